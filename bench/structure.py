@@ -27,8 +27,7 @@ from bench import arguments
 from bench.machine import describe_machine
 from bench.tiny import build_half_billion_model, build_tiny_model
 from gateway.config.model_folders import DEMO_FOLDER
-from protocol.prompts import TextPrompt
-from protocol.requests import Constraint, Generate, Sampling
+from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
 from worker.engines.limits import Context

@@ -1,14 +1,141 @@
-"""What a worker says of requests."""
+"""What a worker says of requests: the parts of their answers, in the form of no API."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from protocol.message import Message
-from protocol.parts import AnswerPart
-from protocol.tokens import TokenId
+from protocol.message import Message, TokenId
+
+
+class Part(Struct, frozen=True, array_like=True):
+    """Base of the parts. Positional on the wire: most bytes of an answer are these."""
+
+    @property
+    def size(self) -> int:
+        """Characters and bytes that it has, and one for itself."""
+        return 1
+
+
+class Text(Part, frozen=True, tag="t"):
+    """The next characters of the answer itself."""
+
+    text: str
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.text)
+
+
+class Reasoning(Part, frozen=True, tag="r"):
+    """The next characters of what the model thinks before it answers."""
+
+    text: str
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.text)
+
+
+class ToolCall(Part, frozen=True, tag="c"):
+    """The next characters of one call's arguments, a JSON object in the end.
+
+    Calls are numbered from 0 as they begin; the first part of each has its `name`.
+    """
+
+    index: int
+    arguments: str
+    name: str | None = None
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.arguments) + len(self.name or "")
+
+
+class Alternative(Struct, frozen=True, array_like=True):
+    """A token that could have been, as the bytes of its text."""
+
+    text: bytes
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token that was chosen, the natural logarithm of its probability before any setting of the
+    sampling changed it, and the most probable ones in its place, best first.
+    """
+
+    text: bytes
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+class Logprobs(Part, frozen=True, tag="p"):
+    """Of some tokens. Their text may come later."""
+
+    tokens: tuple[TokenLogprob, ...]
+
+    @property
+    def size(self) -> int:
+        return 1 + sum(
+            1 + len(each.text) + sum(1 + len(other.text) for other in each.top)
+            for each in self.tokens
+        )
+
+
+class PromptToken(Struct, frozen=True, array_like=True):
+    """A token of the prompt, as `TokenLogprob`. None: nothing came before the first one."""
+
+    text: bytes
+    logprob: float | None
+    top: tuple[Alternative, ...] = ()
+
+
+class PromptLogprobs(Part, frozen=True, tag="q"):
+    """Of the prompt's tokens from the one numbered `begin` on, before the first token of the
+    answer. A long prompt has several; if a worker is lost meanwhile, the next one begins at 0.
+    """
+
+    begin: int
+    tokens: tuple[PromptToken, ...]
+
+
+AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs | PromptLogprobs
+
+
+def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The same answer in as few parts: neighbours of one kind become one, and all log probabilities
+    one part behind the others.
+    """
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts
+    texts = [each.text for each in parts if isinstance(each, Text)]
+    if texts and len(texts) == len(parts):
+        # What matching would find, in a third of its time: it is done for every token.
+        return [Text("".join(texts))]
+    together: list[AnswerPart] = []
+    logprobs: list[TokenLogprob] = []
+    for part in parts:
+        last = together[-1] if together else None
+        match last, part:
+            case _, Logprobs(tokens):
+                logprobs += tokens
+            case Text(before), Text(after):
+                together[-1] = Text(before + after)
+            case Reasoning(before), Reasoning(after):
+                together[-1] = Reasoning(before + after)
+            case ToolCall(index, before, name), ToolCall(other, after, None) if index == other:
+                together[-1] = ToolCall(index, before + after, name)
+            case PromptLogprobs(begin, prompt), PromptLogprobs(next_begin, more) if (
+                begin + len(prompt) == next_begin
+            ):
+                together[-1] = PromptLogprobs(begin, prompt + more)
+            case _:
+                together.append(part)
+    return [*together, Logprobs(tuple(logprobs))] if logprobs else together
+
 
 # Half a megabyte: well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17

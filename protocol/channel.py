@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
-from protocol.codec import MAX_GATEWAY_FRAME_BYTES, MAX_WORKER_FRAME_BYTES
+from protocol.messages import MAX_GATEWAY_FRAME_BYTES, MAX_WORKER_FRAME_BYTES
 
 # With the frame limits these bound what a silent or flooding peer can make the other side hold.
 _FROM_WORKER_MESSAGES: Final = 64

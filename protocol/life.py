@@ -1,15 +1,70 @@
-"""A worker's life: its hello, its load, its heart, its end."""
+"""A worker's life in messages: hello, load, memory, heartbeat, move to another gateway, end."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from protocol.memory import Bound, MlxMemory
 from protocol.message import Message
 from protocol.ranks import Ranks
 from protocol.requests import SamplingDefaults
+
+
+class MlxMemory(Struct, frozen=True, kw_only=True):
+    """MLX's own account of its allocations, in bytes."""
+
+    active_bytes: int = 0
+    cache_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Bound(Struct, frozen=True):
+    """The most that a process can get at present, whoever gives it back: in bytes, and as tokens of
+    one sequence (None: nobody could tell). `reason` is a sentence that says why it is no more.
+    """
+
+    bytes: int
+    tokens: int | None
+    reason: str
+
+
+class Limit(Message, frozen=True, tag="limit"):
+    """The process may hold so much from now on: more was lent, or some of it is called back. Its
+    bound may be another, too.
+
+    It is obeyed between two steps, and answered by a `Need` with this limit and with the context
+    that follows from the bound. Sequences that wait for more than the bound fail.
+    """
+
+    limit_bytes: int
+    beside_bytes: int
+    bound: Bound | None = None
+
+
+class Need(Message, frozen=True, tag="need"):
+    """What the worker could use, as limits of its process in bytes; 0 while it has nothing to do.
+
+    It keeps to `limit_bytes`, and takes no new sequence longer than `context_tokens`. `used_bytes`
+    holds what runs now; with `wanted_bytes` everything that waits could run too; with less than
+    `least_bytes` not even its first sequence can. `held` are the sequences that wait for memory
+    alone. `prompt` numbers the prompt that its first sequence is computing, over several steps; 0
+    if it computes none.
+
+    The prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`: bytes of its
+    own, not limits.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+    wanted_bytes: int
+    least_bytes: int
+    held: int
+    context_tokens: int
+    prompt: int = 0
+    cache_bytes: int = 0
+    cache_wanted_bytes: int = 0
+
 
 # What a model makes of a text.
 Ability: TypeAlias = Literal["text", "embedding", "score"]
@@ -147,3 +202,45 @@ class RankLost(Message, frozen=True, tag="rank-lost"):
     """Rank 0 hears nothing of this one any more, and ends."""
 
     rank: int
+
+
+class Move(Message, frozen=True, tag="move"):
+    """Another gateway, the process `parent`, is about to take this worker over: it listens at
+    `address`, and `key` opens its channel. Answered by `Moved`.
+    """
+
+    address: str
+    key: bytes
+    parent: int
+
+
+class Moved(Message, frozen=True, tag="moved"):
+    """All that was to be said here has been said."""
+
+
+class Settle(Message, frozen=True, tag="settle"):
+    """The next gateway's first word: from now on it is the worker's only one, and its parent."""
+
+
+class Stay(Message, frozen=True, tag="stay"):
+    """The next gateway didn't come up: everything is as it was before `Move`."""
+
+
+# mlx-lm's caches grow by so many tokens at once.
+CACHE_STEP_TOKENS: Final = 256
+# A layer whose cache grows, or is merged with another, exists as it was, as it will be, and once
+# more while the new entries are written into it. MLX computes some layers ahead of what it has
+# freed: peaks of 2.5 to 2.8 times the caches were measured with two layers on the CPU.
+_LAYERS_IN_FLIGHT: Final = 4
+_COPIES: Final = 2.0
+
+
+def peak_share(layers: int) -> float:
+    """The peak of a batch's caches in a step, as a multiple of what they take after it."""
+    return 1.0 + _COPIES * min(_LAYERS_IN_FLIGHT, layers) / max(layers, 1)
+
+
+LARGEST_CHUNK_TOKENS: Final = 2048
+# A CPU gains nothing from longer ones, and its attention writes out a score for every pair of a
+# chunk's token and an earlier one.
+LARGEST_CHUNK_TOKENS_ON_CPU: Final = 256

@@ -12,7 +12,9 @@ other channel, or this one `Stay`: nothing is lost in between, and nothing said 
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
 
 from protocol.answers import Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
@@ -20,18 +22,22 @@ from protocol.life import (
     Drain,
     Heartbeat,
     Hello,
+    Limit,
     Load,
     LoadFailed,
     LoadProgress,
+    Move,
+    Moved,
+    Need,
     PromptCacheCleared,
     RankLost,
     Ready,
+    Settle,
+    Stay,
     Stop,
 )
-from protocol.memory import Limit, Need
-from protocol.moves import Move, Moved, Settle, Stay
+from protocol.message import Message, digest
 from protocol.requests import Cancel, Embed, Generate
-from protocol.shape import digest
 
 GatewayMessage: TypeAlias = (
     Load
@@ -68,3 +74,88 @@ _MEANING: Final = 6
 
 # An installation may change under a gateway that runs: its new workers must not be misunderstood.
 PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"
+
+
+# A worker's frame holds some steps of text. A gateway's frame holds a whole prompt.
+MAX_WORKER_FRAME_BYTES: Final = 1 << 20
+MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26
+
+# msgspec quotes what the peer sent, which may be as long as the frame.
+_LONGEST_DETAIL: Final = 160
+
+T = TypeVar("T")
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a message of this protocol version."""
+
+
+class VersionError(ProtocolError):
+    """The peer says so itself: it speaks another version."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_worker_decoder: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
+_gateway_decoder: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
+_anything_decoder = msgspec.msgpack.Decoder()
+
+
+def encode(message: Message) -> bytes:
+    """One message as one frame.
+
+    Raises:
+        ProtocolError: it is larger than any that a worker takes.
+    """
+    frame = _encoder.encode(message)
+    _check_size(frame, MAX_GATEWAY_FRAME_BYTES)
+    return frame
+
+
+def decode_from_worker(frame: bytes) -> WorkerMessage:
+    """Read a frame that a worker sent.
+
+    Raises:
+        ProtocolError: oversized, truncated, malformed, unknown, or of another protocol version.
+    """
+    message = _decode(_worker_decoder, frame, MAX_WORKER_FRAME_BYTES)
+    if isinstance(message, Hello) and message.protocol_version != PROTOCOL_VERSION:
+        raise _version_mismatch(message.protocol_version)
+    return message
+
+
+def decode_from_gateway(frame: bytes) -> GatewayMessage:
+    """Read a frame that the gateway sent; errors as in `decode_from_worker`."""
+    return _decode(_gateway_decoder, frame, MAX_GATEWAY_FRAME_BYTES)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes, limit_bytes: int) -> T:
+    _check_size(frame, limit_bytes)
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _described(frame, error) from error
+
+
+def _check_size(frame: bytes, limit_bytes: int) -> None:
+    if len(frame) > limit_bytes:
+        raise ProtocolError(f"a frame of {len(frame)} bytes, over the limit of {limit_bytes}")
+
+
+def _described(frame: bytes, error: Exception) -> ProtocolError:
+    """Another version's hello need not have our fields; name the version, not the field."""
+    try:
+        fields = _anything_decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        fields = None
+    if isinstance(fields, dict) and fields.get("type") == "hello":
+        version = fields.get("protocol_version")
+        if version != PROTOCOL_VERSION:
+            return _version_mismatch(version)
+    return ProtocolError(f"an unreadable frame of {len(frame)} bytes: {error!s:.{_LONGEST_DETAIL}}")
+
+
+def _version_mismatch(version: object) -> VersionError:
+    return VersionError(
+        f"it speaks protocol version {version!s:.20}, this side speaks {PROTOCOL_VERSION}: "
+        "both must come from the same installation of Bulkhead"
+    )

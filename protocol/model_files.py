@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,7 +14,7 @@ _LENGTH_BYTES: Final = 8
 # Many times what published models have.
 LARGEST_CONFIG_BYTES: Final = 4 << 20
 _LARGEST_HEADER_BYTES: Final = 32 << 20
-LARGEST_BYTES: Final = 64 << 20
+LARGEST_FILE_BYTES: Final = 64 << 20
 # What is parsed takes up to 100 bytes for each value, however few it has in the file.
 _MOST_VALUES: Final = 2_000_000
 _LARGEST_TENSOR_BYTES: Final = 1 << 40
@@ -42,7 +43,7 @@ class Header(NamedTuple):
     file_bytes: int
 
 
-def read_file(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
+def read_file(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> bytes:
     """
     Raises:
         OSError
@@ -51,7 +52,7 @@ def read_file(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
     return _read(path, 0, most_bytes)
 
 
-def read_table(path: Path, most_bytes: int = LARGEST_BYTES) -> dict[str, Any]:
+def read_table(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
@@ -146,3 +147,32 @@ def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> byt
 def _open_at_once(path: str, flags: int) -> int:
     """A pipe would wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+# Values of model_type whose module in mlx-embeddings has another name, or the same.
+ENCODERS: Final = {
+    "bert": "bert",
+    "roberta": "xlm_roberta",
+    "xlm-roberta": "xlm_roberta",
+    "camembert": "xlm_roberta",
+    "modernbert": "modernbert",
+    # mlx-embeddings has none of these; named here, they are refused for what they are.
+    "albert": "",
+    "deberta-v2": "",
+    "distilbert": "",
+    "electra": "",
+    "gte": "",
+    "mpnet": "",
+    "new": "",
+    "nomic_bert": "",
+}
+# Decoders by their name, which the files turn into encoders.
+_TURNED: Final = {"gemma3_text": "gemma3_text"}
+
+
+def encoder_of(config: Mapping[str, Any]) -> str | None:
+    """The module of an encoder, empty if there is none; None: it is no encoder."""
+    kind = config.get("model_type")
+    if config.get("use_bidirectional_attention") and kind in _TURNED:
+        return _TURNED[kind]
+    return ENCODERS.get(kind) if isinstance(kind, str) else None

@@ -1,15 +1,85 @@
-"""What is asked of a worker that is ready."""
+"""What is asked of a worker that is ready: prompts, pictures, and what to do with them."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from protocol.message import Message
-from protocol.prompts import Prompt, TextPrompt, TokenPrompt
-from protocol.tokens import TokenId
+from protocol.message import Message, TokenId
+
+# Encoded, all of one request: what a body of 32 MiB can hold in base64. With the texts it is within
+# one frame.
+MOST_PICTURE_BYTES: Final = 24 << 20
+MOST_PICTURES: Final = 64
+# As their headers say, all of one request; the largest sensors of telephones have 50 million.
+MOST_PIXELS: Final = 64_000_000
+# Of one picture, as a model gets it: larger ones are made smaller. OpenAI does so, too.
+MOST_SEEN_PIXELS: Final = 2048 * 2048
+
+
+class Picture(Struct, frozen=True):
+    """A file's bytes, before so many characters of its message's text. `name` is where its client
+    has put it, for errors.
+    """
+
+    data: bytes
+    at: int
+    name: str
+
+
+class CalledTool(Struct, frozen=True):
+    """A call in a conversation's history. `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatMessage(Struct, frozen=True):
+    """What an assistant thought and called belongs to its message; a tool's result says which call
+    it answers. Pictures are in the order in which they stand in the text.
+    """
+
+    role: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[CalledTool, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    pictures: tuple[Picture, ...] = ()
+
+
+class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
+    """Rendered by the model's chat template, which gets the `template_arguments`, a JSON object as
+    text, too.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    template_arguments: str = ""
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Of all messages, in order."""
+        return tuple(picture for each in self.messages for picture in each.pictures)
+
+
+class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
+    """With a `suffix` the answer is what stands between the two."""
+
+    text: str
+    suffix: str | None = None
+
+
+class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
+    """Ids packed as `protocol.message` does."""
+
+    token_ids: bytes
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
+
 
 # To a token, as many as OpenAI and vLLM name.
 MOST_ALTERNATIVES = 20

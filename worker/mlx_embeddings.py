@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from protocol.encoders import ENCODERS, encoder_of
+from protocol.model_files import ENCODERS, encoder_of
 from worker.mlx_lm.models import MASKED, known_weights
 
 _SCORING: Final = "ForSequenceClassification"

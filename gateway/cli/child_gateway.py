@@ -16,7 +16,7 @@ import gateway
 from gateway.cli.failure import CommandError
 from gateway.system.log_lines import readable
 from gateway.system.state_dir import StateDir
-from protocol.endpoint import EndpointError, endpoint
+from protocol.message import EndpointError, endpoint
 
 _START_S: Final = 60.0
 _STOP_S: Final = 20.0

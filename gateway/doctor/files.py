@@ -19,7 +19,11 @@ from gateway.doctor.installation import Installation
 from gateway.system.machine import away, denied
 from gateway.system.notation import format_size
 from gateway.system.state_dir import StateDir
-from protocol.endpoint import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
+from protocol.message import (
+    MAX_SOCKET_PATH_BYTES,
+    EndpointError,
+    endpoint,
+)
 
 # A model's log has 30 MB at most, and a gateway has several.
 _LITTLE_BYTES: Final = 1_000_000_000

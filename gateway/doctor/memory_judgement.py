@@ -11,9 +11,8 @@ from msgspec import Struct
 from gateway.memory.estimate.fitting import PROCESS_BYTES
 from gateway.system.memory import BackEnd
 from gateway.system.notation import format_size
-from protocol.errands import Environment
-from protocol.memory import MlxMemory
-from protocol.probe import AttentionPeak, StepTimes
+from protocol.errands import AttentionPeak, Environment, StepTimes
+from protocol.life import MlxMemory
 
 
 class Machine(Struct, frozen=True):

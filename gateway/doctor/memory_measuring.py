@@ -37,11 +37,10 @@ from gateway.doctor.memory_judgement import (
 from gateway.system.memory import BackEnd, back_end, footprint, host_memory, wired_limit_mb
 from gateway.system.memory_reading import FootprintError, HostError
 from gateway.workers.process import WORKER, worker_environment
-from protocol.errands import Environment
-from protocol.memory import MlxMemory
-from protocol.probe import (
+from protocol.errands import (
     AttentionPeak,
     Drop,
+    Environment,
     Hold,
     Import,
     Imported,
@@ -51,6 +50,7 @@ from protocol.probe import (
     TimeSteps,
     Trim,
 )
+from protocol.life import MlxMemory
 
 T = TypeVar("T", bound=Struct)
 

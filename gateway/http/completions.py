@@ -31,11 +31,22 @@ from gateway.requests.choices import Choice as WholeChoice
 from gateway.requests.choices import only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
-from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, PromptLogprobs, PromptToken, Text, TokenLogprob
-from protocol.prompts import Prompt, TextPrompt, TokenPrompt
-from protocol.requests import Generate
-from protocol.tokens import LARGEST_TOKEN_ID, pack
+from protocol.answers import (
+    AnswerPart,
+    FinishReason,
+    PromptLogprobs,
+    PromptToken,
+    Text,
+    TokenLogprob,
+    Usage,
+)
+from protocol.message import LARGEST_TOKEN_ID, pack
+from protocol.requests import (
+    Generate,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 
 _MOST_TOKENS: Final = 2_000_000
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)

@@ -12,9 +12,8 @@ from gateway.http.bodies import ABSENT, NOT_GIVEN, given
 from gateway.http.parameters import Place, check_supported, refusing
 from gateway.system.refusal import Refusal
 from protocol.answers import RequestField
-from protocol.prompts import Prompt
-from protocol.requests import Constraint, Generate, Sampling
-from protocol.tokens import LARGEST_TOKEN_ID
+from protocol.message import LARGEST_TOKEN_ID
+from protocol.requests import Constraint, Generate, Prompt, Sampling
 
 # What clients call as the worker does.
 _SAME_NAMES: Final[tuple[RequestField, ...]] = (

@@ -22,8 +22,7 @@ from gateway.models.lifecycle import State
 from gateway.requests.request import Request, Terms
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Fault
-from protocol.prompts import TextPrompt
-from protocol.requests import Embed, Generate, Sampling, Task
+from protocol.requests import Embed, Generate, Sampling, Task, TextPrompt
 
 _DEEP_DEADLINE_S: Final = 10.0
 _DEGRADED: Final = (State.FAILED, State.BACKOFF)

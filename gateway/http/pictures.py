@@ -21,7 +21,7 @@ from gateway.http.bodies import beside_the_loop
 from gateway.requests.share import Share
 from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
-from protocol.pictures import MOST_BYTES, MOST_PICTURES
+from protocol.requests import MOST_PICTURE_BYTES, MOST_PICTURES
 
 if TYPE_CHECKING:
     from gateway.http.remote_pictures import Remote
@@ -163,7 +163,7 @@ class PictureReader:
         found: list[bytes] = []
         deadline = asyncio.get_running_loop().time() + _FETCHED_S
         for source in sources:
-            left_bytes = MOST_BYTES - sum(map(len, found))
+            left_bytes = MOST_PICTURE_BYTES - sum(map(len, found))
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             try:
                 data = await self._read(source.url, settings, left_bytes, left_s)

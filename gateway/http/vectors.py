@@ -27,8 +27,7 @@ from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 from protocol.answers import RequestField, Usage
-from protocol.prompts import TextPrompt
-from protocol.requests import Embed
+from protocol.requests import Embed, TextPrompt
 
 # OpenAI's bound.
 MOST_INPUTS: Final = 2048

@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.memory.estimate.caches import language_of
-from protocol.encoders import encoder_of
-from protocol.model_files import read_config, read_file, read_header, read_table
+from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from gateway.system.memory_reading import Pressure
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from protocol.memory import Bound
+from protocol.life import Bound
 
 # What is learned again and again differs by less.
 _SAME: Final = 0.05

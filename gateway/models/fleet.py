@@ -38,7 +38,7 @@ from gateway.workers.remote_host import Hosts
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
-from protocol.endpoint import endpoint
+from protocol.message import endpoint
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,11 @@ from gateway.system.clock import present_clock
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.workers.worker import Worker
-from protocol.memory import Bound, Limit, Need
+from protocol.life import (
+    Bound,
+    Limit,
+    Need,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from gateway.models.compartment import Compartment
 from gateway.system.lane import HangsError, Lane
 from gateway.system.tasks import Tasks
 from protocol.life import PromptCacheDisk
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store.store import PromptStore
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from protocol.life import (
     Load,
     LoadFailed,
     LoadProgress,
+    Need,
     PromptCacheCleared,
     Ready,
 )
-from protocol.memory import Need
 from protocol.messages import WorkerMessage
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,13 @@ import msgspec
 from msgspec import Struct
 
 from gateway.requests.request import Piece, Request, Shortcut, Terms
-from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, Text, merged
+from protocol.answers import (
+    AnswerPart,
+    FinishReason,
+    Text,
+    Usage,
+    merged,
+)
 from protocol.requests import Generate
 
 _NOTHING: Final = Usage(0, 0)

@@ -9,9 +9,20 @@ import msgspec
 from msgspec import Struct
 
 from protocol.answers import Embedded
-from protocol.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from protocol.requests import Embed, Generate, Task
-from protocol.tokens import BYTES_PER_TOKEN, pack, unpack
+from protocol.message import (
+    BYTES_PER_TOKEN,
+    pack,
+    unpack,
+)
+from protocol.requests import (
+    ChatPrompt,
+    Embed,
+    Generate,
+    Prompt,
+    Task,
+    TextPrompt,
+    TokenPrompt,
+)
 
 # A worker that dies again within so many tokens has died of this request.
 SUSPECT_TOKENS: Final = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.requests.progress import SUSPECT_TOKENS
 from gateway.system.refusal import Refusal
-from protocol.codec import MAX_GATEWAY_FRAME_BYTES
 from protocol.life import Ability
+from protocol.messages import MAX_GATEWAY_FRAME_BYTES
 
 
 def queue_full(model_id: str, depth: int, retry_after_s: int) -> Refusal:

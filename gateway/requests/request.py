@@ -12,10 +12,17 @@ from msgspec import Struct
 from gateway.requests.progress import ProgressState, RequestProgress, Vectors, likely_tokens
 from gateway.requests.use import Timing
 from gateway.system.refusal import Refusal
-from protocol.answers import Delta, Embedded, FinishReason, RequestFailed, RequestField, Usage
-from protocol.parts import AnswerPart, merged
-from protocol.prompts import ChatPrompt
-from protocol.requests import Embed, Generate, SamplingDefaults, Task
+from protocol.answers import (
+    AnswerPart,
+    Delta,
+    Embedded,
+    FinishReason,
+    RequestFailed,
+    RequestField,
+    Usage,
+    merged,
+)
+from protocol.requests import ChatPrompt, Embed, Generate, SamplingDefaults, Task
 
 
 class Piece(Struct, frozen=True):

@@ -17,9 +17,9 @@ from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
 from protocol.answers import Embedded, Output, Rendered, RequestFailed
-from protocol.codec import ProtocolError
 from protocol.life import Ability
 from protocol.message import Message
+from protocol.messages import ProtocolError
 from protocol.requests import Cancel, Embed, SamplingDefaults
 
 

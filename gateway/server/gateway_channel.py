@@ -24,7 +24,7 @@ from gateway.requests.request import RequestState
 from gateway.system.events import Event
 from gateway.system.refusal import RefusalState
 from protocol.answers import Delta, Embedded, Usage
-from protocol.shape import digest
+from protocol.message import digest
 
 
 class HandoverMessage(Struct, frozen=True, kw_only=True, tag_field="type"):

@@ -37,8 +37,8 @@ from gateway.server.relay import Relay
 from gateway.system.clock import present_clock
 from gateway.system.lane import start_thread
 from gateway.system.refusal import Refusal
+from protocol.life import Move
 from protocol.messages import PROTOCOL_VERSION
-from protocol.moves import Move
 
 # Has the descriptor of its socket: only a gateway that is replaced sets it.
 SUCCEEDS: Final = "BULKHEAD_SUCCEEDS"

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from gateway.system.notation import url
 from gateway.system.state_file import make_folder, no_files, read_state, untrusted, write_state
-from protocol.endpoint import EndpointError, endpoint
+from protocol.message import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
 # Log files that are no model's.

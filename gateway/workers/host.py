@@ -25,7 +25,7 @@ from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.process import ExitStatus, ProcessOrder, WorkerProcess
 from gateway.workers.worker_log import ProcessLog, RankLog, WorkerLog
 from protocol.messages import PROTOCOL_VERSION
-from protocol.signals import DUMP_STACKS
+from protocol.process import DUMP_STACKS
 
 # The name of the gateway's own.
 THIS_MACHINE: Final = "this machine"

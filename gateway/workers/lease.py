@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gateway.workers import ladder
 from gateway.workers.ladder import LadderStep
-from protocol.grace import grace_s
+from protocol.process import grace_s
 
 # A link that was closed, by a gateway that died above all, has so long to come back.
 RECONNECT_S: Final = 1.0

@@ -14,10 +14,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, gateway_side, new_keys
-from protocol.codec import ProtocolError, decode_from_worker, encode
-from protocol.endpoint import endpoint
-from protocol.message import Message
-from protocol.messages import WorkerMessage
+from protocol.message import Message, endpoint
+from protocol.messages import (
+    ProtocolError,
+    WorkerMessage,
+    decode_from_worker,
+    encode,
+)
 
 # An engine sends one message a step, and no model makes a thousand steps a second.
 MESSAGES_PER_S: Final = 5000

@@ -25,7 +25,7 @@ from gateway.system.memory import BackEnd, back_end
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify, send
 from gateway.workers.leftovers import WorkerRecord, WorkerRecords
 from gateway.workers.worker_log import OutputPipe, ProcessLog, WorkerLog
-from protocol.process_exit import ProcessExit
+from protocol.process import ProcessExit
 
 WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
 

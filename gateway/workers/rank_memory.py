@@ -17,8 +17,17 @@ from typing import Final, TypeVar
 import msgspec
 
 from gateway.system.notation import format_size
-from protocol.life import Heartbeat, Load, LoadProgress, PromptCacheCleared, Ready
-from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.life import (
+    Bound,
+    Heartbeat,
+    Limit,
+    Load,
+    LoadProgress,
+    MlxMemory,
+    Need,
+    PromptCacheCleared,
+    Ready,
+)
 from protocol.message import Message
 
 # More is asked for before it is missing: a sequence that has no room begins anew.

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from gateway.system.memory_reading import Footprint
 from protocol.answers import Embedded, Output
-from protocol.life import Ability, Heartbeat, Ready
-from protocol.memory import MlxMemory, Need
+from protocol.life import Ability, Heartbeat, MlxMemory, Need, Ready
 from protocol.messages import WorkerMessage
 from protocol.requests import SamplingDefaults
 

@@ -28,21 +28,23 @@ from gateway.workers.rank_group import Loss
 from gateway.workers.report import MemoryState, PromptClears, WorkerMemory, WorkerReport
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys
-from protocol.codec import ProtocolError, VersionError
 from protocol.life import (
     Ability,
     ClearPromptCache,
+    Limit,
     Load,
+    Move,
+    Moved,
     PromptCacheCleared,
     RankLost,
+    Settle,
+    Stay,
     Stop,
 )
-from protocol.memory import Limit
 from protocol.message import Message
-from protocol.messages import WorkerMessage
-from protocol.moves import Move, Moved, Settle, Stay
+from protocol.messages import ProtocolError, VersionError, WorkerMessage
+from protocol.process import DUMP_STACKS
 from protocol.requests import SamplingDefaults
-from protocol.signals import DUMP_STACKS
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ KEY_BYTES: Final = 16
 
 
 class Entry(Struct, frozen=True):
-    """A block follows its parent's tokens with `token_ids`, packed as `protocol.tokens` does.
+    """A block follows its parent's tokens with `token_ids`, packed as `protocol.message` does.
 
     Both keys have `KEY_BYTES` bytes and are digests of all that the payload depends on: model,
     format, and every token up to the end of the block. A parent need not be stored: the first

@@ -19,8 +19,7 @@ from gateway.doctor.memory_check import BEGIN, END, CheckPart, MemoryCheck, look
 from gateway.doctor.memory_judgement import ReportLine
 from gateway.doctor.memory_measuring import Probe, ProbeError
 from gateway.system.memory import footprint
-from protocol.memory import MlxMemory
-from protocol.probe import (
+from protocol.errands import (
     AttentionPeak,
     Drop,
     Hold,
@@ -31,6 +30,7 @@ from protocol.probe import (
     TimeSteps,
     Trim,
 )
+from protocol.life import MlxMemory
 from tests.cli.terminal import bulkhead
 
 MB = 10**6

@@ -30,9 +30,8 @@ from gateway.doctor.memory_judgement import (
     judge_working_set,
 )
 from gateway.system.memory import BackEnd
-from protocol.errands import Environment
-from protocol.memory import MlxMemory
-from protocol.probe import AttentionPeak, StepTimes
+from protocol.errands import AttentionPeak, Environment, StepTimes
+from protocol.life import MlxMemory
 
 GB = 10**9
 MB = 10**6

@@ -13,9 +13,8 @@ import psutil
 import pytest
 import zmq
 
-from protocol.codec import encode
-from protocol.life import Heartbeat
-from protocol.memory import MlxMemory
+from protocol.life import Heartbeat, MlxMemory
+from protocol.messages import encode
 from tests.cli.terminal import bulkhead, read_until, started
 from tests.support.faults import interpreter, sitecustomize, wrapped_python
 from tests.support.gateway import START_S, Gateway, eventually

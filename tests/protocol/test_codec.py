@@ -8,49 +8,75 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.answers import Delta, Embedded, Output, Rendered, RequestFailed, Usage
-from protocol.codec import (
-    MAX_GATEWAY_FRAME_BYTES,
-    MAX_WORKER_FRAME_BYTES,
-    ProtocolError,
-    VersionError,
-    decode_from_gateway,
-    decode_from_worker,
-    encode,
+from protocol.answers import (
+    Alternative,
+    Delta,
+    Embedded,
+    Logprobs,
+    Output,
+    PromptLogprobs,
+    PromptToken,
+    Reasoning,
+    Rendered,
+    RequestFailed,
+    Text,
+    TokenLogprob,
+    ToolCall,
+    Usage,
 )
 from protocol.life import (
+    Bound,
     ClearPromptCache,
     Device,
     Drain,
     Heartbeat,
     Hello,
+    Limit,
     Load,
     LoadFailed,
     LoadProgress,
+    MlxMemory,
+    Move,
+    Moved,
+    Need,
     PromptCacheCleared,
     PromptCacheDisk,
     RankLost,
     Ready,
+    Settle,
+    Stay,
     Stop,
 )
-from protocol.memory import Bound, Limit, MlxMemory, Need
-from protocol.message import Message
-from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
-from protocol.moves import Move, Moved, Settle, Stay
-from protocol.parts import (
-    Alternative,
-    Logprobs,
-    PromptLogprobs,
-    PromptToken,
-    Reasoning,
-    Text,
-    TokenLogprob,
-    ToolCall,
+from protocol.message import (
+    LARGEST_TOKEN_ID,
+    Message,
+    pack,
+    unpack,
 )
-from protocol.pictures import Picture
-from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from protocol.requests import Cancel, Embed, Generate, Sampling, SamplingDefaults
-from protocol.tokens import LARGEST_TOKEN_ID, pack, unpack
+from protocol.messages import (
+    MAX_GATEWAY_FRAME_BYTES,
+    MAX_WORKER_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    GatewayMessage,
+    ProtocolError,
+    VersionError,
+    WorkerMessage,
+    decode_from_gateway,
+    decode_from_worker,
+    encode,
+)
+from protocol.requests import (
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Embed,
+    Generate,
+    Picture,
+    Sampling,
+    SamplingDefaults,
+    TextPrompt,
+    TokenPrompt,
+)
 
 _LONGEST_SENTENCE = 1000
 

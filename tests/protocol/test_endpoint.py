@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.endpoint import MAX_SOCKET_PATH_BYTES, EndpointError, endpoint
+from protocol.message import (
+    MAX_SOCKET_PATH_BYTES,
+    EndpointError,
+    endpoint,
+)
 
 
 def _path_of(length_bytes: int, character: str = "x") -> Path:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.parts import AnswerPart, Logprobs, Reasoning, Text, TokenLogprob, ToolCall, merged
+from protocol.answers import (
+    AnswerPart,
+    Logprobs,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    ToolCall,
+    merged,
+)
 
 _A = Logprobs((TokenLogprob(b"a", -1.0),))
 _B = Logprobs((TokenLogprob(b"b", -2.0),))

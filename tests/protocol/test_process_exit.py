@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from protocol.process_exit import ProcessExit
+from protocol.process import ProcessExit
 
 
 def test_the_end_comes_before_anybody_has_reaped_it() -> None:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Meta, Struct, defstruct
 
+from protocol.message import digest
 from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
-from protocol.shape import digest
 
 
 def _sample(

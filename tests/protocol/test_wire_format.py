@@ -9,50 +9,71 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict, fields
 
-from protocol.answers import Delta, Embedded, Output, Rendered, RequestFailed, Usage
-from protocol.codec import decode_from_gateway, decode_from_worker, encode
+from protocol.answers import (
+    Alternative,
+    Delta,
+    Embedded,
+    Logprobs,
+    Output,
+    PromptLogprobs,
+    PromptToken,
+    Reasoning,
+    Rendered,
+    RequestFailed,
+    Text,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+)
 from protocol.life import (
+    Bound,
     ClearPromptCache,
     Device,
     Drain,
     Heartbeat,
     Hello,
+    Limit,
     Load,
     LoadFailed,
     LoadProgress,
+    MlxMemory,
+    Move,
+    Moved,
+    Need,
     PromptCacheCleared,
     PromptCacheDisk,
     RankLost,
     Ready,
+    Settle,
+    Stay,
     Stop,
 )
-from protocol.memory import Bound, Limit, MlxMemory, Need
-from protocol.message import Message
-from protocol.messages import PROTOCOL_VERSION, GatewayMessage, WorkerMessage
-from protocol.moves import Move, Moved, Settle, Stay
-from protocol.parts import (
-    Alternative,
-    Logprobs,
-    PromptLogprobs,
-    PromptToken,
-    Reasoning,
-    Text,
-    TokenLogprob,
-    ToolCall,
+from protocol.message import Message, pack
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    GatewayMessage,
+    WorkerMessage,
+    decode_from_gateway,
+    decode_from_worker,
+    encode,
 )
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from protocol.ranks import Ranks
 from protocol.requests import (
+    CalledTool,
     Cancel,
+    ChatMessage,
+    ChatPrompt,
     Constraint,
     Embed,
     Generate,
+    Picture,
+    Prompt,
     Sampling,
     SamplingDefaults,
+    TextPrompt,
+    TokenPrompt,
     Tools,
 )
-from protocol.tokens import pack
 
 MEMORY = MlxMemory(active_bytes=1 << 40, cache_bytes=7, peak_bytes=(1 << 40) + 1)
 SAMPLING = Sampling(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protocol.parts import AnswerPart, Text
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling
+from protocol.answers import AnswerPart, Text
+from protocol.requests import Generate, Sampling, TextPrompt
 from worker.text.format import AnswerFormat
 from worker.text.stream import AnswerStream, answer_stream
 

@@ -18,7 +18,7 @@ def shortened(
     return sitecustomize(
         folder,
         f"""
-        import contextlib, sys
+        import sys
         def limit_files(most):
             import resource
             from gateway.system import machine
@@ -27,12 +27,11 @@ def shortened(
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         if not in_worker() and {{"serve", "agent"}} & set(sys.orig_argv):
             {limit}
-            with contextlib.suppress(ImportError):
-                from gateway.http.connection import door, reception
-                for doing in reception.Doing:
-                    if doing is not reception.Doing.SERVED:
-                        reception._ALLOWED_S[doing] = {seconds}
-                reception.UNREAD_S = {seconds}
-                door.ALL_BODIES_BYTES = {bodies_bytes}
+            from gateway.http.connection import limits
+            for doing in limits.Doing:
+                if doing is not limits.Doing.SERVED:
+                    limits._ALLOWED_S[doing] = {seconds}
+            limits.UNREAD_S = {seconds}
+            limits.ALL_BODIES_BYTES = {bodies_bytes}
         """,
     )

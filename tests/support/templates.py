@@ -9,8 +9,12 @@ from typing import Any
 
 from mlx_lm.utils import load_tokenizer
 
-from protocol.prompts import CalledTool, ChatMessage, ChatPrompt
-from protocol.requests import Tools
+from protocol.requests import (
+    CalledTool,
+    ChatMessage,
+    ChatPrompt,
+    Tools,
+)
 from tests.support.shapes import DEMO
 from worker.text.template import ChatTemplate
 

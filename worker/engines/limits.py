@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import mlx.core as mx
 
 from protocol.answers import RequestFailed, RequestField
-from protocol.memory import Bound
+from protocol.life import Bound
 from worker.engines.room import CacheRoom
 from worker.engines.sequence import Sequence
 from worker.system.errors import PromptError

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from protocol.chunks import LARGEST_TOKENS
+from protocol.life import LARGEST_CHUNK_TOKENS
 
 _SMALLEST: Final = 16
 _FIRST: Final = 64
@@ -52,7 +52,10 @@ class PrefillPace:
     """
 
     def __init__(
-        self, largest: int = LARGEST_TOKENS, alone_s: float = 1.0, beside_decoding_s: float = 0.2
+        self,
+        largest: int = LARGEST_CHUNK_TOKENS,
+        alone_s: float = 1.0,
+        beside_decoding_s: float = 0.2,
     ) -> None:
         """`largest` is the most tokens over all rows, a power of two."""
         self._largest = largest

@@ -9,8 +9,12 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
-from protocol.caches import STEP_TOKENS, peak_share
-from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+from protocol.life import (
+    CACHE_STEP_TOKENS,
+    LARGEST_CHUNK_TOKENS,
+    LARGEST_CHUNK_TOKENS_ON_CPU,
+    peak_share,
+)
 from worker.mlx_lm.caches import bytes_of, make_caches
 
 _STEP_BYTES: Final = 64_000_000
@@ -32,8 +36,8 @@ class CacheSizes(NamedTuple):
 
     def batch_bytes(self, rows: int, longest_tokens: int) -> int:
         """The bytes of a batch's caches."""
-        steps = -(-longest_tokens // STEP_TOKENS)
-        return rows * (steps * STEP_TOKENS * self.token_bytes + self.row_bytes)
+        steps = -(-longest_tokens // CACHE_STEP_TOKENS)
+        return rows * (steps * CACHE_STEP_TOKENS * self.token_bytes + self.row_bytes)
 
 
 NO_CACHES = CacheSizes(0, 0, 1.0)
@@ -73,7 +77,7 @@ class CacheRoom:
         sizes = [each for each in batches if each.rows]
         longest_tokens = max((each.longest_tokens for each in sizes), default=0)
         # In steps, as caches grow. Otherwise each token would change the figure.
-        longest_tokens = -(-longest_tokens // STEP_TOKENS) * STEP_TOKENS
+        longest_tokens = -(-longest_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
         resting = [self.shape.batch_bytes(*each) for each in sizes]
         return (
             self.fixed_bytes
@@ -106,23 +110,23 @@ class CacheRoom:
     @property
     def least_bytes(self) -> int:
         """The limit that one sequence needs, with one step of a cache."""
-        return self._lasting_bytes(STEP_TOKENS)
+        return self._lasting_bytes(CACHE_STEP_TOKENS)
 
     def longest_tokens(self, tokens: int) -> int:
         """The most tokens that can ever run, up to `tokens`, in whole steps of a cache."""
         if self.could_hold(tokens):
             return tokens
         steps = bisect_left(
-            range(1, tokens // STEP_TOKENS + 2),
+            range(1, tokens // CACHE_STEP_TOKENS + 2),
             True,
-            key=lambda step: not self.could_hold(step * STEP_TOKENS),
+            key=lambda step: not self.could_hold(step * CACHE_STEP_TOKENS),
         )
-        return steps * STEP_TOKENS
+        return steps * CACHE_STEP_TOKENS
 
 
 def largest_chunk() -> int:
     """The most tokens of prompts that may be computed at once on MLX's device."""
-    return LARGEST_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_TOKENS
+    return LARGEST_CHUNK_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_CHUNK_TOKENS
 
 
 def step_bytes() -> int:

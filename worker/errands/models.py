@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errands import Examine, Examined, Measure, Measured
-from protocol.prompts import ChatMessage, ChatPrompt
+from protocol.requests import ChatMessage, ChatPrompt
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom
 from worker.engines.room import measure as measure_caches

@@ -11,8 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 import mlx.core as mx
 from msgspec import Struct
 
-from protocol.memory import MlxMemory
-from protocol.probe import (
+from protocol.errands import (
     AttentionPeak,
     Drop,
     Hold,
@@ -24,6 +23,7 @@ from protocol.probe import (
     TimeSteps,
     Trim,
 )
+from protocol.life import MlxMemory
 from worker.errands.errand import Errand
 from worker.mlx_lm.wiring import wiring
 from worker.system.memory import read_device, read_memory, released_memory, trim

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from safetensors import safe_open
 
-from protocol.encoders import encoder_of
+from protocol.model_files import encoder_of
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
 from worker.load.files import (

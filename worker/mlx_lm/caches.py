@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from protocol.caches import STEP_TOKENS
+from protocol.life import CACHE_STEP_TOKENS
 
 # All arrays of these have the tokens on the last axis but one, from the beginning on.
 _GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
@@ -111,7 +111,7 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
         if isinstance(leaf, RotatingKVCache):
             row_bytes += leaf.nbytes * leaf.max_size // leaf.keys.shape[2]
         elif isinstance(leaf, ChunkedKVCache):
-            row_bytes += leaf.nbytes * (leaf.chunk_size + STEP_TOKENS) // leaf.keys.shape[2]
+            row_bytes += leaf.nbytes * (leaf.chunk_size + CACHE_STEP_TOKENS) // leaf.keys.shape[2]
         elif isinstance(leaf, KVCache):
             token_bytes += leaf.nbytes // leaf.keys.shape[2]
         elif isinstance(leaf, QuantizedKVCache):

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from protocol.answers import TOKENS_PER_RENDERED, Delta, Output, Rendered, Usage
-from protocol.parts import AnswerPart, Text, merged
-from protocol.tokens import pack
+from protocol.answers import (
+    TOKENS_PER_RENDERED,
+    AnswerPart,
+    Delta,
+    Output,
+    Rendered,
+    Text,
+    Usage,
+    merged,
+)
+from protocol.message import pack
 
 if TYPE_CHECKING:
     from worker.engines.sequence import Token

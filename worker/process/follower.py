@@ -15,9 +15,8 @@ import traceback
 from types import FrameType
 from typing import Final, NoReturn
 
-from protocol.grace import grace_s
+from protocol.process import DUMP_STACKS, grace_s
 from protocol.ranks import LEFT_ALONE
-from protocol.signals import DUMP_STACKS
 from worker.process.gateway import ParentWatch
 
 logger = logging.getLogger("worker")

@@ -20,11 +20,15 @@ from collections.abc import Callable
 import zmq
 
 from protocol.channel import connect_worker_side
-from protocol.codec import decode_from_gateway, encode
+from protocol.life import (
+    Move,
+    Moved,
+    Settle,
+    Stay,
+)
 from protocol.message import Message
-from protocol.messages import GatewayMessage
-from protocol.moves import Move, Moved, Settle, Stay
-from protocol.process_exit import ProcessExit
+from protocol.messages import GatewayMessage, decode_from_gateway, encode
+from protocol.process import ProcessExit
 
 _POLL_S = 1.0
 

@@ -16,14 +16,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from protocol.answers import Embedded, Output, RequestFailed
-from protocol.grace import grace_s
-from protocol.life import ClearPromptCache, Drain, Heartbeat, Load, LoadFailed, RankLost, Stop
-from protocol.memory import Limit
+from protocol.life import (
+    ClearPromptCache,
+    Drain,
+    Heartbeat,
+    Limit,
+    Load,
+    LoadFailed,
+    RankLost,
+    Stop,
+)
 from protocol.message import Message
-from protocol.prompts import ChatPrompt
+from protocol.process import DUMP_STACKS, grace_s
 from protocol.ranks import LEFT_ALONE
-from protocol.requests import Cancel, Embed, Generate
-from protocol.signals import DUMP_STACKS
+from protocol.requests import Cancel, ChatPrompt, Embed, Generate
 from worker.process.answering import Answering, Outbox, rendered
 from worker.process.gateway import GatewayLink, ParentWatch
 from worker.runtime.engine_thread import (

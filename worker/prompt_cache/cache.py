@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from protocol.prompt_store import Entry
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.prompt_store.entry import Entry
 from worker.prompt_cache.blocks import Block, Cutter, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
 from worker.prompt_cache.lru import LruBlocks

@@ -18,7 +18,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from protocol.prompt_store import Entry, Measured, PromptStore
+from protocol.prompt_store import Measured
+from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.blocks import Block
 
 logger = logging.getLogger("worker")

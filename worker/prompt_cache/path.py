@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from protocol.prompt_store import PromptStore
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.prompt_store.store import PromptStore
 
 # Fewer, and a block's overhead counts; more, and what follows the last whole one, to be computed
 # anew, does.

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from protocol.life import ClearPromptCache, PromptCacheCleared
-from protocol.memory import Bound, Limit, Need
+from protocol.life import (
+    Bound,
+    ClearPromptCache,
+    Limit,
+    Need,
+    PromptCacheCleared,
+)
 from worker.engines.batch import PREFILL_ROWS
 from worker.engines.gpu_failures import GpuRecovery
 from worker.engines.limits import ContextInForce, MemoryLimits

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from protocol.answers import RequestFailed
-from protocol.life import ClearPromptCache, Load, Ready
-from protocol.memory import Limit, MlxMemory
+from protocol.life import ClearPromptCache, Limit, Load, MlxMemory, Ready
 from protocol.message import Message
 from protocol.requests import Embed, Generate
 

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from protocol.answers import RequestFailed, RequestField
-from protocol.prompts import ChatPrompt, TextPrompt, TokenPrompt
-from protocol.requests import Generate, Tools
-from protocol.tokens import BYTES_PER_TOKEN, unpack
+from protocol.message import BYTES_PER_TOKEN, unpack
+from protocol.requests import (
+    ChatPrompt,
+    Generate,
+    TextPrompt,
+    TokenPrompt,
+    Tools,
+)
 from worker.engines.limits import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel

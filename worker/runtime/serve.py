@@ -14,7 +14,7 @@ import mlx.core as mx
 from protocol.answers import RequestFailed
 from protocol.life import Device, Hello, Load, LoadFailed, LoadProgress, Ready
 from protocol.messages import PROTOCOL_VERSION
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches

@@ -17,8 +17,15 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx import nn
 
-from protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
-from protocol.requests import Generate, Sampling, SamplingDefaults
+from protocol.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Prompt,
+    Sampling,
+    SamplingDefaults,
+    TextPrompt,
+)
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches

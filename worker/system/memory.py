@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from protocol.life import Device
-from protocol.memory import MlxMemory
+from protocol.life import Device, MlxMemory
 from worker.mlx_lm.wiring import synchronize, wiring
 
 logger = logging.getLogger("worker")

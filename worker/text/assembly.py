@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.answers import (
+    AnswerPart,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from worker.mlx_lm.text import StopTexts
 
 _Kind: TypeAlias = Literal["text", "reasoning", "arguments"]

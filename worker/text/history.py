@@ -15,8 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import CalledTool, ChatMessage, Picture
 
 _PROBE: Final[list[dict[str, Any]]] = [
     {"role": "system", "content": "probed 1"},

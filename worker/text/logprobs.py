@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from protocol.parts import (
+from protocol.answers import (
     Alternative,
     AnswerPart,
     Logprobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from protocol.parts import AnswerPart, Text
+from protocol.answers import AnswerPart, Text
 from protocol.requests import Generate
 from worker.mlx_lm.detokenizer import Detokenizer, detokenizer_after
 from worker.text.assembly import Assembly

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, TemplateError, meta
 
-from protocol.prompts import ChatMessage, ChatPrompt
-from protocol.requests import Tools
+from protocol.requests import ChatMessage, ChatPrompt, Tools
 from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError
 from worker.text.history import Message, MessageWriter

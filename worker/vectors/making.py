@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from protocol.answers import Embedded, RequestFailed, RequestField
 from protocol.life import Ability
-from protocol.prompts import TextPrompt
-from protocol.requests import Embed
-from protocol.tokens import unpack
+from protocol.message import unpack
+from protocol.requests import Embed, TextPrompt
 from worker.engines.limits import Context
 from worker.engines.room import CacheRoom
 from worker.load.loading import LoadedModel

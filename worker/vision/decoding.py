@@ -9,7 +9,11 @@ from typing import Final
 
 from PIL import Image, ImageOps
 
-from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS, Picture
+from protocol.requests import (
+    MOST_PIXELS,
+    MOST_SEEN_PIXELS,
+    Picture,
+)
 from worker.vision.inputs import UndecodablePictureError
 
 # Pillow knows many more; some of them start other programs, as Ghostscript.

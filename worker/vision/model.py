@@ -16,8 +16,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from protocol.pictures import Picture
-from protocol.prompts import ChatMessage
+from protocol.requests import ChatMessage, Picture
 from worker import mlx_vlm
 from worker.vision.decoding import decode_pictures
 from worker.vision.inputs import PictureInputs, UnusablePicturesError

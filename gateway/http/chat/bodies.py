@@ -15,9 +15,7 @@ from gateway.http.generation import StructuredBody
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
 from gateway.system.refusal import Refusal
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
-from protocol.requests import ToolChoice, Tools
+from protocol.requests import CalledTool, ChatMessage, Picture, ToolChoice, Tools
 
 _PICTURES: Final = ("image_url", "input_image")
 # Each takes some tokens in every template.

@@ -50,8 +50,7 @@ from gateway.requests.choices import Format
 from gateway.requests.request import Request
 from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
-from protocol.prompts import ChatPrompt
-from protocol.requests import Generate
+from protocol.requests import ChatPrompt, Generate
 
 _PATH = "/v1/chat/completions"
 _RETRY_AFTER_S = 1

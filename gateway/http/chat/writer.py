@@ -13,15 +13,16 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.http.answer import DONE, TextEvent, server_sent_event
 from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
-from protocol.answers import FinishReason, Usage
-from protocol.parts import (
+from protocol.answers import (
     AnswerPart,
+    FinishReason,
     Logprobs,
     PromptToken,
     Reasoning,
     Text,
     TokenLogprob,
     ToolCall,
+    Usage,
 )
 from protocol.requests import Generate
 

@@ -13,8 +13,7 @@ from gateway.http.bodies import AT, Part
 from gateway.http.chat.bodies import FunctionBody, written
 from gateway.http.pictures import UNSEEN, Source
 from gateway.system.refusal import Refusal
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import CalledTool, ChatMessage, Picture
 
 _MOST_MESSAGES: Final = 200_000
 # A line of Claude Code's that is about its bill, and another one in each conversation: at the front

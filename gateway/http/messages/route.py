@@ -42,8 +42,7 @@ from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.pictures import left_out_header
 from gateway.system.refusal import Refusal
-from protocol.prompts import ChatPrompt
-from protocol.requests import Constraint, Generate, Tools
+from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 
 
 class ToolDefinition(Part):

@@ -11,8 +11,14 @@ from msgspec import Raw, Struct
 
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
-from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.answers import (
+    AnswerPart,
+    FinishReason,
+    Reasoning,
+    Text,
+    ToolCall,
+    Usage,
+)
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

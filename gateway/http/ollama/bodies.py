@@ -20,9 +20,7 @@ from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
 from gateway.models.roster import LATEST
 from gateway.system.refusal import Refusal
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
-from protocol.requests import Constraint
+from protocol.requests import CalledTool, ChatMessage, Constraint, Picture
 
 _LARGEST: Final = (1 << 31) - 1
 _MOST_SEED: Final = (1 << 63) - 1

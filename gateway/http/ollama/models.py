@@ -28,8 +28,7 @@ from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
-from protocol.encoders import encoder_of
-from protocol.model_files import read_config, read_file, read_header, read_table
+from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
 
 # Beyond it a listing goes on without what the files say.
 _ANSWER_S: Final = 2.0

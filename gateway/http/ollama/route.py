@@ -51,8 +51,15 @@ from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
-from protocol.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt
-from protocol.requests import Embed, Generate, Tools
+from protocol.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Embed,
+    Generate,
+    Prompt,
+    TextPrompt,
+    Tools,
+)
 
 
 def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:

@@ -14,8 +14,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.http.chat.writer import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
-from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.answers import (
+    AnswerPart,
+    FinishReason,
+    Reasoning,
+    Text,
+    ToolCall,
+    Usage,
+)
 
 _NS_PER_S: Final = 1_000_000_000
 

@@ -49,8 +49,7 @@ from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import Share
 from gateway.system.refusal import Refusal
-from protocol.prompts import ChatPrompt
-from protocol.requests import Generate
+from protocol.requests import ChatPrompt, Generate
 
 _ITEM_ID: Final = re.compile(r"[a-z]{2,3}_(?P<response>[0-9a-f]{32})(?P<place>[0-9a-f]{2,4})")
 # Each is looked up in the mailbox.

@@ -21,8 +21,7 @@ from gateway.http.responses.items import (
     told,
     told_name,
 )
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import CalledTool, ChatMessage, Picture
 
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _SUMMED_UP: Final = "What happened in this conversation before, summed up:\n\n"

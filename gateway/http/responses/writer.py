@@ -38,8 +38,14 @@ from gateway.mailbox.entry import Status
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
-from protocol.answers import FinishReason, Usage
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.answers import (
+    AnswerPart,
+    FinishReason,
+    Reasoning,
+    Text,
+    ToolCall,
+    Usage,
+)
 
 _BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE_CHARACTERS: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from protocol.caches import STEP_TOKENS, peak_share
+from protocol.life import CACHE_STEP_TOKENS, peak_share
 
 _LATENT: Final = {
     "num_attention_heads": 32,
@@ -125,12 +125,12 @@ class SequenceCache(Struct, frozen=True):
 
     def sequence_bytes(self, tokens: int) -> int:
         """Bytes of a sequence of so many tokens."""
-        steps = -(-tokens // STEP_TOKENS)
+        steps = -(-tokens // CACHE_STEP_TOKENS)
         # A window is as long as its prompt, and then grows by a step.
-        grown_tokens = steps * STEP_TOKENS if self.in_chunks else tokens + STEP_TOKENS
+        grown_tokens = steps * CACHE_STEP_TOKENS if self.in_chunks else tokens + CACHE_STEP_TOKENS
         windowed = min(grown_tokens, self.window_tokens)
         return (
-            steps * STEP_TOKENS * self.full_token_bytes
+            steps * CACHE_STEP_TOKENS * self.full_token_bytes
             + windowed * self.window_token_bytes
             + self.state_bytes
         )
@@ -199,7 +199,7 @@ def window_of(config: Mapping[str, Any]) -> int:
     """The most tokens that a layer with a window keeps."""
     window = first(config, *_WINDOW_NAMES)
     # Chunks are cut back before they grow by another step.
-    return window + STEP_TOKENS if config.get("model_type") in _CHUNKED else window
+    return window + CACHE_STEP_TOKENS if config.get("model_type") in _CHUNKED else window
 
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:

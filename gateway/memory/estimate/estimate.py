@@ -22,9 +22,8 @@ from gateway.memory.estimate.weights import (
 )
 from gateway.memory.estimate.working import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
-from protocol.caches import STEP_TOKENS
-from protocol.encoders import encoder_of
-from protocol.model_files import read_config
+from protocol.life import CACHE_STEP_TOKENS
+from protocol.model_files import encoder_of, read_config
 
 # Weights are known to the byte. What computing takes is calculated, within this of the truth.
 _MARGIN: Final = 0.15
@@ -141,11 +140,11 @@ class Estimate(Struct, frozen=True):
     def longest_tokens(self, limit_bytes: int) -> int:
         """The longest sequence that a limit has room for, in whole steps of a cache; 0 if none."""
         steps = bisect_right(
-            range(1, self.context_tokens // STEP_TOKENS + 2),
+            range(1, self.context_tokens // CACHE_STEP_TOKENS + 2),
             limit_bytes,
-            key=lambda step: self.limit_bytes(1, step * STEP_TOKENS),
+            key=lambda step: self.limit_bytes(1, step * CACHE_STEP_TOKENS),
         )
-        return min(self.context_tokens, steps * STEP_TOKENS)
+        return min(self.context_tokens, steps * CACHE_STEP_TOKENS)
 
 
 def estimate(

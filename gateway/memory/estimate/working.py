@@ -22,8 +22,8 @@ from gateway.memory.estimate.caches import (
     window_of,
 )
 from gateway.system.memory import BackEnd
-from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
-from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS
+from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
+from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 
 # What MLX and the allocator keep of what was freed, whatever the model.
 _BUFFERS_BYTES: Final = 4_000_000
@@ -54,7 +54,7 @@ def working_bytes(
     """For a chunk at the end of so many tokens; `config` is that of the language model, and its
     caches may be `quantized`.
     """
-    largest = LARGEST_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_TOKENS
+    largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     chunk = min(largest, context_tokens)
     layers = layers_of(config)
     # mlx-lm's attention over quantized caches (models/base.py) is no kernel of MLX.
@@ -181,7 +181,7 @@ def encoder_bytes(
     config: Mapping[str, Any], element_bytes: int, tokens: int, system: BackEnd
 ) -> int:
     """Beside the weights, for a batch whose longest text has so many tokens."""
-    largest = LARGEST_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_TOKENS
+    largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     batch = max(largest, tokens)
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
     width = first(config, "hidden_size", "d_model", "n_embd", "dim")

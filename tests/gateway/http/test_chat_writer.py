@@ -11,19 +11,19 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from gateway.http.chat.writer import ChatFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
-from protocol.answers import FinishReason, Usage
-from protocol.parts import (
+from protocol.answers import (
     Alternative,
     AnswerPart,
+    FinishReason,
     Logprobs,
     Reasoning,
     Text,
     TokenLogprob,
     ToolCall,
+    Usage,
     merged,
 )
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling
+from protocol.requests import Generate, Sampling, TextPrompt
 
 PARTS: list[AnswerPart] = [
     Reasoning("Hm"),

@@ -11,8 +11,8 @@ from msgspec import Raw
 from gateway.http.completions import Input, parse_inputs
 from gateway.http.vectors import MOST_INPUTS
 from gateway.system.refusal import Refusal
-from protocol.prompts import TextPrompt, TokenPrompt
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.requests import TextPrompt, TokenPrompt
 
 
 @pytest.mark.parametrize(

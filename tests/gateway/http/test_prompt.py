@@ -15,8 +15,12 @@ from gateway.http.bodies import beside_the_loop
 from gateway.http.chat.route import ChatBody
 from gateway.http.completions import CompletionBody, parse_inputs
 from gateway.system.refusal import Refusal
-from protocol.prompts import Prompt, TextPrompt, TokenPrompt
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.requests import (
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 
 
 def _parse(text: str | bytes) -> list[Prompt]:

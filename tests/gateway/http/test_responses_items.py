@@ -22,8 +22,7 @@ from gateway.http.responses.items import (
 )
 from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import CalledTool, ChatMessage, Picture
 
 
 def _items(*bodies: dict[str, Any]) -> list[ItemBody]:

@@ -19,8 +19,7 @@ from gateway.http.responses.items import ItemBody, picture_sources, sealed, with
 from gateway.http.responses.objects import shown_tools
 from gateway.http.responses.writer import WrittenInput, action_of, asked_for
 from gateway.system.refusal import Refusal
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import CalledTool, ChatMessage, Picture
 
 NOTHING = Said((), [], [])
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}

@@ -20,19 +20,19 @@ from gateway.http.responses.writer import Form, ResponseFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
 from gateway.system.refusal import Refusal
-from protocol.answers import FinishReason, Usage
-from protocol.parts import (
+from protocol.answers import (
     Alternative,
     AnswerPart,
+    FinishReason,
     Logprobs,
     Reasoning,
     Text,
     TokenLogprob,
     ToolCall,
+    Usage,
     merged,
 )
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling, SamplingDefaults
+from protocol.requests import Generate, Sampling, SamplingDefaults, TextPrompt
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(10, 5, cached_tokens=4, reasoning_tokens=2)

@@ -18,8 +18,8 @@ from gateway.memory.estimate.weights import EstimateError, LoadOptions, part_of,
 from gateway.memory.estimate.working import picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
 from gateway.system.memory_reading import Footprint, together
-from protocol.chunks import LARGEST_TOKENS
-from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS
+from protocol.life import LARGEST_CHUNK_TOKENS
+from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
 from tests.support.shapes import DEMO
 
@@ -73,7 +73,7 @@ def test_attention_over_quantized_caches_is_no_kernel() -> None:
     plain, quantized = (
         working_bytes(CONFIG, 2, tokens, BackEnd.METAL, quantized=each) for each in (False, True)
     )
-    assert quantized - plain == heads * LARGEST_TOKENS * tokens * 2
+    assert quantized - plain == heads * LARGEST_CHUNK_TOKENS * tokens * 2
     assert _estimate(LoadOptions(8)).token_bytes < _estimate(LoadOptions()).token_bytes
 
 

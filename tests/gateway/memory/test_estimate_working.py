@@ -17,7 +17,7 @@ from gateway.memory.estimate.estimate import Estimate, estimate
 from gateway.memory.estimate.fitting import PROCESS_BYTES
 from gateway.memory.estimate.working import working_bytes
 from gateway.system.memory import BackEnd, back_end
-from protocol.encoders import encoder_of
+from protocol.model_files import encoder_of
 from tests.support.minilm import minilm
 from worker.mlx_embeddings import classes_of
 from worker.vectors.model import Encoder

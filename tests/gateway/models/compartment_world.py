@@ -25,12 +25,10 @@ from gateway.workers.report import WorkerMemory, WorkerReport
 from gateway.workers.starter import Starter
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
-from protocol.life import Device, Hello, Ready
-from protocol.memory import Bound, MlxMemory
+from protocol.life import Bound, Device, Hello, MlxMemory, Ready
 from protocol.message import Message
 from protocol.messages import WorkerMessage
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling
+from protocol.requests import Generate, Sampling, TextPrompt
 
 CRASHED = ExitStatus(code=1, signal=None)
 STOPPED = ExitStatus(code=0, signal=None)

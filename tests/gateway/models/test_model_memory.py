@@ -17,7 +17,11 @@ from gateway.models.model_memory import ModelMemory
 from gateway.system.events import EventLog
 from gateway.system.memory_reading import Footprint
 from gateway.workers.report import WorkerMemory
-from protocol.memory import Limit, MlxMemory, Need
+from protocol.life import (
+    Limit,
+    MlxMemory,
+    Need,
+)
 
 GB = 1_000_000_000
 

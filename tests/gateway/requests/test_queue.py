@@ -12,9 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from gateway.requests.progress import SUSPECT_TOKENS, ModelChangedError
 from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request, Terms
-from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from protocol.requests import Generate, Sampling
-from protocol.tokens import pack, unpack
+from protocol.message import pack, unpack
+from protocol.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+)
 
 DEPTH, MOST = 5, 3
 

@@ -12,10 +12,8 @@ import pytest
 from gateway.requests.choices import pieces
 from gateway.requests.request import ClientGoneError, Piece, Request, Terms
 from gateway.system.refusal import Refusal
-from protocol.answers import Delta, Usage
-from protocol.parts import Text
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling
+from protocol.answers import Delta, Text, Usage
+from protocol.requests import Generate, Sampling, TextPrompt
 
 USAGE = Usage(3, 4)
 

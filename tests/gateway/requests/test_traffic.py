@@ -9,21 +9,30 @@ from gateway.requests.request import Request, Terms
 from gateway.requests.traffic import ProtocolBreachError, QueueBounds, Traffic, WorkerConnection
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from protocol.answers import Delta, Output, Rendered, RequestFailed, Usage
-from protocol.message import Message
-from protocol.parts import (
+from protocol.answers import (
     Alternative,
     AnswerPart,
+    Delta,
     Logprobs,
+    Output,
     Reasoning,
+    Rendered,
+    RequestFailed,
     Text,
     TokenLogprob,
     ToolCall,
+    Usage,
 )
-from protocol.pictures import Picture
-from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt
-from protocol.requests import Cancel, Generate, Sampling
-from protocol.tokens import pack
+from protocol.message import Message, pack
+from protocol.requests import (
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Picture,
+    Sampling,
+    TextPrompt,
+)
 
 
 def _request(request_id: str) -> Request:

@@ -13,8 +13,7 @@ from gateway.system.refusal import Refusal
 from protocol.answers import Embedded, Usage
 from protocol.life import Ability
 from protocol.message import Message
-from protocol.prompts import TextPrompt
-from protocol.requests import Embed, Generate, Sampling
+from protocol.requests import Embed, Generate, Sampling, TextPrompt
 
 INPUTS = (TextPrompt("a"), TextPrompt("b"), TextPrompt("c"))
 BOTH: tuple[Ability, ...] = ("embedding", "score")

@@ -21,10 +21,8 @@ from gateway.server.gateway_channel import (
 )
 from gateway.server.relay import Relay, RelayedRequest
 from gateway.system.refusal import Refusal
-from protocol.answers import Delta, Embedded, Usage
-from protocol.parts import Text
-from protocol.prompts import TextPrompt
-from protocol.requests import Embed, Generate, Sampling
+from protocol.answers import Delta, Embedded, Text, Usage
+from protocol.requests import Embed, Generate, Sampling, TextPrompt
 
 _END = Usage(3, 4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.system.memory_reading import Footprint
 from gateway.workers.report import WorkerMemory
-from protocol.memory import MlxMemory
+from protocol.life import MlxMemory
 
 HALF, WHOLE = Footprint(80, 80), Footprint(160, 160)
 

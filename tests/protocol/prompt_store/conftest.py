@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store.store import PromptStore
 from tests.protocol.prompt_store.tree import PLENTY, Clock
 
 

@@ -17,8 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from protocol.prompt_store import Entry, Measured, PromptStore
+from protocol.prompt_store import Measured
+from protocol.prompt_store.entry import Entry
 from protocol.prompt_store.payloads import disk_bytes
+from protocol.prompt_store.store import PromptStore
 from tests.protocol.prompt_store.tree import ROOT, block, bytes_on_disk, files, inside, payload_of
 
 MOST_BYTES, MOST_FILES = 14 * 4096, 8

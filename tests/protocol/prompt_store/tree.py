@@ -6,9 +6,11 @@ import hashlib
 import os
 from pathlib import Path
 
-from protocol.prompt_store import KEY_BYTES, Entry, PromptStore
+from protocol.message import pack
+from protocol.prompt_store import KEY_BYTES
+from protocol.prompt_store.entry import Entry
 from protocol.prompt_store.payloads import disk_bytes
-from protocol.tokens import pack
+from protocol.prompt_store.store import PromptStore
 
 ROOT = bytes(KEY_BYTES)
 # What a small payload takes.

@@ -7,7 +7,7 @@ import random
 import sys
 from pathlib import Path
 
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store.store import PromptStore
 from tests.protocol.prompt_store.tree import PLENTY, ROOT, block, payload_of
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.prompts import TokenPrompt
-from protocol.requests import Generate, Sampling
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches

@@ -15,7 +15,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store.store import PromptStore
 from protocol.requests import Sampling, SamplingDefaults
 from tests.support import shapes
 from tests.support.gateway import eventually

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from protocol.caches import peak_share
+from protocol.life import peak_share
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import Batch, CacheRoom, CacheSizes, measure

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from protocol.prompt_store import PromptStore
+from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.worker.vectors.test_engine import TEXTS, Bench
 from worker.engines.batched import BatchedEngine

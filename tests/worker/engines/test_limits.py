@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 
-from protocol.memory import Need
+from protocol.life import Need
 from worker.engines.limits import ContextInForce, MemoryLimits
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import EngineNeed

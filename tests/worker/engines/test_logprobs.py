@@ -10,12 +10,20 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from protocol.answers import Delta, Output, RequestFailed
-from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
-from protocol.parts import AnswerPart, Logprobs, PromptLogprobs, PromptToken, TokenLogprob, merged
-from protocol.prompts import TokenPrompt
-from protocol.requests import Generate, Sampling
-from protocol.tokens import pack
+from protocol.answers import (
+    AnswerPart,
+    Delta,
+    Logprobs,
+    Output,
+    PromptLogprobs,
+    PromptToken,
+    RequestFailed,
+    TokenLogprob,
+    merged,
+)
+from protocol.message import pack
+from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
+from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches

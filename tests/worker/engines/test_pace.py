@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines.pace import PrefillPace
 
 
 @given(
     speeds=st.lists(st.floats(0.5, 1e6), min_size=1, max_size=30),
     rows=st.integers(1, 8),
-    largest=st.sampled_from([LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU]),
+    largest=st.sampled_from([LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU]),
     decoding=st.booleans(),
 )
 def test_a_chunk_never_takes_longer_than_its_bound(

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from protocol.chunks import LARGEST_TOKENS, LARGEST_TOKENS_ON_CPU
+from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines import room as rooms
 from worker.engines.room import Batch, CacheRoom, CacheSizes
 
@@ -101,9 +101,9 @@ def test_where_not_even_one_step_fits_nothing_can_run() -> None:
 
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
-    assert rooms.largest_chunk() == LARGEST_TOKENS_ON_CPU
+    assert rooms.largest_chunk() == LARGEST_CHUNK_TOKENS_ON_CPU
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.gpu)
-    assert rooms.largest_chunk() == LARGEST_TOKENS
+    assert rooms.largest_chunk() == LARGEST_CHUNK_TOKENS
 
 
 class TestMeasure:

@@ -18,9 +18,8 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
 from protocol.life import Load, LoadFailed, LoadProgress
-from protocol.prompts import TokenPrompt
-from protocol.requests import Generate, Sampling, SamplingDefaults
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.requests import Generate, Sampling, SamplingDefaults, TokenPrompt
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine

@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 from protocol import channel
 from protocol.answers import Rendered
 from protocol.channel import Keys, new_keys
-from protocol.codec import decode_from_worker, encode
-from protocol.endpoint import endpoint
-from protocol.life import Drain
-from protocol.message import Message
-from protocol.moves import Move, Moved, Settle, Stay
+from protocol.life import (
+    Drain,
+    Move,
+    Moved,
+    Settle,
+    Stay,
+)
+from protocol.message import Message, endpoint
+from protocol.messages import decode_from_worker, encode
 from tests.support.folders import short_folder
 from tests.support.gateway import eventually
 from worker.process.gateway import GatewayLink

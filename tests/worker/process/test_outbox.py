@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from protocol.answers import Delta, Output, Usage
-from protocol.parts import AnswerPart, Logprobs, Reasoning, Text, TokenLogprob
+from protocol.answers import (
+    AnswerPart,
+    Delta,
+    Logprobs,
+    Output,
+    Reasoning,
+    Text,
+    TokenLogprob,
+    Usage,
+)
 from worker.process.answering import Outbox
 
 

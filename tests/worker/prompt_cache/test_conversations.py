@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.prompt_store import PromptStore, payloads
+from protocol.prompt_store import payloads
+from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine

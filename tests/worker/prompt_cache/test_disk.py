@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.prompt_store import Entry, PromptStore, payloads
+from protocol.prompt_store import payloads
+from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.disk import Disk
 
 BOUND_S = 60.0

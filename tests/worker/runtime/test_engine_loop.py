@@ -9,8 +9,8 @@ from pathlib import Path as Folder
 
 import msgspec
 
-from protocol.messages import Need
-from protocol.prompt_store import PromptStore
+from protocol.life import Need
+from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.caches import Caches

@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.memory import Bound
-from protocol.prompts import ChatMessage, ChatPrompt, TokenPrompt
-from protocol.requests import Generate, Sampling, Tools
-from protocol.tokens import pack
+from protocol.life import Bound
+from protocol.message import pack
+from protocol.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Sampling,
+    TokenPrompt,
+    Tools,
+)
 from tests.support import shapes
 from tests.support.templates import templated
 from worker.engines.limits import Context, ContextInForce

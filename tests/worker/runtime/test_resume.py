@@ -9,10 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
-from protocol.prompts import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
-from protocol.requests import Generate, Sampling, Tools
-from protocol.tokens import pack
+from protocol.answers import (
+    AnswerPart,
+    Reasoning,
+    Text,
+    ToolCall,
+    merged,
+)
+from protocol.message import pack
+from protocol.requests import (
+    ChatMessage,
+    ChatPrompt,
+    Generate,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+    Tools,
+)
 from tests.support import shapes
 from tests.support.answers import text_of
 from tests.support.stepping import step

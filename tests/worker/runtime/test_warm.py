@@ -9,7 +9,8 @@ from pathlib import Path as Folder
 
 import pytest
 
-from protocol.prompt_store import Measured, PromptStore
+from protocol.prompt_store import Measured
+from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine

@@ -12,11 +12,9 @@ import jsonschema
 import pytest
 from msgspec import structs
 
-from protocol.answers import RequestFailed
-from protocol.parts import AnswerPart, Text
-from protocol.prompts import TextPrompt, TokenPrompt
-from protocol.requests import Constraint, Generate, Sampling
-from protocol.tokens import pack
+from protocol.answers import AnswerPart, RequestFailed, Text
+from protocol.message import pack
+from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
 from worker.engines.limits import Context

@@ -8,8 +8,7 @@ import re
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.prompts import TextPrompt
-from protocol.requests import Constraint, Generate, Sampling
+from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
 from worker.engines.limits import Context

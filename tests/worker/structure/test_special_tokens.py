@@ -13,10 +13,15 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from mlx_lm.utils import load_tokenizer
 from msgspec.structs import replace
 
-from protocol.parts import AnswerPart, Logprobs, Text, ToolCall, merged
-from protocol.prompts import ChatMessage, ChatPrompt
-from protocol.requests import Constraint, Generate, Sampling, Tools
-from protocol.tokens import pack
+from protocol.answers import (
+    AnswerPart,
+    Logprobs,
+    Text,
+    ToolCall,
+    merged,
+)
+from protocol.message import pack
+from protocol.requests import ChatMessage, ChatPrompt, Constraint, Generate, Sampling, Tools
 from tests.support.shapes import DEMO
 from tests.support.templates import templated
 from tests.worker.text.recorded import RECORDED

@@ -17,9 +17,13 @@ import pytest
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from msgspec.structs import replace
 
-from protocol.parts import AnswerPart, Text, ToolCall, merged
-from protocol.prompts import TextPrompt
-from protocol.requests import Constraint, Generate, Sampling, Tools
+from protocol.answers import (
+    AnswerPart,
+    Text,
+    ToolCall,
+    merged,
+)
+from protocol.requests import Constraint, Generate, Sampling, TextPrompt, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
 from worker.structure.compiled import Compiled
 from worker.structure.grammar import ConstraintError

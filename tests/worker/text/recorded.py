@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall
+from protocol.answers import (
+    AnswerPart,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from tests.support.templates import templated
 
 ARGUMENTS = '{"city": "Köln", "days": 2}'

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.parts import AnswerPart, Reasoning, Text, merged
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling
+from protocol.answers import (
+    AnswerPart,
+    Reasoning,
+    Text,
+    merged,
+)
+from protocol.requests import Generate, Sampling, TextPrompt
 from tests.support.templates import templated
 from worker.text.budget import ReasoningBudget, ReasoningTokens, reasoning_budget
 from worker.text.families import find_format

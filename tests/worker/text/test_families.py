@@ -10,9 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
-from protocol.prompts import TextPrompt
-from protocol.requests import Generate, Sampling, Tools
+from protocol.answers import (
+    AnswerPart,
+    Reasoning,
+    Text,
+    ToolCall,
+    merged,
+)
+from protocol.requests import Generate, Sampling, TextPrompt, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat

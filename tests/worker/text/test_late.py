@@ -6,8 +6,7 @@ from typing import Final
 
 import pytest
 
-from protocol.pictures import Picture
-from protocol.prompts import CalledTool, ChatMessage
+from protocol.requests import CalledTool, ChatMessage, Picture
 from tests.support.templates import Templates
 from worker.text.history import as_users
 

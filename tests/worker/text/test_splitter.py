@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.parts import AnswerPart, Reasoning, Text, ToolCall, merged
+from protocol.answers import (
+    AnswerPart,
+    Reasoning,
+    Text,
+    ToolCall,
+    merged,
+)
 from worker.text.assembly import Assembly
 from worker.text.families import FAMILIES, HERMES
 from worker.text.format import AnswerFormat, Tags, python_calls

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol.prompts import CalledTool, ChatMessage, ChatPrompt
-from protocol.requests import Tools
+from protocol.requests import (
+    CalledTool,
+    ChatMessage,
+    ChatPrompt,
+    Tools,
+)
 from tests.support.templates import HISTORY, Templates, templated
 from worker.system.errors import PromptError
 from worker.text.template import ChatTemplate

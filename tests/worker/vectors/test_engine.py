@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from protocol.answers import Embedded
-from protocol.codec import MAX_WORKER_FRAME_BYTES, encode
+from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import NO_CACHES, Batch, CacheRoom, measure
 from worker.engines.sequence import Sequence

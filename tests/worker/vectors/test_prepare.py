@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.prompts import TextPrompt, TokenPrompt
-from protocol.requests import Embed
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.requests import Embed, TextPrompt, TokenPrompt
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
 from worker.engines.limits import Context

@@ -8,7 +8,11 @@ import tracemalloc
 import pytest
 from PIL import Image
 
-from protocol.pictures import MOST_PIXELS, MOST_SEEN_PIXELS, Picture
+from protocol.requests import (
+    MOST_PIXELS,
+    MOST_SEEN_PIXELS,
+    Picture,
+)
 from tests.support.pictures import RED, bomb, png
 from worker.vision.decoding import decode_pictures
 from worker.vision.inputs import UndecodablePictureError

@@ -8,10 +8,8 @@ import msgspec
 import pytest
 
 from protocol.answers import RequestFailed
-from protocol.pictures import Picture
-from protocol.prompts import ChatMessage, ChatPrompt
-from protocol.requests import Generate, Sampling
-from protocol.tokens import pack
+from protocol.message import pack
+from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
 from tests.support.pictures import BLACK, GREEN, RED, png
 from worker.engines.caches import Caches
 from worker.engines.limits import Context

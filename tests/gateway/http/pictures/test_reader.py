@@ -12,7 +12,7 @@ from gateway.config.settings import GatewaySettings
 from gateway.http.pictures import PictureReader, Source
 from gateway.requests.share import ByteBudget, Share
 from gateway.system.refusal import Refusal
-from protocol.pictures import MOST_BYTES, MOST_PICTURES
+from protocol.requests import MOST_PICTURE_BYTES, MOST_PICTURES
 from tests.support.pictures import GREEN, RED, data_url, png
 
 CLOSED = GatewaySettings()
@@ -77,11 +77,11 @@ async def test_refused_by_default(url: str, reason: str) -> None:
 
 
 async def test_too_large() -> None:
-    assert "24 MiB is the most" in await _refused(data_url(png(RED) + bytes(MOST_BYTES)))
+    assert "24 MiB is the most" in await _refused(data_url(png(RED) + bytes(MOST_PICTURE_BYTES)))
 
 
 async def test_too_large_together() -> None:
-    most = png(RED) + bytes(MOST_BYTES - 2000)
+    most = png(RED) + bytes(MOST_PICTURE_BYTES - 2000)
     sources = [Source(data_url(each), f"picture {at}") for at, each in enumerate([most, most])]
     with pytest.raises(Refusal) as refused:
         await PictureReader().read(sources, CLOSED, _share())

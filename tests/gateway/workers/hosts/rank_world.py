@@ -25,7 +25,7 @@ from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.lease import Contact, Lease, Tenants
 from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, RankGroup
-from protocol.grace import grace_s
+from protocol.process import grace_s
 
 TICK_S = 0.25
 LEASE_S = 8.0

@@ -10,7 +10,7 @@ from gateway.workers.host import RankEnd
 from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Tenants
 from gateway.workers.rank_group import RankGroup
-from protocol.grace import grace_s
+from protocol.process import grace_s
 from tests.gateway.workers.hosts.rank_world import World
 from tests.support.worlds import run_worlds
 

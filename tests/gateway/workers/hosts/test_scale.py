@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from gateway.workers.rank_memory import SCALED, of_all, of_each
 from protocol.answers import Output
-from protocol.life import Heartbeat
-from protocol.memory import Bound, Limit, MlxMemory, Need
+from protocol.life import (
+    Bound,
+    Heartbeat,
+    Limit,
+    MlxMemory,
+    Need,
+)
 from protocol.message import Message
 
 SIZES = st.integers(0, 1 << 40)

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.workers import ladder
 from gateway.workers.lease import Tenants
-from protocol.grace import grace_s
+from protocol.process import grace_s
 
 GB = 1_000_000_000
 

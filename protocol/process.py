@@ -1,12 +1,14 @@
-"""The end of a process that need not be a child: a descriptor on Linux, a kernel queue on macOS."""
+"""A worker's process: how its end is noticed, how long it may live alone, and its signals."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
+from typing import Final
 
 if sys.platform == "darwin":
 
@@ -67,3 +69,19 @@ else:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+
+_SHORTEST_S: Final = 3.0
+_S_PER_GB: Final = 0.5
+_LONGEST_S: Final = 60.0
+
+
+def grace_s(held_bytes: int) -> float:
+    """Then it ends, whatever its engine does: the more it holds, the longer that may take to give
+    it back.
+    """
+    return min(_LONGEST_S, _SHORTEST_S + _S_PER_GB * held_bytes / 1e9)
+
+
+# A worker prints the Python stacks of all its threads, whatever they are stuck in.
+DUMP_STACKS: Final = signal.SIGUSR2
