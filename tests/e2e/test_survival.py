@@ -255,6 +255,18 @@ class TestSpare:
         assert running.log.count("change=lost") == lost == 4
 
 
+@contextlib.contextmanager
+def _no_more_descriptors(running: Gateway) -> Iterator[None]:
+    """The gateway may have as many as it has."""
+    process = psutil.Process(running.pid)
+    limits = process.rlimit(psutil.RLIMIT_NOFILE)
+    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), limits[1]))
+    try:
+        yield
+    finally:
+        process.rlimit(psutil.RLIMIT_NOFILE, limits)
+
+
 def _nice_values(pid: int) -> set[int]:
     """Of all threads: the 19th field of proc_pid_stat(5), the second of which is in parentheses."""
     values = set()
@@ -308,18 +320,32 @@ class TestNoHalfWay:
         os.kill(running.worker_pid(), signal.SIGKILL)
         assert stream.join().text == whole
 
-    def test_no_descriptors_left(self, start_gateway: Callable[..., Gateway]) -> None:
-        running = start_gateway("--spare", "1", config="[workers]\nbackoff_first_s = 0.5\n")
+    def test_no_descriptors_for_another_worker(self, start_gateway: Callable[..., Gateway]) -> None:
+        running = start_gateway(config="[workers]\nbackoff_first_s = 0.5\n")
         running.load()
         stream = open_stream(running, STORY, **LONG)
         eventually(lambda: stream.text, START_S)
-        limits = psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE)
-        used = psutil.Process(running.pid).num_fds()
-        psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE, (used, limits[1]))
-        os.kill(running.worker_pid(), signal.SIGKILL)
-        eventually(lambda: running.log.count('verdict="back off"') >= 2)
-        psutil.Process(running.pid).rlimit(psutil.RLIMIT_NOFILE, limits)
+        with _no_more_descriptors(running):
+            os.kill(running.worker_pid(), signal.SIGKILL)
+            eventually(lambda: running.log.count('verdict="back off"') >= 2)
+        assert "Too many open files" in running.log
         assert stream.join().done
+        assert running.say("Hello")
+
+    def test_no_descriptors_for_another_spare(self, start_gateway: Callable[..., Gateway]) -> None:
+        """What a lost worker leaves is enough to adopt a spare, and not enough to start one."""
+        running = start_gateway("--spare", "1", config="[workers]\nbackoff_first_s = 0.5\n")
+        eventually(lambda: running.log.count("change=ready") == 1, SPARE_S)
+        running.load()
+        eventually(lambda: running.log.count("change=ready") == 2, SPARE_S)
+        stream = open_stream(running, STORY, **LONG)
+        eventually(lambda: stream.text, START_S)
+        with _no_more_descriptors(running):
+            os.kill(running.worker_pid(), signal.SIGKILL)
+            assert stream.join().done
+            eventually(lambda: running.log.count('change="not started"') >= 2)
+        eventually(lambda: running.log.count("change=ready") == 3, SPARE_S)
+        assert running.log.count("event=adopt") == 2
         assert running.say("Hello")
 
     def test_the_state_folder_is_removed(self, start_gateway: Callable[..., Gateway]) -> None:
