@@ -193,7 +193,7 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
 OK: Final = "ok"
 
 
-class Recorded:
+class AccessLog:
     """Gives every response an x-request-id, and the log a line for each request."""
 
     def __init__(

@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.connection.exchange import outlet_of
+from gateway.http.connection.exchange import direct_writer_of
 from gateway.http.errors import envelope, error_response
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.models.compartment import Compartment
@@ -216,13 +216,13 @@ class Answer(Reply):
         started = False
         said: list[tuple[bytes, bytes]] = []
         choices = self._choices
-        outlet = outlet_of(scope)
+        writer = direct_writer_of(scope)
 
         def shortcut(piece: Piece) -> bool:
-            if choices.unopened or outlet is None or not outlet.writable:
+            if choices.unopened or writer is None or not writer.writable:
                 return False
             try:
-                outlet.write(self._form.piece(0, piece))
+                writer.write(self._form.piece(0, piece))
             except Exception:
                 # The task meets it again, where it is logged and ends this stream and no other.
                 return False

@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.keys import ApiKeys
 from gateway.http import admin, completions, health, library, metrics, openapi, page, vectors
-from gateway.http.access_log import HttpMeter, Recorded, RoutePaths, Spans
-from gateway.http.auth import Callers, Visitors
+from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
+from gateway.http.auth import AuthMiddleware, OriginMiddleware
 from gateway.http.chat import route as chat
-from gateway.http.connection.limits import Door
+from gateway.http.connection.limits import ConnectionLimiter
 from gateway.http.errors import on_defect, on_http_exception, on_refusal
 from gateway.http.messages import route as messages
 from gateway.http.ollama import route as ollama
@@ -78,7 +78,7 @@ class Parts(NamedTuple):
     reloader: Reloader
     mailbox: Mailbox
     keys: ApiKeys
-    door: Door
+    limiter: ConnectionLimiter
     pulls: Pulls
     library: Library
     last_used: LastUsed
@@ -103,7 +103,8 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.model_files = ModelFileReader()
     app.state.document = Document()
     keys = parts.keys
-    visitors = Visitors(Callers(Heads(app), keys), parts.fleet, exposed=keys.exposed)
-    return Recorded(
-        visitors, app.state.http_meter, RoutePaths(ROUTES), parts.spans, parts.fleet.faults
+    authorized = AuthMiddleware(Heads(app), keys)
+    same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)
+    return AccessLog(
+        same_origin, app.state.http_meter, RoutePaths(ROUTES), parts.spans, parts.fleet.faults
     )

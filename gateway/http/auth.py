@@ -61,8 +61,8 @@ def take_places(request: HttpRequest, answers: Sequence[Spending]) -> None:
         raise _denied(caller_of(request).name, denial)
 
 
-class Callers:
-    """Goes between `Recorded` and the routes."""
+class AuthMiddleware:
+    """Identifies the caller of each request by its key, and keeps the request within its limits."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -324,7 +324,7 @@ _EXPOSED: Final = (
 _PAGES: Final = ("/", "/ui", "/ui/")
 
 
-class Visitors:
+class OriginMiddleware:
     """Refuses requests with a foreign Host or Origin, on every path. Only links from elsewhere may
     be followed to the pages.
     """

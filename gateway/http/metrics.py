@@ -23,7 +23,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.http.access_log import HttpMeter
-from gateway.http.connection.limits import Doing, Door
+from gateway.http.connection.limits import ConnectionLimiter, Doing
 from gateway.http.openapi import Described, Operation
 from gateway.http.status import GroupStatus, ModelStatus, Status, gateway_status
 from gateway.models.fleet import Fleet, Phase
@@ -353,7 +353,7 @@ _RETRY_AFTER_S: Final = 10
 async def metrics(request: HttpRequest) -> Response:
     state = request.app.state
     known = gauges(gateway_status(state.fleet, state.reloader.present))
-    families = [*known, *_counted(state.fleet, state.http_meter, state.door)]
+    families = [*known, *_counted(state.fleet, state.http_meter, state.limiter)]
     try:
         text = await _writer.run(functools.partial(_written, families), _WRITTEN_S, "/metrics")
     except OSError as error:
@@ -365,7 +365,7 @@ async def metrics(request: HttpRequest) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
-def _counted(fleet: Fleet, http: HttpMeter, door: Door) -> Iterator[Metric]:
+def _counted(fleet: Fleet, http: HttpMeter, limiter: ConnectionLimiter) -> Iterator[Metric]:
     yield from counted(
         Counted(
             each.model.id,
@@ -379,8 +379,8 @@ def _counted(fleet: Fleet, http: HttpMeter, door: Door) -> Iterator[Metric]:
     )
     yield events(fleet.events.counts)
     yield from counted_http(http)
-    yield connections({doing.name.lower(): door.count(doing) for doing in Doing})
-    yield refusals(door.refused)
+    yield connections({doing.name.lower(): limiter.count(doing) for doing in Doing})
+    yield refusals(limiter.refused)
     yield lag(fleet.lag.late_s)
 
 

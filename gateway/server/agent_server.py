@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access.api_key import digest_of
 from gateway.access.caller import shown_key
 from gateway.http.connection.handshake import Handshake
-from gateway.http.connection.limits import Door, capacity
+from gateway.http.connection.limits import ConnectionLimiter, capacity
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.record import Record, begin_record, request_id
 from gateway.server.agent_routes import ROUTES
@@ -100,7 +100,7 @@ async def _serve(
     sessions: Sessions, listener: socket.socket, key: str, certificates: Certificates
 ) -> None:
     Faults().watch(asyncio.get_running_loop())
-    door = Door(_capacity, lambda: _MOST_FROM_ONE_ADDRESS)
+    limiter = ConnectionLimiter(_capacity, lambda: _MOST_FROM_ONE_ADDRESS)
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -116,7 +116,7 @@ async def _serve(
         uvicorn.Config(
             AgentKeyMiddleware(app, key),
             http=functools.partial(  # type: ignore[arg-type]
-                Handshake, door=door, context=certificates.context, tasks=handshakes
+                Handshake, limiter=limiter, context=certificates.context, tasks=handshakes
             ),
             ws="none",
             lifespan="off",
@@ -129,7 +129,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.until_started(serving)
     background = Tasks("agent's server")
-    door.watch(background)
+    limiter.watch(background)
     sessions.begin()
     # The line that scripts wait for; it alone goes to stdout.
     host, port = listener.getsockname()[:2]

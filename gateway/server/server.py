@@ -20,7 +20,7 @@ from gateway.config.read import Configuration
 from gateway.http.access_log import spans
 from gateway.http.app import Parts
 from gateway.http.chat.route import ChatFamily
-from gateway.http.connection.limits import Door, capacity
+from gateway.http.connection.limits import ConnectionLimiter, capacity
 from gateway.http.responses.route import ResponseFamily
 from gateway.library.finder import Finder
 from gateway.library.library import LastUsed, Library
@@ -103,13 +103,13 @@ def run(
         last_used = LastUsed(state_dir.used_path)
         library = Library(finder, fleet, reloader, pulls, last_used)
         families: dict[Api, AnswerFamily] = {"chat": ChatFamily(), "responses": ResponseFamily()}
-        door = Door(
+        limiter = ConnectionLimiter(
             functools.partial(_capacity, fleet),
             lambda: fleet.settings.gateway.max_connections_per_address,
         )
-        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys, door.bodies)
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys, limiter.bodies)
         parts = Parts(
-            fleet, reloader, mailbox, keys, door, pulls, library, last_used, spans(os.environ)
+            fleet, reloader, mailbox, keys, limiter, pulls, library, last_used, spans(os.environ)
         )
         upgrader = Upgrader(parts, listener.dup(), state_dir, notifier, keeper, takeover, announce)
         await GatewayServer(parts, listener, notifier, certificates, takeover, upgrader).run()

@@ -59,9 +59,9 @@ class GatewayServer:
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._background = Tasks("server")
         self._handshakes = Tasks("connections")
-        protocol = functools.partial(Connection, door=parts.door)
+        protocol = functools.partial(Connection, limiter=parts.limiter)
         secure = certificates and functools.partial(
-            Handshake, door=parts.door, context=certificates.context, tasks=self._handshakes
+            Handshake, limiter=parts.limiter, context=certificates.context, tasks=self._handshakes
         )
         self._server = Server(
             uvicorn.Config(
@@ -141,7 +141,7 @@ class GatewayServer:
         _collect_rarely()
         notifier, background = self._notifier, self._background
         notifier.ready(self._parts.fleet.caution or f"Serves on {self._address}")
-        self._parts.door.watch(background)
+        self._parts.limiter.watch(background)
         self._parts.keys.watch(background)
         if notifier.period_s is not None:
             background.keep(notifier.sign_of_life, "watchdog", notifier.period_s)

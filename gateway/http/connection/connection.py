@@ -19,10 +19,10 @@ from gateway.http.connection.limits import (
     BODY_BYTES_PER_S,
     BODY_S,
     HEAD_S,
+    ClientTimeouts,
+    ConnectionLimiter,
     Doing,
-    Door,
     Place,
-    Reception,
 )
 from gateway.http.record import new_request_id, request_id
 from gateway.system.log_lines import about
@@ -59,11 +59,11 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: Door,
+        limiter: ConnectionLimiter,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.reception = Reception(self.loop.time())
-        self._door = door
+        self.timeouts = ClientTimeouts(self.loop.time())
+        self._limiter = limiter
         self._place = Place.NONE
         # Those without a complete response; the first is being served.
         self._exchanges: deque[Exchange] = deque()
@@ -80,12 +80,12 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._peer = Peer(transport)
-        self._place = self._door.enter(self, "" if self.client is None else self.client[0])
+        self._place = self._limiter.enter(self, "" if self.client is None else self.client[0])
         if self._place in (Place.NONE, Place.TOO_MANY):
             # At once: every descriptor counts.
             self._deaf = True
-            refusal = self._door.no_place(self._place)
-            self._door.refused[refusal.code] += 1
+            refusal = self._limiter.no_place(self._place)
+            self._limiter.refused[refusal.code] += 1
             transport.write(plain_response(refusal, new_request_id()))
             transport.close()
 
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
                 exchange.share.release()
         self._peer.close()
         self._ahead.clear()
-        self._door.leave(self)
+        self._limiter.leave(self)
 
     def data_received(self, data: bytes) -> None:
         if not self._deaf:
@@ -123,22 +123,22 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.reception.blocked(self.loop.time())
+        self.timeouts.blocked(self.loop.time())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.reception.unblocked()
+        self.timeouts.unblocked()
 
-    # From the door
+    # From the limiter
 
     def make_place(self) -> None:
-        if self.reception.doing is Doing.IDLE:
+        if self.timeouts.doing is Doing.IDLE:
             self._leave()
         else:
             self.transport.abort()
 
     def overdue(self) -> None:
-        doing = self.reception.doing
+        doing = self.timeouts.doing
         if doing is Doing.HEAD and self._in_head:
             self._answer_here(
                 Refusal("request_timeout", f"The head was not there within {HEAD_S:g} s.")
@@ -153,7 +153,7 @@ class Connection(HttpToolsProtocol):
             )
             self._close_after_these()
             # Whoever reads the body answers now; should nobody, the time for leaving ends it.
-            self._door.turn(self, Doing.LEAVING)
+            self._limiter.turn(self, Doing.LEAVING)
         elif doing in (Doing.IDLE, Doing.HEAD):
             self._leave()
         else:
@@ -163,7 +163,7 @@ class Connection(HttpToolsProtocol):
         """Let the next gateway have it, if nothing of a request is here and no answer on its way.
         One that is encrypted can't be given away.
         """
-        heir = self._door.heir
+        heir = self._limiter.heir
         if heir is None or self._deaf or self.transport.is_closing() or self._peer.encrypted:
             return
         if self._exchanges or self._in_request or self._ahead or self._place is not Place.FULL:
@@ -202,10 +202,10 @@ class Connection(HttpToolsProtocol):
         self.scope["raw_path"] = self.root_path.encode("ascii") + url.path
         self.scope["query_string"] = url.query or b""
         if self._place is Place.PROBE and path not in _PROBES:
-            self._answer_here(self._door.full(), request_id(self.headers))
+            self._answer_here(self._limiter.full(), request_id(self.headers))
             return
         exchange = Exchange(
-            self._door.bodies,
+            self._limiter.bodies,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
                 version != "1.0"
                 and self._place is Place.FULL
                 and self.parser.should_keep_alive()
-                and not (self._door.heir is not None and self._peer.encrypted)
+                and not (self._limiter.heir is not None and self._peer.encrypted)
             ),
             on_response=self.on_response_complete,
         )
@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol):
         exchange = self._receiving
         if exchange is None:
             return
-        self.reception.received(len(body))
+        self.timeouts.received(len(body))
         try:
             exchange.share.take(len(body))
         except Refusal as refusal:
@@ -258,7 +258,7 @@ class Connection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         self._exchanges.popleft()
         if self.transport.is_closing():
-            self._door.turn(self, Doing.LEAVING)
+            self._limiter.turn(self, Doing.LEAVING)
             return
         self.flow.resume_reading()
         if self._exchanges:
@@ -268,7 +268,7 @@ class Connection(HttpToolsProtocol):
             self._ahead.clear()
             self._feed(ahead)
         self._turn()
-        if self._door.heir is not None:
+        if self._limiter.heir is not None:
             self.offer()
 
     # Inside
@@ -294,13 +294,13 @@ class Connection(HttpToolsProtocol):
 
     def _turn(self) -> None:
         """What the client is doing now."""
-        if self.reception.doing is Doing.LEAVING:
+        if self.timeouts.doing is Doing.LEAVING:
             return
         if self._exchanges:
             doing = Doing.SERVED if self._serving or self._exchanges[0].failure else Doing.BODY
         else:
             doing = Doing.HEAD if self._in_request else Doing.IDLE
-        self._door.turn(self, doing)
+        self._limiter.turn(self, doing)
 
     def _start(self) -> None:
         self._start_asgi_task(self._exchanges[0], self.app)
@@ -385,18 +385,18 @@ class Connection(HttpToolsProtocol):
             "Refused: %s", refusal.message, extra=about(request=name, status=refusal.status)
         )
         self._deaf = True
-        self._door.refused[refusal.code] += 1
+        self._limiter.refused[refusal.code] += 1
         self.transport.write(plain_response(refusal, name))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             # TLS has no half-closed connections, and takes in what is unread before it ends.
             self.transport.close()
-        self._door.turn(self, Doing.LEAVING)
+        self._limiter.turn(self, Doing.LEAVING)
 
     def _leave(self) -> None:
         self._deaf = True
-        self._door.turn(self, Doing.LEAVING)
+        self._limiter.turn(self, Doing.LEAVING)
         self.transport.close()
 
 

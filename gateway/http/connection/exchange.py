@@ -21,10 +21,10 @@ from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 
 # In a scope's "state".
-OUTLET: Final = "outlet"
+DIRECT_WRITER: Final = "direct_writer"
 
 
-class Outlet(Protocol):
+class DirectWriter(Protocol):
     """Writes more of a body whose response has begun, past the layers of the application: awaiting
     each of them for every token would cost more than all else that is done for it.
     """
@@ -37,10 +37,10 @@ class Outlet(Protocol):
         """Once it is writable."""
 
 
-def outlet_of(scope: Scope) -> Outlet | None:
+def direct_writer_of(scope: Scope) -> DirectWriter | None:
     """That of its response, where the server has one."""
-    outlet: Outlet | None = scope.get("state", {}).get(OUTLET)
-    return outlet
+    writer: DirectWriter | None = scope.get("state", {}).get(DIRECT_WRITER)
+    return writer
 
 
 # What the flow control of a connection lets in before anybody reads; the bound on connections
@@ -89,18 +89,18 @@ class Exchange(RequestResponseCycle):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def run_asgi(self, app: ASGI3Application) -> None:
-        self.scope["state"][OUTLET] = self
+        self.scope["state"][DIRECT_WRITER] = self
         self.scope["state"][SHARE] = self.share
         try:
             await super().run_asgi(app)
         finally:
             # Nobody looks for cycles for a long time.
-            del self.scope["state"][OUTLET]
+            del self.scope["state"][DIRECT_WRITER]
             self.share.release()
 
     @property
     def writable(self) -> bool:
-        """As `Outlet` has it. Without chunks the long way counts the bytes."""
+        """As `DirectWriter` has it. Without chunks the long way counts the bytes."""
         return (
             self.response_started
             and self.chunked_encoding is True

@@ -15,7 +15,7 @@ from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from gateway.http.connection.connection import Connection
-from gateway.http.connection.limits import Doing, Door, Place, Reception
+from gateway.http.connection.limits import ClientTimeouts, ConnectionLimiter, Doing, Place
 from gateway.system.tasks import Tasks
 
 
@@ -34,16 +34,16 @@ class Handshake(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        door: Door,
+        limiter: ConnectionLimiter,
         context: ssl.SSLContext,
         tasks: Tasks,
     ) -> None:
         """`tasks` has one for each handshake."""
-        self.reception = Reception(asyncio.get_running_loop().time())
+        self.timeouts = ClientTimeouts(asyncio.get_running_loop().time())
         self._secured = functools.partial(
-            _Secured, config, server_state, app_state, _loop, door=door
+            _Secured, config, server_state, app_state, _loop, limiter=limiter
         )
-        self._door = door
+        self._limiter = limiter
         self._context = context
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
@@ -54,17 +54,17 @@ class Handshake(asyncio.Protocol):
         accepted = cast(asyncio.Transport, transport)
         address = get_remote_addr(accepted)
         try:
-            place = self._door.enter(self, "" if address is None else address[0])
+            place = self._limiter.enter(self, "" if address is None else address[0])
             if place in (Place.NONE, Place.TOO_MANY):
-                self._door.refused[self._door.no_place(place).code] += 1
-                self._door.leave(self)
+                self._limiter.refused[self._limiter.no_place(place).code] += 1
+                self._limiter.leave(self)
                 return
-            self._door.turn(self, Doing.HANDSHAKE)
+            self._limiter.turn(self, Doing.HANDSHAKE)
             try:
                 plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
             except OSError:
                 # No descriptor is left.
-                self._door.leave(self)
+                self._limiter.leave(self)
                 return
             self._task = self._tasks.start(self._shake_hands(plain), "handshake")
         finally:
@@ -82,18 +82,20 @@ class Handshake(asyncio.Protocol):
 
     async def _shake_hands(self, plain: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        secured = functools.partial(self._secured, leave=functools.partial(self._door.leave, self))
+        secured = functools.partial(
+            self._secured, leave=functools.partial(self._limiter.leave, self)
+        )
         try:
             await loop.connect_accepted_socket(secured, plain, ssl=self._context)
         except OSError:
             # It has left, or speaks no TLS that is spoken here.
             pass
         finally:
-            self._door.leave(self)
+            self._limiter.leave(self)
 
 
 class _Secured(Connection):
-    """One that has its handshake behind it, which leaves for it."""
+    """A connection after its handshake, which gives up its place for it."""
 
     def __init__(self, *arguments: Any, leave: Callable[[], None], **options: Any) -> None:
         super().__init__(*arguments, **options)

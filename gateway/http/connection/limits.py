@@ -1,4 +1,4 @@
-"""All connections together: who gets in, who has to go, and what their bodies take."""
+"""The bounds on connections: their number, their times, and the bytes of their bodies."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ _ALLOWED_S: Final = {
 }
 
 
-class Reception:
-    """What a client does, and until when. Times are in seconds of one clock."""
+class ClientTimeouts:
+    """What the client of a connection is doing, and until when it may. Times are in seconds of one
+    clock.
+    """
 
     def __init__(self, now: float) -> None:
         self.doing = Doing.IDLE
@@ -61,22 +63,22 @@ class Reception:
 
     @property
     def deadline_at(self) -> float:
-        """Infinite while it is our turn."""
+        """Infinite while the gateway is to act."""
         return min(self._until, self._unread_until)
 
     def turn(self, doing: Doing, now: float) -> None:
-        """It does this now; who did it before already gets no more time."""
+        """The client is doing this now. Doing the same as before gives it no more time."""
         if doing is not self.doing:
             self.doing = doing
             self._until = now + _ALLOWED_S[doing]
 
     def received(self, body_bytes: int) -> None:
-        """Part of a body has come: that much longer it may take."""
+        """A part of a body has come, which extends the deadline."""
         if self.doing is Doing.BODY:
             self._until += body_bytes / BODY_BYTES_PER_S
 
     def blocked(self, now: float) -> None:
-        """It doesn't take what is written."""
+        """The client doesn't take what is written."""
         self._unread_until = now + UNREAD_S
 
     def unblocked(self) -> None:
@@ -90,8 +92,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Place(Enum):
-    """What a new connection gets. PROBE: only health checks are answered. TOO_MANY: its neighbours
-    have as many as they may, and all are being served.
+    """What a new connection gets. PROBE: only health checks are answered. TOO_MANY: its network has
+    as many connections as are allowed, and all are being served.
     """
 
     FULL = "full"
@@ -100,19 +102,19 @@ class Place(Enum):
     TOO_MANY = "too many"
 
 
-class Crowd(Generic[Key]):
-    """The connections by what they are busy with.
+class ConnectionTable(Generic[Key]):
+    """All connections, by what they are busy with.
 
-    Nobody who is being served is ever ended for a newcomer. Others are, who has been idle for
-    longest first: whoever opens thousands must not be able to keep others out. Those who come from
-    one place make place for each other alone, from a bound of their own on.
+    A connection that is being served is never ended for a new one. Others are, the longest idle
+    first: a client that opens thousands must not keep others out. A network at its own bound makes
+    place for a new connection with one of its own.
     """
 
     def __init__(self) -> None:
         # Dictionaries keep the order in which keys came in.
         self._among: dict[Doing, dict[Key, None]] = {doing: {} for doing in Doing}
         self._doing: dict[Key, Doing] = {}
-        self._home: dict[Key, str] = {}
+        self._network: dict[Key, str] = {}
         self._from: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -122,31 +124,31 @@ class Crowd(Generic[Key]):
         return len(self._among[doing])
 
     def enter(
-        self, key: Key, most: int, home: str | None = None, most_from_there: int = 0
+        self, key: Key, most: int, network: str | None = None, most_from_there: int = 0
     ) -> tuple[Place, Key | None]:
-        """Take a newcomer in where there may be so many; also who has to go for that, if
-        somebody must. Without a place it is not taken in. `home` is where it comes from, if there
-        is a bound on those.
+        """Add a connection where `most` are allowed. Returns its place, and the connection that has
+        to end for it, if any. Without a place it isn't added. `network` is where it comes from;
+        None: no bound on connections from one network applies to it.
         """
-        if home is not None and self._from[home] >= most_from_there:
-            victim = self._who_makes_place(home)
+        if network is not None and self._from[network] >= most_from_there:
+            victim = self._to_end(network)
             if victim is None:
                 return Place.TOO_MANY, None
         else:
-            victim = self._who_makes_place() if len(self) >= most else None
+            victim = self._to_end() if len(self) >= most else None
         if victim is not None:
             self.leave(victim)
         if len(self) >= most + SPARE_PLACES:
             return Place.NONE, None
-        if home is not None:
-            self._home[key] = home
-            self._from[home] += 1
+        if network is not None:
+            self._network[key] = network
+            self._from[network] += 1
         self._doing[key] = Doing.IDLE
         self._among[Doing.IDLE][key] = None
         return Place.FULL if len(self) <= most else Place.PROBE, victim
 
     def turn(self, key: Key, doing: Doing) -> None:
-        """It is busy with this now. One that has left already stays away."""
+        """The connection is busy with this now. One that has left already isn't added again."""
         before = self._doing.get(key)
         if before is not None and before is not doing:
             del self._among[before][key]
@@ -157,27 +159,27 @@ class Crowd(Generic[Key]):
         before = self._doing.pop(key, None)
         if before is not None:
             del self._among[before][key]
-        home = self._home.pop(key, None)
-        if home is not None:
-            self._from[home] -= 1
-            if not self._from[home]:
-                del self._from[home]
+        network = self._network.pop(key, None)
+        if network is not None:
+            self._from[network] -= 1
+            if not self._from[network]:
+                del self._from[network]
 
-    def _who_makes_place(self, home: str | None = None) -> Key | None:
+    def _to_end(self, network: str | None = None) -> Key | None:
         for doing in (Doing.LEAVING, Doing.HANDSHAKE, Doing.IDLE, Doing.HEAD, Doing.BODY):
             for key in self._among[doing]:
-                if home is None or self._home.get(key) == home:
+                if network is None or self._network.get(key) == network:
                     return key
         return None
 
 
-# What one household or one machine gets of IPv6: all its addresses are as easily had as one.
+# A household or a machine gets a network of this size in IPv6, and may use any address of it.
 _OWN_BITS: Final = 64
 
 
-def neighbourhood(host: str) -> str | None:
-    """An address, or for IPv6 the network that it is in. None for this machine: who is behind a
-    proxy or a tunnel comes from here, so its address says nothing of who it is.
+def network_of(host: str) -> str | None:
+    """An address, or for IPv6 the network that it is in. None for this machine: all clients behind
+    a proxy or a tunnel come from it.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -198,10 +200,10 @@ _TICK_S: Final = 0.5
 _RETRY_AFTER_S: Final = 5
 
 
-class Guest(Hashable, Protocol):
-    """A connection, as far as this is about it."""
+class TrackedConnection(Hashable, Protocol):
+    """A connection as the limiter sees it."""
 
-    reception: Reception
+    timeouts: ClientTimeouts
 
     def make_place(self) -> None:
         """End now, for another."""
@@ -210,56 +212,59 @@ class Guest(Hashable, Protocol):
         """The deadline has passed."""
 
 
-class Door:
-    """`refused` counts what was answered without the application, by the code of the answer."""
+class ConnectionLimiter:
+    """Bounds the connections and what their bodies hold, and ends overdue ones.
+
+    `refused` counts connections and requests that were refused before the application, by code.
+    """
 
     def __init__(self, capacity: Callable[[], int], from_one_place: Callable[[], int]) -> None:
-        """How many connections there may be at present, in all and from one address."""
+        """Both say how many connections may be open at present: in all, and from one network."""
         self.refused: Counter[Code] = Counter()
         self.bodies = ByteBudget(ALL_BODIES_BYTES)
-        # Gets the descriptors of connections that nobody is being served on; None: they stay.
+        # Gets the descriptors of connections on which no request is being served; None: they stay.
         self.heir: Callable[[int], None] | None = None
         self._capacity = capacity
         self._from_one_place = from_one_place
-        self._crowd: Crowd[Guest] = Crowd()
-        self._guests: set[Guest] = set()
+        self._table: ConnectionTable[TrackedConnection] = ConnectionTable()
+        self._tracked: set[TrackedConnection] = set()
 
-    def enter(self, guest: Guest, host: str) -> Place:
-        """A new connection from this address; it is watched even if it gets no place, until it has
-        left.
+    def enter(self, connection: TrackedConnection, host: str) -> Place:
+        """Add a connection from the address `host`. It is watched until it leaves, even if it gets
+        no place.
         """
-        self._guests.add(guest)
-        place, victim = self._crowd.enter(
-            guest, self._capacity(), neighbourhood(host), self._from_one_place()
+        self._tracked.add(connection)
+        place, victim = self._table.enter(
+            connection, self._capacity(), network_of(host), self._from_one_place()
         )
         if victim is not None:
             victim.make_place()
         return place
 
-    def turn(self, guest: Guest, doing: Doing) -> None:
-        guest.reception.turn(doing, asyncio.get_running_loop().time())
-        self._crowd.turn(guest, doing)
+    def turn(self, connection: TrackedConnection, doing: Doing) -> None:
+        connection.timeouts.turn(doing, asyncio.get_running_loop().time())
+        self._table.turn(connection, doing)
 
     def count(self, doing: Doing) -> int:
-        """Of connections that are busy with this."""
-        return self._crowd.count(doing)
+        """How many connections are busy with this."""
+        return self._table.count(doing)
 
-    def leave(self, guest: Guest) -> None:
-        self._guests.discard(guest)
-        self._crowd.leave(guest)
+    def leave(self, connection: TrackedConnection) -> None:
+        self._tracked.discard(connection)
+        self._table.leave(connection)
 
     def watch(self, tasks: Tasks) -> None:
-        """End what is overdue, from now on."""
+        """End overdue connections from now on."""
         tasks.keep(functools.partial(self._look, tasks), "watch over connections", _TICK_S)
 
     async def _look(self, tasks: Tasks) -> None:
         now = asyncio.get_running_loop().time()
-        for guest in [each for each in self._guests if each.reception.deadline_at <= now]:
+        for connection in [each for each in self._tracked if each.timeouts.deadline_at <= now]:
             # A defect in one must not end the watch over all.
-            tasks.attempt(guest.overdue, "end of an overdue connection")
+            tasks.attempt(connection.overdue, "end of an overdue connection")
 
     def no_place(self, place: Place) -> Refusal:
-        """What those are told that got none."""
+        """The answer for a connection without a place."""
         return self.full() if place is Place.NONE else self._too_many()
 
     def _too_many(self) -> Refusal:
@@ -273,7 +278,7 @@ class Door:
     def full(self) -> Refusal:
         return Refusal(
             "overloaded",
-            f"{len(self._crowd)} connections are being served already, the most that are allowed "
+            f"{len(self._table)} connections are being served already, the most that are allowed "
             "(gateway.max_connections, and the limit of open files): try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )

@@ -17,12 +17,12 @@ from gateway.http.connection.limits import (
     IDLE_S,
     SPARE_PLACES,
     UNREAD_S,
-    Crowd,
+    ClientTimeouts,
+    ConnectionTable,
     Doing,
     Place,
-    Reception,
     capacity,
-    neighbourhood,
+    network_of,
 )
 from gateway.http.record import request_id, unique
 from gateway.requests.share import MOST_BYTES, ByteBudget, Share
@@ -30,30 +30,30 @@ from gateway.system.refusal import Refusal
 
 
 def test_a_head_gets_no_more_time_by_going_on() -> None:
-    reception = Reception(100.0)
-    assert reception.deadline_at == 100.0 + IDLE_S
-    reception.turn(Doing.HEAD, 110.0)
-    reception.turn(Doing.HEAD, 120.0)
-    assert reception.deadline_at == 110.0 + HEAD_S
+    timeouts = ClientTimeouts(100.0)
+    assert timeouts.deadline_at == 100.0 + IDLE_S
+    timeouts.turn(Doing.HEAD, 110.0)
+    timeouts.turn(Doing.HEAD, 120.0)
+    assert timeouts.deadline_at == 110.0 + HEAD_S
 
 
 def test_a_body_gets_time_for_what_has_come() -> None:
-    reception = Reception(0.0)
-    reception.turn(Doing.BODY, 10.0)
-    reception.received(4 * BODY_BYTES_PER_S)
-    assert reception.deadline_at == 10.0 + BODY_S + 4
-    reception.turn(Doing.SERVED, 12.0)
-    reception.received(BODY_BYTES_PER_S)
-    assert reception.deadline_at == math.inf, "now it is our turn"
+    timeouts = ClientTimeouts(0.0)
+    timeouts.turn(Doing.BODY, 10.0)
+    timeouts.received(4 * BODY_BYTES_PER_S)
+    assert timeouts.deadline_at == 10.0 + BODY_S + 4
+    timeouts.turn(Doing.SERVED, 12.0)
+    timeouts.received(BODY_BYTES_PER_S)
+    assert timeouts.deadline_at == math.inf, "now it is our turn"
 
 
 def test_an_answer_must_be_taken() -> None:
-    reception = Reception(0.0)
-    reception.turn(Doing.SERVED, 1.0)
-    reception.blocked(5.0)
-    assert reception.deadline_at == 5.0 + UNREAD_S
-    reception.unblocked()
-    assert reception.deadline_at == math.inf
+    timeouts = ClientTimeouts(0.0)
+    timeouts.turn(Doing.SERVED, 1.0)
+    timeouts.blocked(5.0)
+    assert timeouts.deadline_at == 5.0 + UNREAD_S
+    timeouts.unblocked()
+    assert timeouts.deadline_at == math.inf
 
 
 def test_idle_connections_outlive_the_pools_of_clients() -> None:
@@ -61,30 +61,30 @@ def test_idle_connections_outlive_the_pools_of_clients() -> None:
 
 
 def test_the_longest_idle_makes_place() -> None:
-    crowd: Crowd[str] = Crowd()
+    table: ConnectionTable[str] = ConnectionTable()
     for name in "abc":
-        assert crowd.enter(name, 3) == (Place.FULL, None)
-    crowd.turn("a", Doing.SERVED)
-    crowd.turn("a", Doing.IDLE)
-    assert crowd.enter("d", 3) == (Place.FULL, "b")
-    crowd.turn("c", Doing.BODY)
-    assert [crowd.enter(name, 3)[1] for name in "ef"] == ["a", "d"]
-    assert len(crowd) == 3
+        assert table.enter(name, 3) == (Place.FULL, None)
+    table.turn("a", Doing.SERVED)
+    table.turn("a", Doing.IDLE)
+    assert table.enter("d", 3) == (Place.FULL, "b")
+    table.turn("c", Doing.BODY)
+    assert [table.enter(name, 3)[1] for name in "ef"] == ["a", "d"]
+    assert len(table) == 3
 
 
 def test_neighbours_make_place_for_each_other_alone() -> None:
-    crowd: Crowd[str] = Crowd()
+    table: ConnectionTable[str] = ConnectionTable()
     for name in ("mine", "a", "b"):
-        assert crowd.enter(name, 99, None if name == "mine" else "there", 2)[0] is Place.FULL
-    assert crowd.enter("c", 99, "there", 2) == (Place.FULL, "a")
-    crowd.turn("b", Doing.SERVED)
-    crowd.turn("c", Doing.SERVED)
-    assert crowd.enter("d", 99, "there", 2) == (Place.TOO_MANY, None)
-    assert crowd.enter("e", 99, "elsewhere", 2) == (Place.FULL, None)
-    assert crowd.enter("f", 99, None, 2) == (Place.FULL, None), "this machine has no bound"
-    crowd.leave("b")
-    assert crowd.enter("d", 99, "there", 2) == (Place.FULL, None)
-    assert len(crowd) == 5
+        assert table.enter(name, 99, None if name == "mine" else "there", 2)[0] is Place.FULL
+    assert table.enter("c", 99, "there", 2) == (Place.FULL, "a")
+    table.turn("b", Doing.SERVED)
+    table.turn("c", Doing.SERVED)
+    assert table.enter("d", 99, "there", 2) == (Place.TOO_MANY, None)
+    assert table.enter("e", 99, "elsewhere", 2) == (Place.FULL, None)
+    assert table.enter("f", 99, None, 2) == (Place.FULL, None), "this machine has no bound"
+    table.leave("b")
+    assert table.enter("d", 99, "there", 2) == (Place.FULL, None)
+    assert len(table) == 5
 
 
 @given(
@@ -94,26 +94,26 @@ def test_neighbours_make_place_for_each_other_alone() -> None:
     )
 )
 def test_no_place_ever_has_more_than_its_bound(steps: list[tuple[int, str | None, Doing]]) -> None:
-    crowd: Crowd[int] = Crowd()
-    homes: dict[int, str | None] = {}
-    for number, (guest, home, doing) in enumerate(steps):
-        if doing is Doing.LEAVING and guest in homes:
-            crowd.leave(guest)
-            del homes[guest]
-        elif guest in homes:
-            crowd.turn(guest, doing)
+    table: ConnectionTable[int] = ConnectionTable()
+    networks: dict[int, str | None] = {}
+    for number, (connection, network, doing) in enumerate(steps):
+        if doing is Doing.LEAVING and connection in networks:
+            table.leave(connection)
+            del networks[connection]
+        elif connection in networks:
+            table.turn(connection, doing)
         else:
-            place, victim = crowd.enter(guest, 4, home, 2)
-            homes.pop(victim, None)  # type: ignore[arg-type]
+            place, victim = table.enter(connection, 4, network, 2)
+            networks.pop(victim, None)  # type: ignore[arg-type]
             if place in (Place.FULL, Place.PROBE):
-                homes[guest] = home
-        assert len(crowd) == len(homes), number
+                networks[connection] = network
+        assert len(table) == len(networks), number
         for each in ("x", "y"):
-            assert list(homes.values()).count(each) <= 2
+            assert list(networks.values()).count(each) <= 2
 
 
 @pytest.mark.parametrize(
-    ("host", "home"),
+    ("host", "network"),
     [
         ("127.0.0.1", None),
         ("127.9.9.9", None),
@@ -126,57 +126,57 @@ def test_no_place_ever_has_more_than_its_bound(steps: list[tuple[int, str | None
         ("fe80::1%en0", "fe80::/64"),
     ],
 )
-def test_where_clients_come_from(host: str, home: str | None) -> None:
-    assert neighbourhood(host) == home
+def test_where_clients_come_from(host: str, network: str | None) -> None:
+    assert network_of(host) == network
 
 
 def test_who_is_being_served_is_never_ended() -> None:
-    crowd: Crowd[int] = Crowd()
+    table: ConnectionTable[int] = ConnectionTable()
     for number in range(3):
-        crowd.enter(number, 3)
-        crowd.turn(number, Doing.SERVED)
+        table.enter(number, 3)
+        table.turn(number, Doing.SERVED)
     for number in range(SPARE_PLACES):
         # They would be the first to make place again.
-        assert crowd.enter(100 + number, 3) == (Place.PROBE, None)
-        crowd.turn(100 + number, Doing.SERVED)
-    assert crowd.enter(999, 3) == (Place.NONE, None)
-    crowd.turn(100, Doing.IDLE)
-    assert crowd.enter(200, 3) == (Place.PROBE, 100), "it has no better place than who made it"
-    crowd.turn(200, Doing.SERVED)
-    crowd.leave(999)
-    crowd.leave(1)
-    assert len(crowd) == 2 + SPARE_PLACES
+        assert table.enter(100 + number, 3) == (Place.PROBE, None)
+        table.turn(100 + number, Doing.SERVED)
+    assert table.enter(999, 3) == (Place.NONE, None)
+    table.turn(100, Doing.IDLE)
+    assert table.enter(200, 3) == (Place.PROBE, 100), "it has no better place than who made it"
+    table.turn(200, Doing.SERVED)
+    table.leave(999)
+    table.leave(1)
+    assert len(table) == 2 + SPARE_PLACES
 
 
 def test_unfinished_requests_make_place_after_idle_ones() -> None:
-    crowd: Crowd[str] = Crowd()
+    table: ConnectionTable[str] = ConnectionTable()
     for name, doing in (("body", Doing.BODY), ("head", Doing.HEAD), ("idle", Doing.IDLE)):
-        crowd.enter(name, 9)
-        crowd.turn(name, doing)
-    assert [crowd.enter(f"new {n}", 3)[1] for n in range(1)] == ["idle"]
-    crowd.turn("new 0", Doing.SERVED)
-    assert crowd.enter("new 1", 3)[1] == "head"
+        table.enter(name, 9)
+        table.turn(name, doing)
+    assert [table.enter(f"new {n}", 3)[1] for n in range(1)] == ["idle"]
+    table.turn("new 0", Doing.SERVED)
+    assert table.enter("new 1", 3)[1] == "head"
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["enter", "leave", *Doing]))))
 def test_a_crowd_stays_within_its_bound(steps: list[tuple[int, object]]) -> None:
-    crowd: Crowd[int] = Crowd()
+    table: ConnectionTable[int] = ConnectionTable()
     inside: set[int] = set()
     for key, step in steps:
         if step == "enter":
             if key in inside:
                 continue
-            place, victim = crowd.enter(key, 4)
+            place, victim = table.enter(key, 4)
             inside.discard(victim)  # type: ignore[arg-type]
             if place is not Place.NONE:
                 inside.add(key)
         elif step == "leave":
-            crowd.leave(key)
+            table.leave(key)
             inside.discard(key)
         else:
             assert isinstance(step, Doing)
-            crowd.turn(key, step)
-        assert len(crowd) == len(inside) <= 4 + SPARE_PLACES
+            table.turn(key, step)
+        assert len(table) == len(inside) <= 4 + SPARE_PLACES
 
 
 def test_a_budget_of_bytes() -> None:

@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, StreamingResponse
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.access.keys import ApiKeys
-from gateway.http.access_log import Ended, HttpMeter, Recorded, RoutePaths
+from gateway.http.access_log import AccessLog, Ended, HttpMeter, RoutePaths
 from gateway.http.app import ROUTES
-from gateway.http.auth import Callers, caller_of
+from gateway.http.auth import AuthMiddleware, caller_of
 from gateway.http.record import note_usage, record_of
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults
@@ -40,10 +40,10 @@ class World:
         self.streams = asyncio.Semaphore(0)
         self.meter = HttpMeter()
         self.faults = Faults()
-        recorded = Recorded(
-            Callers(self._app, keys), self.meter, RoutePaths(ROUTES), None, self.faults
+        log = AccessLog(
+            AuthMiddleware(self._app, keys), self.meter, RoutePaths(ROUTES), None, self.faults
         )
-        transport = httpx.ASGITransport(recorded)
+        transport = httpx.ASGITransport(log)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
