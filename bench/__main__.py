@@ -21,7 +21,7 @@ from bench.raw import Raw
 from bench.report import render
 from bench.results import GATEWAY, FailedError, Report, Round
 from bench.schedule import Schedule, load_average
-from bench.servers import Bulkhead, MlxLmServer
+from bench.servers import BulkheadServer, MlxLmServer
 from bench.tiny import build_tiny_model
 from gateway.config.model_folders import DEMO_FOLDER
 
@@ -64,7 +64,7 @@ def _measure(parsed: argparse.Namespace) -> Report:
         copy_without_end(source, model)
         raw = Raw(model)
         ends.callback(raw.stop)
-        bulkhead = Bulkhead(model, folder / "state", folder / "bulkhead.log")
+        bulkhead = BulkheadServer(model, folder / "state", folder / "bulkhead.log")
         ends.callback(bulkhead.stop)
         server = MlxLmServer(model, folder / "server.log")
         ends.callback(server.stop)

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench import arguments
-from bench.conversation import Words, ask, order
+from bench.conversation import RandomText, ask, order
 from bench.kept import Kept
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.results import FailedError
-from bench.servers import Bulkhead, MlxLmServer, Server, VllmMlx
+from bench.servers import BulkheadServer, MeasuredServer, MlxLmServer, VllmMlx
 from bench.tiny import build_agent_model, build_half_billion_model
 from gateway.config.model_folders import DEMO_FOLDER
 
@@ -33,7 +33,7 @@ _SWAPPED: Final = "Bulkhead, another model between turns"
 _SWAPPED_BY_TWO: Final = f"{_SWAPPED}, two spares"
 
 
-class Session(NamedTuple):
+class AgentRun(NamedTuple):
     """Seconds until the first text and until the end of each turn's answer."""
 
     first_s: list[float]
@@ -71,31 +71,31 @@ def main() -> int:
         first = statistics.median(each.first_s[0] for each in all_)
         later = statistics.median(s for each in all_ for s in each.first_s[1:])
         print(f"| {name} | {walls[name]:.1f} | {first:.2f} | {later:.3f} |")
+    ours = walls[BulkheadServer.name]
     print(
-        f"\nAgainst {MlxLmServer.name}: {walls[Bulkhead.name] / walls[MlxLmServer.name]:.2f} "
-        f"(target {_TARGET}); with swaps against without: "
-        f"{walls[_SWAPPED] / walls[Bulkhead.name]:.2f} (target {_SWAP_TARGET}), with two spares "
-        f"{walls[_SWAPPED_BY_TWO] / walls[Bulkhead.name]:.2f}; "
-        f"against the loop: {walls[Bulkhead.name] / walls[Kept.name]:.2f}."
+        f"\nAgainst {MlxLmServer.name}: {ours / walls[MlxLmServer.name]:.2f} (target {_TARGET}); "
+        f"with swaps against without: {walls[_SWAPPED] / ours:.2f} (target {_SWAP_TARGET}), "
+        f"with two spares {walls[_SWAPPED_BY_TWO] / ours:.2f}; "
+        f"against the loop: {ours / walls[Kept.name]:.2f}."
     )
     return 0
 
 
-def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[Session]]:
-    sessions: dict[str, list[Session]] = {}
+def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[AgentRun]]:
+    sessions: dict[str, list[AgentRun]] = {}
     with ExitStack() as ends:
-        ours = Bulkhead(folder / "model", folder / "state", folder / "bulkhead.log")
+        ours = BulkheadServer(folder / "model", folder / "state", folder / "bulkhead.log")
         ends.callback(ours.stop)
         theirs = MlxLmServer(folder / "model", folder / "server.log")
         ends.callback(theirs.stop)
         other = f"{folder / 'model'}=other"
-        subjects: list[tuple[str, Server]] = [(ours.name, ours), (theirs.name, theirs)]
+        subjects: list[tuple[str, MeasuredServer]] = [(ours.name, ours), (theirs.name, theirs)]
         if parsed.vllm_mlx is not None:
             peer = VllmMlx(parsed.vllm_mlx, folder / "model", folder / "vllm-mlx.log")
             ends.callback(peer.stop)
             subjects.append((peer.name, peer))
         for spares, name in enumerate((_SWAPPED, _SWAPPED_BY_TWO), start=1):
-            swapping = Bulkhead(
+            swapping = BulkheadServer(
                 *(folder / "model", folder / f"state-{spares}", folder / f"swapping-{spares}.log"),
                 *("--model", other, "--spare", str(spares)),
             )
@@ -108,19 +108,21 @@ def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[Session
         loop.ask("Good morning.", 8)
         for number in range(parsed.rounds):
             for name, server in subjects:
-                words = Words(folder / "model", number)
+                words = RandomText(folder / "model", number)
                 session = _session(server, words, parsed, swaps=name in (_SWAPPED, _SWAPPED_BY_TWO))
                 sessions.setdefault(name, []).append(session)
                 print(f"{name}: {session.wall_s:.1f} s", file=sys.stderr)
             sessions.setdefault(loop.name, []).append(
-                _alone(loop, Words(folder / "model", number), parsed)
+                _alone(loop, RandomText(folder / "model", number), parsed)
             )
     return sessions
 
 
-def _session(server: Server, words: Words, parsed: argparse.Namespace, *, swaps: bool) -> Session:
+def _session(
+    server: MeasuredServer, words: RandomText, parsed: argparse.Namespace, *, swaps: bool
+) -> AgentRun:
     prompt = words.take(parsed.system)
-    session = Session([], [])
+    session = AgentRun([], [])
     for turn in range(parsed.turns):
         if swaps and turn:
             order(server.address, server.model, "unload")
@@ -134,9 +136,9 @@ def _session(server: Server, words: Words, parsed: argparse.Namespace, *, swaps:
     return session
 
 
-def _alone(loop: Kept, words: Words, parsed: argparse.Namespace) -> Session:
+def _alone(loop: Kept, words: RandomText, parsed: argparse.Namespace) -> AgentRun:
     loop.begin()
-    session = Session([], [])
+    session = AgentRun([], [])
     text = words.take(parsed.system)
     for _ in range(parsed.turns):
         made = loop.ask(text + words.take(parsed.result), parsed.answer)

@@ -25,7 +25,7 @@ class Turn(NamedTuple):
     answer: str
 
 
-class Words:
+class RandomText:
     """Text of so many tokens, of random words."""
 
     def __init__(self, model: Path, seed: int) -> None:

@@ -21,7 +21,7 @@ from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.raw import Raw
 from bench.results import FailedError, Generation
-from bench.servers import Bulkhead
+from bench.servers import BulkheadServer
 from bench.settings import sampled
 from bench.tiny import build_half_billion_model
 from gateway.config.model_folders import DEMO_FOLDER
@@ -67,7 +67,7 @@ def main() -> int:
         copy_without_end(parsed.model or _build(folder, parsed), folder / "model")
         raw = Raw(folder / "model")
         ends.callback(raw.stop)
-        bulkhead = Bulkhead(folder / "model", folder / "state", folder / "bulkhead.log")
+        bulkhead = BulkheadServer(folder / "model", folder / "state", folder / "bulkhead.log")
         ends.callback(bulkhead.stop)
         machine = describe_machine()
         print(

@@ -26,7 +26,7 @@ from bench.load import Address, completion_request
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.results import FailedError
-from bench.servers import Bulkhead
+from bench.servers import BulkheadServer
 from bench.tiny import build_tiny_model
 from gateway.config.model_folders import DEMO_FOLDER
 
@@ -86,7 +86,7 @@ async def _gaps(address: Address, requests: Sequence[bytes]) -> list[float]:
     return found
 
 
-def _gaps_beside(case: str, gateway: Bulkhead, requests: Sequence[bytes]) -> list[float]:
+def _gaps_beside(case: str, gateway: BulkheadServer, requests: Sequence[bytes]) -> list[float]:
     if case == "alone":
         return uvloop.run(_gaps(gateway.address, requests))
     host, port = gateway.address
@@ -116,7 +116,7 @@ def main() -> int:
             source = folder / "tiny"
             build_tiny_model(DEMO_FOLDER, source)
         copy_without_end(source, folder / "model")
-        gateway = Bulkhead(folder / "model", folder / "state", folder / "log")
+        gateway = BulkheadServer(folder / "model", folder / "state", folder / "log")
         requests = [
             completion_request(
                 gateway.model, f"{number} Tell me a story.", parsed.tokens, {"temperature": 0.0}

@@ -54,21 +54,23 @@ def completion_request(
     return head.encode() + body
 
 
-class Load:
+class RunningStreams:
     """Requests that wait to be sent at once, each on a connection that is open already."""
 
-    def __init__(self, streams: Sequence[_Stream], requests: Sequence[bytes], tokens: int) -> None:
+    def __init__(
+        self, streams: Sequence[_TimedStream], requests: Sequence[bytes], tokens: int
+    ) -> None:
         self._streams = streams
         self._requests = requests
         self._tokens = tokens
 
     @classmethod
-    async def open(cls, address: Address, requests: Sequence[bytes], tokens: int) -> Load:
+    async def open(cls, address: Address, requests: Sequence[bytes], tokens: int) -> RunningStreams:
         """Connect once for each request. Every answer must have `tokens` tokens."""
         loop = asyncio.get_running_loop()
         streams = []
         for _ in requests:
-            _, stream = await loop.create_connection(lambda: _Stream(loop), *address)
+            _, stream = await loop.create_connection(lambda: _TimedStream(loop), *address)
             streams.append(stream)
             await asyncio.sleep(_ACCEPTED_S)
         return cls(streams, requests, tokens)
@@ -100,7 +102,7 @@ class Load:
         )
 
 
-class _Stream(asyncio.Protocol):
+class _TimedStream(asyncio.Protocol):
     """One answer. `ended` becomes the time of its last frame."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

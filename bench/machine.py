@@ -9,11 +9,11 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.results import Machine
+from bench.results import MeasuringMachine
 
 
-def describe_machine() -> Machine:
-    return Machine(
+def describe_machine() -> MeasuringMachine:
+    return MeasuringMachine(
         processor=_processor(),
         cores=os.cpu_count() or 0,
         system=_system(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 
-class Prompts:
+class FreshPrompts:
     def __init__(self) -> None:
         # They differ from the first token on: caches look for a common beginning.
         self._numbers = itertools.count(1000)

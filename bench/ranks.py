@@ -17,9 +17,9 @@ from pathlib import Path
 from bench import arguments
 from bench.machine import describe_machine
 from bench.model import copy_without_end
-from bench.prompts import Prompts
+from bench.prompts import FreshPrompts
 from bench.results import FailedError
-from bench.servers import Bulkhead
+from bench.servers import BulkheadServer
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def _measure(parsed: argparse.Namespace) -> dict[int, tuple[float, float]]:
         for local in (1, parsed.local):
             config = folder / f"{local}.toml"
             config.write_text(_config(folder / "model", local, parsed))
-            server = Bulkhead(
+            server = BulkheadServer(
                 folder / "model",
                 folder / f"state{local}",
                 folder / f"{local}.log",
@@ -61,7 +61,7 @@ def _measure(parsed: argparse.Namespace) -> dict[int, tuple[float, float]]:
             )
             ends.callback(server.stop)
             subjects.append(server)
-        prompts = Prompts()
+        prompts = FreshPrompts()
         rates: dict[int, tuple[list[float], list[float]]] = {}
         for round_ in range(parsed.rounds + 1):
             for streams in parsed.streams:

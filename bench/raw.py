@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.load import Prompt
 from bench.results import RAW, FailedError, Generation
-from bench.settings import Settings, settings_of
+from bench.settings import SamplingSettings, settings_of
 
 
 class Raw:
@@ -84,7 +84,7 @@ def _serve(model: str, connection: Connection) -> None:
         generator.close()
 
 
-def _sampler(settings: Settings) -> Any:
+def _sampler(settings: SamplingSettings) -> Any:
     """What mlx-lm has for a row with settings of its own: a sampler each."""
     from mlx_lm.sample_utils import make_sampler
 

@@ -48,7 +48,7 @@ class Round(Struct, frozen=True):
     sampled: bool = False
 
 
-class Machine(Struct, frozen=True):
+class MeasuringMachine(Struct, frozen=True):
     processor: str
     cores: int
     system: str
@@ -63,7 +63,7 @@ class Report(Struct, frozen=True):
     `load_average` is the system's, over one minute, before and after the rounds.
     """
 
-    machine: Machine
+    machine: MeasuringMachine
     model: str
     tokens_per_stream: int
     load_average: tuple[float, float]

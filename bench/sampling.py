@@ -22,7 +22,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from bench import arguments
 from bench.machine import describe_machine
-from bench.settings import GREEDY, Settings, sampled, settings_of
+from bench.settings import GREEDY, SamplingSettings, sampled, settings_of
 from bench.tiny import build_tiny_model
 from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.shapes import wide_cache
@@ -53,12 +53,12 @@ _ADJUSTMENTS: Final = Adjustments(
 )
 
 _DIFFERENT: Final = list(settings_of(sampled([""] * _ROWS)))
-_CASES: Final[dict[str, list[Settings]]] = {
+_CASES: Final[dict[str, list[SamplingSettings]]] = {
     "greedy": [GREEDY] * _ROWS,
-    "temperature": [Settings(0.8)] * _ROWS,
-    "min_p": [Settings(0.8, min_p=0.05)] * _ROWS,
-    "top_k": [Settings(0.8, top_k=40)] * _ROWS,
-    "top_p": [Settings(0.8, top_p=0.95)] * _ROWS,
+    "temperature": [SamplingSettings(0.8)] * _ROWS,
+    "min_p": [SamplingSettings(0.8, min_p=0.05)] * _ROWS,
+    "top_k": [SamplingSettings(0.8, top_k=40)] * _ROWS,
+    "top_p": [SamplingSettings(0.8, top_p=0.95)] * _ROWS,
     "32 settings": _DIFFERENT,
     "half of them greedy": [GREEDY if i % 2 else each for i, each in enumerate(_DIFFERENT)],
 }
@@ -121,7 +121,7 @@ def _call_ms(sampler: Callable[[mx.array], mx.array], logprobs: mx.array) -> flo
 
 
 def _sampler(
-    settings: Sequence[Settings],
+    settings: Sequence[SamplingSettings],
     adjustments: Adjustments | None = None,
     logprobs: int | None = None,
 ) -> BatchSampler[int]:
@@ -153,7 +153,7 @@ def _one_by_one(logprobs: mx.array) -> mx.array:
     return mx.concatenate([each(logprobs[i : i + 1]) for i, each in enumerate(samplers)])
 
 
-def _row_sampling(seed: int, settings: Settings) -> RowSampling | None:
+def _row_sampling(seed: int, settings: SamplingSettings) -> RowSampling | None:
     if settings == GREEDY:
         return None
     return RowSampling(seed, settings.temperature, settings.top_p, settings.top_k, settings.min_p)
@@ -184,7 +184,7 @@ def _steps_ms(folder: Path, turns: int) -> list[list[float]]:
     return [[statistics.median(each) * 1e3 for each in times] for times in times_s]
 
 
-def _decoding(model: LoadedModel, settings: Sequence[Settings], steps: int) -> Any:
+def _decoding(model: LoadedModel, settings: Sequence[SamplingSettings], steps: int) -> Any:
     engine = BatchedEngine(
         model.model, model.eos_token_ids, _ROWS, CacheRoom(CacheSizes(0, 0, 1.0))
     )

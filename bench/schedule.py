@@ -9,9 +9,9 @@ from typing import Final, Protocol
 
 from bench.load import Prompt
 from bench.processes import cpu_s
-from bench.prompts import Prompts
+from bench.prompts import FreshPrompts
 from bench.results import Generation, Round
-from bench.servers import Server
+from bench.servers import MeasuredServer
 from bench.settings import Sampled, sampled
 
 # A load is repeated for so long while health is probed: some hundred probes a table cell.
@@ -36,7 +36,7 @@ class Schedule:
         self._subjects = subjects
         self._stream_counts = stream_counts
         self._tokens = tokens
-        self._prompts = Prompts()
+        self._prompts = FreshPrompts()
 
     def warm_up(self) -> None:
         """Load the models, and throw one round away."""
@@ -74,7 +74,7 @@ class Schedule:
         generation = subject.generate(prompts, self._tokens)
         after = cpu_s(pids)
         health_s = []
-        if isinstance(subject, Server) and not isinstance(prompts, Sampled):
+        if isinstance(subject, MeasuredServer) and not isinstance(prompts, Sampled):
             health_s = subject.probe_health(
                 lambda: self._prompts.take(streams), self._tokens, _PROBED_S
             )

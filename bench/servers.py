@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from bench.health import HealthProbe
-from bench.load import Address, Load, Prompt, completion_request
+from bench.load import Address, Prompt, RunningStreams, completion_request
 from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
 from bench.settings import settings_of
 
@@ -30,7 +30,7 @@ _LOG_TAIL_CHARACTERS: Final = 2000
 T = TypeVar("T")
 
 
-class Server:
+class MeasuredServer:
     """A server process and its address. What it logs goes to a file."""
 
     name: str
@@ -102,19 +102,19 @@ class Server:
         load = await self._open(prompts, tokens)
         return await load.run()
 
-    async def _open(self, prompts: Sequence[Prompt], tokens: int) -> Load:
+    async def _open(self, prompts: Sequence[Prompt], tokens: int) -> RunningStreams:
         requests = [
             completion_request(self.model, prompt, tokens, msgspec.structs.asdict(settings))
             for prompt, settings in zip(prompts, settings_of(prompts), strict=True)
         ]
-        return await Load.open(self.address, requests, tokens)
+        return await RunningStreams.open(self.address, requests, tokens)
 
     def _failed(self, why: str) -> FailedError:
         tail = self._log.read_text("utf-8", "replace")[-_LOG_TAIL_CHARACTERS:]
         return FailedError(f"{self.name}: {why}\nThe end of its log:\n{tail}")
 
 
-class Bulkhead(Server):
+class BulkheadServer(MeasuredServer):
     """`bulkhead serve`: the gateway and, after the first request, its worker."""
 
     name = BULKHEAD
@@ -136,7 +136,7 @@ class Bulkhead(Server):
         return {GATEWAY: self._process.pid, WORKER: model["worker"]["pid"]}
 
 
-class Peer(Server):
+class OtherServer(MeasuredServer):
     """Another project's server, a single process that listens at `--port`."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Peer(Server):
         return True
 
 
-class MlxLmServer(Peer):
+class MlxLmServer(OtherServer):
     """`mlx_lm.server`. By default it decodes 32 requests at once too."""
 
     name = SERVER
@@ -169,7 +169,7 @@ class MlxLmServer(Peer):
         super().__init__(["-m", "mlx_lm", "server", "--model", str(model)], log, "default_model")
 
 
-class VllmMlx(Peer):
+class VllmMlx(OtherServer):
     """`vllm-mlx serve`, whose program lies in an environment of its own. Its other engine computes
     every prompt anew.
     """

@@ -9,7 +9,7 @@ from msgspec import Struct
 from bench.load import Prompt
 
 
-class Settings(Struct, frozen=True):
+class SamplingSettings(Struct, frozen=True):
     """No seed: mlx_lm.server answers a request with one outside of its batch. Bulkhead gives every
     request a seed of its own.
     """
@@ -20,13 +20,13 @@ class Settings(Struct, frozen=True):
     min_p: float = 0.0
 
 
-GREEDY = Settings()
+GREEDY = SamplingSettings()
 
 
 class Sampled(list[Prompt]):
     """Prompts, and the settings of each; a plain list is answered greedily."""
 
-    def __init__(self, prompts: Sequence[Prompt], settings: Sequence[Settings]) -> None:
+    def __init__(self, prompts: Sequence[Prompt], settings: Sequence[SamplingSettings]) -> None:
         super().__init__(prompts)
         self.settings = settings
 
@@ -36,20 +36,20 @@ def sampled(prompts: Sequence[Prompt]) -> Sampled:
     return Sampled(prompts, [_different(index) for index in range(len(prompts))])
 
 
-def settings_of(prompts: Sequence[Prompt]) -> Sequence[Settings]:
+def settings_of(prompts: Sequence[Prompt]) -> Sequence[SamplingSettings]:
     return prompts.settings if isinstance(prompts, Sampled) else [GREEDY] * len(prompts)
 
 
-def _different(index: int) -> Settings:
+def _different(index: int) -> SamplingSettings:
     temperature = 0.5 + index % 60 / 60
     match index % 5:
         case 0:
-            return Settings(temperature)
+            return SamplingSettings(temperature)
         case 1:
-            return Settings(temperature, top_p=0.9)
+            return SamplingSettings(temperature, top_p=0.9)
         case 2:
-            return Settings(temperature, top_k=20 + index)
+            return SamplingSettings(temperature, top_k=20 + index)
         case 3:
-            return Settings(temperature, min_p=0.05)
+            return SamplingSettings(temperature, min_p=0.05)
         case _:
-            return Settings(temperature, top_p=0.95, top_k=40, min_p=0.01)
+            return SamplingSettings(temperature, top_p=0.95, top_k=40, min_p=0.01)

@@ -44,7 +44,7 @@ class Time(NamedTuple):
         return Time(self.clock_s - earlier.clock_s, self.cpu_s - earlier.cpu_s)
 
 
-class Round(NamedTuple):
+class StallTimes(NamedTuple):
     step: Time
     undisturbed_gap: Time
     worst_gap: Time
@@ -67,7 +67,7 @@ def main() -> int:
         rounds = _measure(model, parsed)
     machine = describe_machine()
     print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {len(rounds)} rounds\n")
-    medians = Round(*(_median(each) for each in zip(*rounds, strict=True)))
+    medians = StallTimes(*(_median(each) for each in zip(*rounds, strict=True)))
     ratio = medians.busy_first.clock_s / medians.idle_first.clock_s
     print("| | by the clock | CPU time | target |\n| --- | ---: | ---: | ---: |")
     _print_row(f"a step of {_STREAMS} streams (ms)", medians.step, 1e3, "")
@@ -92,7 +92,7 @@ def _print_row(name: str, time_: Time, unit: float, target: str) -> None:
     print(f"| {name} | {clock} | {cpu} | {target} |")
 
 
-def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
+def _measure(model: Path, parsed: argparse.Namespace) -> list[StallTimes]:
     # Here, not above: to import MLX takes hold of a GPU.
     from worker.engines.batched import BatchedEngine
     from worker.engines.room import CacheRoom, measure
@@ -111,12 +111,12 @@ def _measure(model: Path, parsed: argparse.Namespace) -> list[Round]:
     return rounds[1:]
 
 
-def _round(engine: Any, chance: random.Random) -> Round:
-    alone = _Run(engine, chance)
+def _round(engine: Any, chance: random.Random) -> StallTimes:
+    alone = _EngineRun(engine, chance)
     alone.add("long", _LONG_TOKENS, 2)
     alone.until("long")
     alone.end()
-    run = _Run(engine, chance)
+    run = _EngineRun(engine, chance)
     for number in range(_STREAMS):
         run.add(f"stream {number}", 30, 4000)
     run.steps(30)
@@ -135,14 +135,16 @@ def _round(engine: Any, chance: random.Random) -> Round:
         run.until(f"short {number}")
     run.end()
     shorts = [run.first(f"short {number}") for number in range(_SHORT)]
-    return Round(step, undisturbed, worst, alone.first("long"), run.first("long"), _highest(shorts))
+    return StallTimes(
+        step, undisturbed, worst, alone.first("long"), run.first("long"), _highest(shorts)
+    )
 
 
 def _highest(times: list[Time]) -> Time:
     return Time(*(max(each) for each in zip(*times, strict=True)))
 
 
-class _Run:
+class _EngineRun:
     def __init__(self, engine: Any, chance: random.Random) -> None:
         self._engine = engine
         self._chance = chance

@@ -49,7 +49,7 @@ def _at_rest(gateway: Gateway, spares: int) -> bool:
     return spares == 0 or ready == spares + len(gateway.events("adopt"))
 
 
-class Reader:
+class WeightsReader:
     """A process that has done its imports, as a spare worker has, and reads a model's weights when
     told. The first time it also meets the device for the first time.
     """
@@ -134,7 +134,7 @@ def main() -> int:
 
 def _bare_s(model: Path) -> tuple[float, float]:
     """Seconds of two readings by one process."""
-    reader = Reader(model)
+    reader = WeightsReader(model)
     try:
         return reader.read_s(), reader.read_s()
     finally:

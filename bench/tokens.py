@@ -30,7 +30,7 @@ from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.processes import cpu_s
 from bench.results import GATEWAY, FailedError
-from bench.servers import Bulkhead
+from bench.servers import BulkheadServer
 from bench.tiny import build_tiny_model
 from gateway.config.model_folders import DEMO_FOLDER
 
@@ -41,7 +41,7 @@ _LONGEST_S: Final = 600.0
 _IDLE_S: Final = 5.0
 
 
-class Counted(asyncio.Protocol):
+class EventCounter(asyncio.Protocol):
     """One answer, of which the events are counted."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -68,7 +68,7 @@ async def read(address: Address, requests: Sequence[bytes]) -> tuple[int, int]:
     streams = []
     transports = []
     for _ in requests:
-        transport, stream = await loop.create_connection(lambda: Counted(loop), *address)
+        transport, stream = await loop.create_connection(lambda: EventCounter(loop), *address)
         transports.append(transport)
         streams.append(stream)
     for transport, request in zip(transports, requests, strict=True):
@@ -80,7 +80,7 @@ async def read(address: Address, requests: Sequence[bytes]) -> tuple[int, int]:
     return sum(each.events for each in streams), sum(each.bytes for each in streams)
 
 
-class Bare:
+class UvicornAlone:
     """uvicorn and a function that sends events of one size on a clock."""
 
     def __init__(self) -> None:
@@ -141,8 +141,8 @@ def main() -> int:
             source = folder / "tiny"
             build_tiny_model(DEMO_FOLDER, source)
         copy_without_end(source, folder / "model")
-        gateway = Bulkhead(folder / "model", folder / "state", folder / "log")
-        reference = Bare()
+        gateway = BulkheadServer(folder / "model", folder / "state", folder / "log")
+        reference = UvicornAlone()
 
         def asked(key: str | None) -> list[bytes]:
             return [

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final
 
 from bench import arguments
-from bench.conversation import Turn, Words, ask, order
+from bench.conversation import RandomText, Turn, ask, order
 from bench.machine import describe_machine
 from bench.model import copy_without_end
 from bench.processes import wait_until_gone
 from bench.results import GATEWAY, WORKER, FailedError
-from bench.servers import Bulkhead
+from bench.servers import BulkheadServer
 from bench.tiny import build_agent_model, build_half_billion_model
 from gateway.config.model_folders import DEMO_FOLDER
 
@@ -35,7 +35,7 @@ _TARGETS: Final = {"at once": 0.1, "unloaded": 0.2, "worker killed": 0.2, "gatew
 _FIRST_TARGET: Final = 1.3
 
 
-class Server:
+class InterruptedGateway:
     """Bulkhead with one model and one state folder, whatever becomes of its processes."""
 
     def __init__(self, folder: Path) -> None:
@@ -43,7 +43,7 @@ class Server:
         self._running = self._start()
 
     @property
-    def running(self) -> Bulkhead:
+    def running(self) -> BulkheadServer:
         return self._running
 
     def ask(self, prompt: str, tokens: int = _ANSWER, temperature: float = 0.0) -> Turn:
@@ -72,8 +72,8 @@ class Server:
         self._running = self._start()
         order(self._running.address, "bench", "load")
 
-    def _start(self) -> Bulkhead:
-        return Bulkhead(self._folder / "model", self._folder / "state", self._folder / "log")
+    def _start(self) -> BulkheadServer:
+        return BulkheadServer(self._folder / "model", self._folder / "state", self._folder / "log")
 
 
 def main() -> int:
@@ -89,18 +89,18 @@ def main() -> int:
         copy_without_end(parsed.model or folder / "built", folder / "model")
         machine = describe_machine()
         print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}\n")
-        server = Server(folder)
+        server = InterruptedGateway(folder)
         ends.callback(lambda: server.running.stop())
         try:
-            _turns(server, Words(folder / "model", 1), parsed.rounds, parsed.prompt)
-            _firsts(server, Words(folder / "model", 2), parsed.rounds)
+            _turns(server, RandomText(folder / "model", 1), parsed.rounds, parsed.prompt)
+            _firsts(server, RandomText(folder / "model", 2), parsed.rounds)
         except (FailedError, OSError) as error:
             print(f"bench.turns: {error}", file=sys.stderr)
             return 1
     return 0
 
 
-def _turns(server: Server, words: Words, rounds: int, tokens: int) -> None:
+def _turns(server: InterruptedGateway, words: RandomText, rounds: int, tokens: int) -> None:
     between: dict[str, Callable[[], None]] = {
         "at once": server.nothing,
         "unloaded": server.unload,
@@ -131,7 +131,7 @@ def _turns(server: Server, words: Words, rounds: int, tokens: int) -> None:
         )
 
 
-def _firsts(server: Server, words: Words, rounds: int) -> None:
+def _firsts(server: InterruptedGateway, words: RandomText, rounds: int) -> None:
     print(f"\nThe first token of short requests after a load, medians of {rounds} loads (ms).\n")
     print(f"| | {' | '.join(str(1 + i) for i in range(_FIRSTS))} | first to tenth |")
     print(f"| --- |{' ---: |' * (_FIRSTS + 1)}")

@@ -19,7 +19,7 @@ from gateway.library.pull_messages import (
     Progressed,
     PullFailed,
     PullFinished,
-    PullOrder,
+    PullJob,
     Said,
 )
 from gateway.library.pull_process import Deaths, PullProcess
@@ -68,7 +68,7 @@ class PullHere:
 
     def _start(self, *, goes_on: bool = False) -> None:
         hub = self._settings.hub
-        order = PullOrder(self._model, hub.endpoint, hub.at, goes_on=goes_on)
+        order = PullJob(self._model, hub.endpoint, hub.at, goes_on=goes_on)
         try:
             self._process = PullProcess(order, self._said.put, self._said.put)
         except OSError as error:

@@ -39,7 +39,7 @@ _SHELL_S: Final = 300.0
 DEADLINE_S: Final = 2 * (2 + _TIMES) * _GENERATION_S + _SHELL_S
 
 
-class MeasuredSpeeds(Struct, frozen=True):
+class SpeedComparison(Struct, frozen=True):
     """Tokens/s of one stream. Meanwhile `beside` requests ran in the gateway; before, `busy` of the
     processors' time was taken, from 0 to 1.
     """
@@ -51,7 +51,7 @@ class MeasuredSpeeds(Struct, frozen=True):
     busy: float
 
 
-class _Model(Struct, frozen=True):
+class _ModelLoad(Struct, frozen=True):
     id: str
     state: str
     active_requests: int
@@ -59,8 +59,8 @@ class _Model(Struct, frozen=True):
     estimate_bytes: int | None = None
 
 
-class _Status(Struct, frozen=True):
-    models: tuple[_Model, ...]
+class _ModelLoads(Struct, frozen=True):
+    models: tuple[_ModelLoad, ...]
 
 
 class _ImpossibleError(Exception):
@@ -88,7 +88,7 @@ def look_at_throughput(installation: Installation) -> Iterator[Finding]:
         yield judge_throughput(speeds, is_service=running.is_service)
 
 
-def judge_throughput(speeds: MeasuredSpeeds, *, is_service: bool) -> Finding:
+def judge_throughput(speeds: SpeedComparison, *, is_service: bool) -> Finding:
     ratio = speeds.gateway / speeds.shell
     evidence = (
         f"{speeds.model} makes {speeds.gateway:.0f} tokens/s in the gateway and {speeds.shell:.0f} "
@@ -118,7 +118,7 @@ def judge_throughput(speeds: MeasuredSpeeds, *, is_service: bool) -> Finding:
     )
 
 
-def _measure(installation: Installation, running: Running) -> MeasuredSpeeds:
+def _measure(installation: Installation, running: Running) -> SpeedComparison:
     if running.health is None:
         raise _ImpossibleError(
             "No gateway answers, so there is nothing to compare with.",
@@ -132,10 +132,12 @@ def _measure(installation: Installation, running: Running) -> MeasuredSpeeds:
         shell = _in_shell(source, python)
         later = _in_gateway(client, model)
         beside = max(map(_requests, (before, _status(client))))
-    return MeasuredSpeeds(model, max(earlier, later), shell, beside, busy)
+    return SpeedComparison(model, max(earlier, later), shell, beside, busy)
 
 
-def _choose(status: _Status, configured: dict[str, ModelSettings]) -> tuple[str, str, str | None]:
+def _choose(
+    status: _ModelLoads, configured: dict[str, ModelSettings]
+) -> tuple[str, str, str | None]:
     """Id, place and interpreter of a model that is loaded and may be loaded once more beside it;
     else the demo model, which is small.
     """
@@ -184,12 +186,12 @@ def _generate(client: httpx.Client, model: str, tokens: int) -> float:
     return time.monotonic() - began
 
 
-def _status(client: httpx.Client) -> _Status:
+def _status(client: httpx.Client) -> _ModelLoads:
     answer = client.get("/admin/v1/status", timeout=_STATUS_S).raise_for_status()
-    return msgspec.json.decode(answer.content, type=_Status)
+    return msgspec.json.decode(answer.content, type=_ModelLoads)
 
 
-def _requests(status: _Status) -> int:
+def _requests(status: _ModelLoads) -> int:
     return sum(each.active_requests + each.queue_depth for each in status.models)
 
 

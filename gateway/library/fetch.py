@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gateway.library.pull_messages import PullError, PullOrder
+from gateway.library.pull_messages import PullError, PullJob
 from gateway.library.sources import (
     DIGEST,
     ChangedError,
@@ -99,7 +99,7 @@ class FileFetch:
         file: RemoteFile,
         part: Path,
         blob: Path,
-        order: PullOrder,
+        order: PullJob,
     ) -> None:
         self.have_bytes = 0
         self.trouble: str | None = None

@@ -55,7 +55,7 @@ class _Safetensors(Struct):
     parameters: dict[str, int] = {}
 
 
-class _Model(Struct):
+class _HubModel(Struct):
     sha: str
     siblings: list[_Sibling]
     safetensors: _Safetensors | None = None
@@ -100,7 +100,7 @@ class Hub:
 
     def listing(self, repository: str) -> Listing:
         answer = self._ask(f"/api/models/{repository}/revision/main", {"blobs": "true"}, repository)
-        found = self._decoded(answer, _Model)
+        found = self._decoded(answer, _HubModel)
         files = tuple(
             RemoteFile(
                 each.rfilename, each.size, each.blobId if each.lfs is None else each.lfs.sha256

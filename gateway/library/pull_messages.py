@@ -27,7 +27,7 @@ Code: TypeAlias = Literal[
 ]
 
 
-class PullOrder(Struct, frozen=True):
+class PullJob(Struct, frozen=True):
     """The first line of the input. `folder` is where models lie that are copied instead of asked
     the hub for. Without a byte for `stall_s` a connection is given up; the first pause before
     another is `pause_s`, and after `patience_s` without a byte so is the pull. A hub that has

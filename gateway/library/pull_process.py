@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.library.pull_messages import GO, PullOrder, Said, decode_said
+from gateway.library.pull_messages import GO, PullJob, Said, decode_said
 from gateway.system.lane import start_thread
 
 _LAST_LINES: Final = 5
@@ -25,7 +25,7 @@ class PullProcess:
     """Whoever kills it has cancelled it. A thread reads what it says and reaps it."""
 
     def __init__(
-        self, order: PullOrder, on_said: Callable[[Said], None], on_end: Callable[[str], None]
+        self, order: PullJob, on_said: Callable[[Said], None], on_end: Callable[[str], None]
     ) -> None:
         """Both are called from the thread; `on_end` once, with how it ended.
 

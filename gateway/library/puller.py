@@ -26,7 +26,7 @@ from gateway.library.pull_messages import (
     PullError,
     PullFailed,
     PullFinished,
-    PullOrder,
+    PullJob,
     Reference,
     Said,
     parse_reference,
@@ -68,7 +68,7 @@ class Download:
 
     def __init__(
         self,
-        order: PullOrder,
+        order: PullJob,
         cache: Path,
         say: Callable[[Said], None],
         agreed: Callable[[], object],
@@ -290,7 +290,7 @@ def main() -> int:
     # A Ctrl-C is meant for the gateway or the command that has asked for the pull.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=PullOrder)
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=PullJob)
     agreed = threading.Event()
     threading.Thread(target=_watch_input, args=(agreed,), name="input", daemon=True).start()
     try:

@@ -21,7 +21,7 @@ from gateway.library.pull_messages import (
     Progressed,
     PullFailed,
     PullFinished,
-    PullOrder,
+    PullJob,
     Reference,
     Said,
     parse_reference,
@@ -208,7 +208,7 @@ class Pulls:
         """Raises: Refusal."""
         settings = self._fleet.settings.hub
         known = pull.status.repository
-        order = PullOrder(
+        order = PullJob(
             known or str(pull.reference),
             settings.endpoint,
             settings.at,

@@ -27,7 +27,7 @@ from gateway.http.errors import error_response, on_defect, on_http_exception, on
 from gateway.http.record import Record, begin_record, request_id
 from gateway.server.agent_routes import ROUTES
 from gateway.server.agent_sessions import MOST_RANKS, Sessions
-from gateway.server.uvicorn_server import Server
+from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir, near_url
 from gateway.system.tasks import Faults, Tasks
@@ -112,7 +112,7 @@ async def _serve(
     app.state.sessions = sessions
     signals: asyncio.Queue[int] = asyncio.Queue()
     handshakes = Tasks("connections")
-    server = Server(
+    server = UvicornServer(
         uvicorn.Config(
             AgentKeyMiddleware(app, key),
             http=functools.partial(  # type: ignore[arg-type]

@@ -166,7 +166,7 @@ _GATHER_S: Final = 0.05
 _REMEMBERED: Final = 1024
 
 
-class Session:
+class RankSession:
     """`id` is its lease's. Everything runs on the event loop but what ranks print."""
 
     def __init__(

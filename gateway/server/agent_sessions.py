@@ -8,7 +8,7 @@ import logging
 import secrets
 from typing import Final
 
-from gateway.server.agent_session import HostedRank, Session
+from gateway.server.agent_session import HostedRank, RankSession
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
@@ -114,7 +114,7 @@ class Sessions:
         self._lease_s = lease_s
         self._log = log
         self._records = records
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, RankSession] = {}
         self._versions = versions()
         self._tasks = Tasks("agent")
 
@@ -130,7 +130,7 @@ class Sessions:
     def versions(self) -> dict[str, str]:
         return self._versions
 
-    def open(self, opening: Opening) -> Session:
+    def open(self, opening: Opening) -> RankSession:
         """Raises: Refusal: its version is another one, or there are too many."""
         if opening.api != API:
             raise Refusal(
@@ -151,13 +151,13 @@ class Sessions:
                 "overloaded",
                 f"{MOST_SESSIONS} gateways have leases here, the most that are allowed.",
             )
-        session = Session(
+        session = RankSession(
             secrets.token_hex(16), opening.gateway, self._lease_s, self._log, self._records
         )
         self._sessions[session.id] = session
         return session
 
-    def session(self, session_id: str) -> Session:
+    def session(self, session_id: str) -> RankSession:
         """Raises: Refusal: there is none, or none any more."""
         found = self._sessions.get(session_id)
         if found is None:
@@ -173,7 +173,7 @@ class Sessions:
                 return session.ranks[rank_id]
         raise Refusal("not_found", "There is no such rank: it has ended.")
 
-    def start(self, session: Session, order: OrderBody) -> HostedRank:
+    def start(self, session: RankSession, order: OrderBody) -> HostedRank:
         """Raises: Refusal: it can't be started, by the order, for lack of memory or whatever."""
         if (reason := complaint(order)) is not None:
             raise Refusal("invalid_request_error", f"The order can't be taken: {reason}.")
@@ -200,7 +200,7 @@ class Sessions:
         logger.info("Rank %d is promised %s now", rank.pid, format_size(promised_bytes))
         return promised_bytes
 
-    def close(self, session: Session, reason: str) -> None:
+    def close(self, session: RankSession, reason: str) -> None:
         """Its ranks end; then it is forgotten."""
         if session.over is None:
             session.end(reason)
@@ -223,7 +223,7 @@ class Sessions:
         await rank.ended()
         self.room.gone(rank.id)
 
-    async def _forget(self, session: Session) -> None:
+    async def _forget(self, session: RankSession) -> None:
         await session.until_over()
         self._sessions.pop(session.id, None)
         await session.close()

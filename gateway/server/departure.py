@@ -23,7 +23,7 @@ from gateway.server.gateway_channel import Finished, FromSuccessor, Released
 from gateway.server.handover import SuccessorProcess
 from gateway.server.relay import Relay
 from gateway.server.takeover import Takeover
-from gateway.server.uvicorn_server import Server
+from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Departure:
     def __init__(
         self,
         parts: Parts,
-        server: Server,
+        server: UvicornServer,
         relay: Relay,
         successor: SuccessorProcess,
         takeover: Takeover | None,

@@ -22,7 +22,7 @@ from gateway.models.reload import Reloader
 from gateway.server.departure import Departure
 from gateway.server.takeover import CannotTakeOverError, Takeover
 from gateway.server.upgrader import Upgrader
-from gateway.server.uvicorn_server import Server
+from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.notation import url
 from gateway.system.notify import Notifier
 from gateway.system.processes import ProcessGoneError
@@ -63,7 +63,7 @@ class GatewayServer:
         secure = certificates and functools.partial(
             Handshake, limiter=parts.limiter, context=certificates.context, tasks=self._handshakes
         )
-        self._server = Server(
+        self._server = UvicornServer(
             uvicorn.Config(
                 build_app(parts, upgrader.upgrade),
                 http=secure or protocol,  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from gateway.server.gateway_channel import (
 )
 from gateway.server.handover import SUCCEEDS
 from gateway.server.relay import RelayedRequests
-from gateway.server.uvicorn_server import Server
+from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.clock import present_clock, until_set
 from gateway.system.tasks import Tasks
 from protocol.messages import PROTOCOL_VERSION
@@ -178,7 +178,7 @@ class Takeover:
             if not await until_set(worker.settled, _SETTLE_S):
                 raise CannotTakeOverError(f"worker {worker.pid} didn't come within {_SETTLE_S:g} s")
 
-    def serve(self, fleet: Fleet, server: Server, keys: ApiKeys, mailbox: Mailbox) -> None:
+    def serve(self, fleet: Fleet, server: UvicornServer, keys: ApiKeys, mailbox: Mailbox) -> None:
         """Say that this gateway serves: the one before it sends no clients away from now on."""
         self._passage.watch(
             lambda _what, _number, descriptor: self._take_connection(server, descriptor)
@@ -230,7 +230,7 @@ class Takeover:
             if worker.incarnation == incarnation:
                 worker.read_output(begun)
 
-    def _take_connection(self, server: Server, descriptor: int) -> None:
+    def _take_connection(self, server: UvicornServer, descriptor: int) -> None:
         connected = socket.socket(fileno=descriptor)
         self._tasks.start(server.take_connection(connected), "connection")
 

@@ -30,7 +30,7 @@ from gateway.server.handover import Handover, HandoverError, SuccessorProcess, c
 from gateway.server.relay import Relay
 from gateway.server.starts import NextGateway
 from gateway.server.takeover import Takeover
-from gateway.server.uvicorn_server import Server
+from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane
 from gateway.system.notify import Notifier
 from gateway.system.processes import ProcessGoneError
@@ -76,12 +76,12 @@ class Upgrader:
         self._notifier = notifier
         self._takeover = takeover
         self._upgrading: asyncio.Task[Upgraded] | None = None
-        self._server: Server | None = None
+        self._server: UvicornServer | None = None
         self._lane = Lane("upgrade")
         self._tasks = Tasks("upgrade")
         self._loop = asyncio.get_running_loop()
 
-    def begin(self, server: Server, signals: asyncio.Queue[int]) -> None:
+    def begin(self, server: UvicornServer, signals: asyncio.Queue[int]) -> None:
         """From now on it can be replaced, and hears who stands in for it."""
         self._server = server
         signal.signal(

@@ -21,7 +21,7 @@ _START_S: Final = 10.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """Uvicorn, but signals start our own end: workers are stopped before the listener is. Once that
     has begun to be over, they are ignored for good, so that none becomes the exit status.
     """

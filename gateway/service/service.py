@@ -31,7 +31,7 @@ from gateway.system.state_dir import StateDir
 _LINES: Final = 5
 
 
-class Words:
+class GatewayOutput:
     """What a gateway has printed from now on, where launchd keeps it."""
 
     def __init__(self, path: Path) -> None:
@@ -254,7 +254,7 @@ class Service:
             ) from error
 
     def _begin(self, state_dir: Path, settings: Settings) -> None:
-        words = Words(StateDir(state_dir).crash_log_path)
+        words = GatewayOutput(StateDir(state_dir).crash_log_path)
         remark = self._manager.begin()
         pid = self._serves(state_dir, settings, words)
         if pid is None:
@@ -267,7 +267,7 @@ class Service:
         if remark is not None:
             self._say(remark)
 
-    def _serves(self, state_dir: Path, settings: Settings, words: Words) -> int | None:
+    def _serves(self, state_dir: Path, settings: Settings, words: GatewayOutput) -> int | None:
         """Its pid once it answers."""
         began = present = time.monotonic()
         while time.monotonic() - began < _SERVES_S:

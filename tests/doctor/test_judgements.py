@@ -29,7 +29,7 @@ from gateway.doctor.machine import (
 )
 from gateway.doctor.models import ErrandOutcome, judge_model, read_examined, run_errand
 from gateway.doctor.service import ServiceFacts, judge_service
-from gateway.doctor.throughput import MeasuredSpeeds, judge_throughput
+from gateway.doctor.throughput import SpeedComparison, judge_throughput
 from gateway.memory.budget import budget_of
 from gateway.service.definition import Installed
 from gateway.system.memory import DeviceMemory, HostMemory
@@ -285,29 +285,29 @@ class TestErrands:
 class TestThroughput:
     def test_the_ratio(self) -> None:
         healthy = judge_throughput(
-            MeasuredSpeeds("demo", 80, 87, beside=0, busy=0.1), is_service=True
+            SpeedComparison("demo", 80, 87, beside=0, busy=0.1), is_service=True
         )
         assert healthy.severity is Severity.OK
         assert healthy.evidence == (
             "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92."
         )
         throttled = judge_throughput(
-            MeasuredSpeeds("demo", 11, 87, beside=0, busy=0.1), is_service=True
+            SpeedComparison("demo", 11, 87, beside=0, busy=0.1), is_service=True
         )
         assert throttled.severity is Severity.WARNING
         assert "ProcessType Interactive" in str(throttled.remedy)
         by_hand = judge_throughput(
-            MeasuredSpeeds("demo", 11, 87, beside=0, busy=0.1), is_service=False
+            SpeedComparison("demo", 11, 87, beside=0, busy=0.1), is_service=False
         )
         assert "ProcessType" not in str(by_hand.remedy)
 
     def test_little_is_said_of_a_busy_machine(self) -> None:
         for beside, busy in ((3, 0.0), (0, 0.9)):
-            found = judge_throughput(MeasuredSpeeds("demo", 11, 87, beside, busy), is_service=True)
+            found = judge_throughput(SpeedComparison("demo", 11, 87, beside, busy), is_service=True)
             assert found.severity is Severity.WARNING
             assert "That says little" in found.evidence
             assert judge_throughput(
-                MeasuredSpeeds("demo", 80, 87, beside, busy), is_service=True
+                SpeedComparison("demo", 80, 87, beside, busy), is_service=True
             ) == ok(
                 "throughput",
                 "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92.",

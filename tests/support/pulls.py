@@ -21,7 +21,7 @@ from gateway.library.pull_messages import (
     PullError,
     PullFailed,
     PullFinished,
-    PullOrder,
+    PullJob,
     Said,
     decode_said,
 )
@@ -160,9 +160,9 @@ def pull_by_process(
         return puller.end()
 
 
-def _order(fields: dict[str, Any]) -> PullOrder:
+def _order(fields: dict[str, Any]) -> PullJob:
     # The hub is near.
-    return PullOrder(**{"model": NAME, "pause_s": 0.01, "stall_s": 0.5, **fields})
+    return PullJob(**{"model": NAME, "pause_s": 0.01, "stall_s": 0.5, **fields})
 
 
 def left(cache: Path) -> list[str]:
