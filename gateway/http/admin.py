@@ -103,7 +103,7 @@ class Reclaimed(Struct):
     reclaimed_bytes: int
 
 
-class Upgraded(Struct, frozen=True):
+class UpgradeAnswer(Struct, frozen=True):
     """`seconds` is how long it took until the next gateway served, and `still_s` for how much of
     that workers held back what they had to say.
     """
@@ -117,10 +117,10 @@ class Upgraded(Struct, frozen=True):
 
 
 # Has another gateway take over. Raises: Refusal: this one goes on; the text says why.
-Upgrade: TypeAlias = Callable[[], Awaitable[Upgraded]]
+Upgrade: TypeAlias = Callable[[], Awaitable[UpgradeAnswer]]
 
 
-class Options(Struct, forbid_unknown_fields=True):
+class OrderOptions(Struct, forbid_unknown_fields=True):
     """`wait`: answer when it is done. `force` and `hold` as in the command line's verbs."""
 
     wait: bool = True
@@ -213,13 +213,15 @@ def _compartment(request: HttpRequest) -> Compartment:
     return fleet.roster.find(request.path_params["model_id"], caller_of(request))
 
 
-async def _target(request: HttpRequest) -> tuple[Compartment, Options]:
-    options = await read_json(request, Options, optional=True)
+async def _target(request: HttpRequest) -> tuple[Compartment, OrderOptions]:
+    options = await read_json(request, OrderOptions, optional=True)
     request.app.state.fleet.check_decides()
     return _compartment(request), options
 
 
-async def _after_load(request: HttpRequest, compartment: Compartment, options: Options) -> Response:
+async def _after_load(
+    request: HttpRequest, compartment: Compartment, options: OrderOptions
+) -> Response:
     if options.wait:
         await compartment.condition.until(lambda: compartment.state in _SETTLED)
         if compartment.state is not State.READY:
@@ -237,7 +239,7 @@ class _Order(Protocol):
     def __call__(self, *, force: bool) -> None: ...
 
 
-async def _end(compartment: Compartment, options: Options, order: _Order) -> None:
+async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -> None:
     """Give an order that ends the present worker; wait for that end if the options say so."""
     worker = compartment.worker
     order(force=options.force)
@@ -252,7 +254,7 @@ _RELOAD: Final = Operation(summary="Read the configuration again", tag="operatio
 _UPGRADE: Final = Operation(
     summary="Have another gateway take over",
     tag="operation",
-    answer=Upgraded,
+    answer=UpgradeAnswer,
     refusals=("model_unavailable", "shutting_down"),
 )
 _CLEAR: Final = Operation(
@@ -271,7 +273,7 @@ _ESTIMATE: Final = Operation(
 _ORDER: Final = Operation(
     summary="",
     tag="operation",
-    body=Options,
+    body=OrderOptions,
     body_optional=True,
     answer=ModelStatus,
     refusals=LOADS,

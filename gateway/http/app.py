@@ -18,7 +18,7 @@ from gateway.http.errors import on_defect, on_http_exception, on_refusal
 from gateway.http.messages import route as messages
 from gateway.http.ollama import route as ollama
 from gateway.http.ollama.models import ModelFileReader
-from gateway.http.openapi import Document
+from gateway.http.openapi import OpenApiDocument
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
 from gateway.http.responses import route as responses
@@ -101,7 +101,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.page = Page()
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
-    app.state.document = Document()
+    app.state.document = OpenApiDocument()
     keys = parts.keys
     authorized = AuthMiddleware(Heads(app), keys)
     same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)

@@ -116,7 +116,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 
-class Part(Struct):
+class BodyPart(Struct):
     """A part of a body that may have a million of them.
 
     msgspec decodes in one long call, and only between steps of Python can the event loop's thread

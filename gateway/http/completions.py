@@ -16,7 +16,12 @@ from starlette.responses import Response
 
 from gateway.http.answer import DONE, TextEvent, server_sent_event
 from gateway.http.bodies import read_json
-from gateway.http.chat.writer import CompletionLogprobs, UsageBody, completion_logprobs, tokens_of
+from gateway.http.chat.writer import (
+    CompletionLogprobs,
+    CompletionUsage,
+    completion_logprobs,
+    tokens_of,
+)
 from gateway.http.generation import (
     MOST_ANSWERS,
     StructuredBody,
@@ -27,8 +32,7 @@ from gateway.http.generation import (
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.parameters import refusing
-from gateway.requests.choices import Choice as WholeChoice
-from gateway.requests.choices import only_text, system_fingerprint
+from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import Piece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import (
@@ -169,14 +173,14 @@ class CompletionBody(StructuredBody, kw_only=True):
         return self.logprobs is not None and self.logprobs is not False
 
 
-class Choice(Struct):
+class CompletionChoice(Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 
-class Completion(Struct):
+class TextCompletion(Struct):
     """A whole answer, or one event of a streamed one."""
 
     id: str
@@ -184,8 +188,8 @@ class Completion(Struct):
     created: int
     model: str
     system_fingerprint: str | None
-    choices: list[Choice]
-    usage: UsageBody | UnsetType | None
+    choices: list[CompletionChoice]
+    usage: CompletionUsage | UnsetType | None
 
 
 async def create_completion(http_request: HttpRequest) -> Response:
@@ -275,10 +279,10 @@ class CompletionFormat:
         return self._event([self._choice(index, piece.parts, piece.finish_reason)])
 
     def closing(self, usage: Usage) -> bytes:
-        events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
+        events = self._event([], CompletionUsage.of(usage)) if self._include_usage else b""
         return events + DONE
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         wanted = [
             each
             for begin in range(0, len(choices), self._answers)
@@ -289,10 +293,10 @@ class CompletionFormat:
                 self._choice(index, each.parts, each.finish_reason)
                 for index, each in enumerate(wanted)
             ],
-            UsageBody.of(usage),
+            CompletionUsage.of(usage),
         )
 
-    def _best(self, choices: Sequence[WholeChoice]) -> Sequence[WholeChoice]:
+    def _best(self, choices: Sequence[Choice]) -> Sequence[Choice]:
         """Those with the highest log probability per token."""
         if self._wanted == len(choices):
             return choices
@@ -300,7 +304,7 @@ class CompletionFormat:
 
     def _choice(
         self, index: int, parts: Sequence[AnswerPart], finish_reason: FinishReason | None
-    ) -> Choice:
+    ) -> CompletionChoice:
         text = "".join(part.text for part in parts if isinstance(part, Text))
         logprobs = None
         if self._logprobs:
@@ -310,7 +314,7 @@ class CompletionFormat:
             ]
             logprobs = completion_logprobs(tokens, self._offsets[index])
             self._offsets[index] += sum(map(len, logprobs.tokens))
-        return Choice(index, text, logprobs, finish_reason)
+        return CompletionChoice(index, text, logprobs, finish_reason)
 
     def _prompt(self, index: int, parts: Sequence[AnswerPart]) -> list[PromptToken]:
         """What is new of the prompt: a worker that takes over begins anew with it."""
@@ -325,16 +329,20 @@ class CompletionFormat:
     def _text(self, index: int, text: str) -> bytes:
         kind = index, self._request.progress.fingerprint
         if (event := self._texts.get(kind)) is None:
-            event = TextEvent(lambda mark: self._event([Choice(index, mark, None, None)]))
+            event = TextEvent(lambda mark: self._event([CompletionChoice(index, mark, None, None)]))
             self._texts[kind] = event
         return event(text)
 
-    def _event(self, choices: list[Choice], usage: UsageBody | None = None) -> bytes:
+    def _event(
+        self, choices: list[CompletionChoice], usage: CompletionUsage | None = None
+    ) -> bytes:
         return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))
 
-    def _json(self, choices: list[Choice], usage: UsageBody | UnsetType | None) -> bytes:
+    def _json(
+        self, choices: list[CompletionChoice], usage: CompletionUsage | UnsetType | None
+    ) -> bytes:
         return msgspec.json.encode(
-            Completion(
+            TextCompletion(
                 self._id,
                 "text_completion",
                 self._created,
@@ -346,7 +354,7 @@ class CompletionFormat:
         )
 
 
-def _mean_logprob(choice: WholeChoice) -> float:
+def _mean_logprob(choice: Choice) -> float:
     tokens = tokens_of(choice.parts)
     return sum(each.logprob for each in tokens) / max(1, len(tokens))
 
@@ -355,8 +363,8 @@ _COMPLETION: Final = Operation(
     summary="Go on with texts",
     tag="OpenAI",
     body=CompletionBody,
-    answer=Completion,
-    events=Completion,
+    answer=TextCompletion,
+    events=TextCompletion,
     stream=EVENT_STREAM,
     refusals=GENERATES,
 )

@@ -193,7 +193,7 @@ class JsonSchemaBody(Struct, rename={"schema_": "schema"}):
     description: str | None = None
 
 
-class ResponseFormat(Struct, rename={"schema_": "schema"}):
+class ResponseFormatBody(Struct, rename={"schema_": "schema"}):
     """The schema may stand beside `json_object`, as llama.cpp has it."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -214,7 +214,7 @@ class StructuredOutputs(Struct):
 class StructuredBody(GenerationBody, kw_only=True):
     """vLLM has the same by two sets of names."""
 
-    response_format: ResponseFormat | None = None
+    response_format: ResponseFormatBody | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Raw = ABSENT
     guided_regex: Pattern | None = None
@@ -250,13 +250,13 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
     return None
 
 
-def _of_format(body: ResponseFormat | None) -> Constraint | None:
+def _of_format(body: ResponseFormatBody | None) -> Constraint | None:
     match body:
-        case ResponseFormat("json_object", schema_=schema):
+        case ResponseFormatBody("json_object", schema_=schema):
             return _object(schema, "response_format.schema")
-        case ResponseFormat("json_schema", JsonSchemaBody(schema_=schema)) if given(schema):
+        case ResponseFormatBody("json_schema", JsonSchemaBody(schema_=schema)) if given(schema):
             return _schema(schema, "response_format.json_schema.schema")
-        case ResponseFormat("json_schema"):
+        case ResponseFormatBody("json_schema"):
             raise _refusal(
                 "response_format.json_schema.schema is missing: send the schema.",
                 "response_format.json_schema.schema",

@@ -279,7 +279,7 @@ def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
 _MADE_S: Final = 60.0
 
 
-class Document:
+class OpenApiDocument:
     """Made when it is first asked for, beside the event loop, and kept."""
 
     def __init__(self) -> None:
@@ -294,7 +294,7 @@ class Document:
 
 
 async def openapi(request: HttpRequest) -> Response:
-    document: Document = request.app.state.document
+    document: OpenApiDocument = request.app.state.document
     return Response(await document.text(request), media_type="application/json")
 
 

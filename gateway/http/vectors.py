@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.answer import Reply
-from gateway.http.bodies import Part, beside_the_loop, read_json
+from gateway.http.bodies import BodyPart, beside_the_loop, read_json
 from gateway.http.completions import Inputs, count_strings, parse_inputs
 from gateway.http.errors import error_response
 from gateway.http.generation import Priority
@@ -233,7 +233,7 @@ _DOCUMENTS: Final = {
 }
 
 
-class Document(Part):
+class RerankDocument(BodyPart):
     text: str
 
 
@@ -246,13 +246,13 @@ class RerankBody(VectorBody, kw_only=True):
 
 
 # As a type of its own: what is wrong with it is named.
-Documents = Annotated[list[str | Document], Meta(min_length=1, max_length=MOST_INPUTS)]
+Documents = Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MOST_INPUTS)]
 
 
 class Result(Struct):
     index: int
     relevance_score: float
-    document: Document | UnsetType = UNSET
+    document: RerankDocument | UnsetType = UNSET
 
 
 class RerankUsage(Struct):
@@ -318,7 +318,7 @@ def _results(
     packed = struct.unpack(f"<{number}f", scores.data)
     best = sorted(range(number), key=lambda index: -packed[index])
     for index in best[: top_n or None]:
-        document = UNSET if documents is None else Document(documents[index])
+        document = UNSET if documents is None else RerankDocument(documents[index])
         yield Result(index, packed[index], document)
 
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final
 
 from gateway import VERSION
-from gateway.http.admin import Upgraded
+from gateway.http.admin import UpgradeAnswer
 from gateway.http.app import Parts
 from gateway.models import refusals
 from gateway.server.departure import Departure, StandInChannel
@@ -75,7 +75,7 @@ class Upgrader:
         self._state_dir = state_dir
         self._notifier = notifier
         self._takeover = takeover
-        self._upgrading: asyncio.Task[Upgraded] | None = None
+        self._upgrading: asyncio.Task[UpgradeAnswer] | None = None
         self._server: UvicornServer | None = None
         self._lane = Lane("upgrade")
         self._tasks = Tasks("upgrade")
@@ -99,7 +99,7 @@ class Upgrader:
             return 0
         return self._takeover.estate.earlier + 1
 
-    async def upgrade(self) -> Upgraded:
+    async def upgrade(self) -> UpgradeAnswer:
         """Raises: Refusal: this gateway goes on; the text says why."""
         if self._upgrading is not None or self.left.is_set():
             raise refusals.being_replaced()
@@ -134,7 +134,7 @@ class Upgrader:
         except Refusal as refusal:
             logger.error("%s", refusal.message)
 
-    async def _upgrade(self) -> Upgraded:
+    async def _upgrade(self) -> UpgradeAnswer:
         began_at = self._loop.time()
         try:
             self._parts.fleet.check_serves()
@@ -167,7 +167,7 @@ class Upgrader:
         wish = await self._lane.run(take, _FILE_S, "the state folder")
         return wish.python or sys.executable
 
-    async def _replace(self, python: str, began_at: float) -> Upgraded:
+    async def _replace(self, python: str, began_at: float) -> UpgradeAnswer:
         keeper, its_keeper = self._keeper_ends()
         environment = {**os.environ, **self._notifier.environment}
         descriptors = [self._listener.fileno(), self._state_dir.lock, 2, its_keeper.fileno()]
@@ -229,8 +229,8 @@ class Upgrader:
             return None, self.keeper.duplicate()
         return socket.socketpair()
 
-    def _upgraded(self, said: Introduction, began_at: float, still_s: float) -> Upgraded:
-        return Upgraded(
+    def _upgraded(self, said: Introduction, began_at: float, still_s: float) -> UpgradeAnswer:
+        return UpgradeAnswer(
             version=said.version,
             version_before=VERSION,
             pid=said.pid,
@@ -240,7 +240,7 @@ class Upgrader:
         )
 
 
-def _look_at(upgrading: asyncio.Task[Upgraded]) -> None:
+def _look_at(upgrading: asyncio.Task[UpgradeAnswer]) -> None:
     """A refusal is an event already, and nobody may be there to be told."""
     if not upgrading.cancelled() and isinstance(error := upgrading.exception(), Exception):
         logger.debug("The gateway was not replaced: %s", error)

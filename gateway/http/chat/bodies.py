@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.http.bodies import ABSENT, Part, given
+from gateway.http.bodies import ABSENT, BodyPart, given
 from gateway.http.generation import StructuredBody
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
@@ -22,14 +22,14 @@ _PICTURES: Final = ("image_url", "input_image")
 _MOST_MESSAGES: Final = 200_000
 
 
-class ImageUrl(Part):
+class ImageUrl(BodyPart):
     """Its detail is for OpenAI's models."""
 
     url: str
 
 
 @refusing("part")
-class ContentPart(Part):
+class ContentPart(BodyPart):
     """Pictures are of type image_url; of type input_image, as in OpenAI's Responses, the address
     stands alone.
     """
@@ -47,30 +47,30 @@ class ContentPart(Part):
         return self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
 
 
-class CalledFunction(Part):
+class ChatCalledFunction(BodyPart):
     name: str
     arguments: str | None = None
 
 
-class ToolCallBody(Part):
-    function: CalledFunction
+class ChatToolCallBody(BodyPart):
+    function: ChatCalledFunction
     id: str | None = None
     type: Literal["function"] = "function"
 
 
 @refusing("message")
-class MessageBody(Part):
+class ChatMessageBody(BodyPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: list[ChatToolCallBody] | None = None
     tool_call_id: str | None = None
 
 
-def check_number(bodies: list[MessageBody]) -> None:
+def check_number(bodies: list[ChatMessageBody]) -> None:
     """Before anything is done with them.
 
     Raises:
@@ -84,13 +84,13 @@ def check_number(bodies: list[MessageBody]) -> None:
         )
 
 
-def left_out(bodies: list[MessageBody]) -> set[str]:
+def left_out(bodies: list[ChatMessageBody]) -> set[str]:
     """What a model that can't look at pictures isn't given."""
     parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
     return {"image"} if any(each.type in _PICTURES for each in parts) else set()
 
 
-def picture_sources(bodies: list[MessageBody], *, looks: bool = True) -> list[Source]:
+def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> list[Source]:
     """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
 
     Raises:
@@ -121,7 +121,7 @@ def picture_sources(bodies: list[MessageBody], *, looks: bool = True) -> list[So
 
 
 def chat_messages(
-    bodies: list[MessageBody], pictures: Sequence[bytes] = (), *, looks: bool = True
+    bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, looks: bool = True
 ) -> tuple[ChatMessage, ...]:
     """`pictures` are those of `picture_sources`. A model that doesn't look at any is told of them.
 
@@ -132,7 +132,7 @@ def chat_messages(
     return tuple(_message(index, each, left) for index, each in enumerate(bodies))
 
 
-def _message(index: int, body: MessageBody, pictures: Iterator[bytes] | None) -> ChatMessage:
+def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None) -> ChatMessage:
     path = f"messages[{index}]."
     check_supported(body, "message", path)
     if body.content is None and body.role != "assistant":
@@ -164,12 +164,12 @@ def _message(index: int, body: MessageBody, pictures: Iterator[bytes] | None) ->
     )
 
 
-def _arguments(body: CalledFunction) -> str:
+def _arguments(body: ChatCalledFunction) -> str:
     return (body.arguments or "").strip() or "{}"
 
 
 def _content(
-    path: str, body: MessageBody, pictures: Iterator[bytes] | None
+    path: str, body: ChatMessageBody, pictures: Iterator[bytes] | None
 ) -> tuple[str, tuple[Picture, ...]]:
     """Texts, and the pictures between them; a refusal is what the assistant said instead of one."""
     if not isinstance(body.content, list):
@@ -273,7 +273,7 @@ _MOST_SCHEMA_BYTES: Final = 1 << 20
 Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
-class FunctionBody(Part):
+class FunctionBody(BodyPart):
     """`parameters` is a JSON schema; it stays as it was written."""
 
     name: str
@@ -282,7 +282,7 @@ class FunctionBody(Part):
     strict: bool | None = None
 
 
-class ToolBody(Part):
+class ToolBody(BodyPart):
     function: FunctionBody
     type: Literal["function"]
 

@@ -16,7 +16,7 @@ from gateway.config.model import Model
 from gateway.http.answer import server_sent_event
 from gateway.http.bodies import json_response, read_json, read_limit, reads_newest_first
 from gateway.http.chat.bodies import (
-    MessageBody,
+    ChatMessageBody,
     TemplateBody,
     ToolBody,
     ToolChoiceBody,
@@ -28,7 +28,7 @@ from gateway.http.chat.bodies import (
     thinks,
     tools_of,
 )
-from gateway.http.chat.writer import ChatCompletion, ChatFormat, Chunk
+from gateway.http.chat.writer import ChatChunk, ChatCompletion, ChatFormat
 from gateway.http.errors import envelope
 from gateway.http.generation import LARGEST_COUNT, check_generation, constraint_of, generate_message
 from gateway.http.kept import (
@@ -57,7 +57,7 @@ _RETRY_AFTER_S = 1
 _MESSAGES = "/messages"
 
 
-class Form(Struct):
+class ChatForm(Struct):
     """What a writer is made from, also after a crash."""
 
     model_id: str
@@ -77,7 +77,7 @@ class PendingBody(Struct):
     choices: list[Any] = []
 
 
-def form_of(told: Form, first: Request) -> ChatFormat:
+def form_of(told: ChatForm, first: Request) -> ChatFormat:
     return ChatFormat(
         told.model_id,
         first,
@@ -89,7 +89,7 @@ def form_of(told: Form, first: Request) -> ChatFormat:
 
 class ChatFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        return form_of(msgspec.json.decode(form, type=Form), request)
+        return form_of(msgspec.json.decode(form, type=ChatForm), request)
 
     def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
         return AnswerOutcome("failed", refusal.status, envelope(refusal, _PATH))
@@ -106,7 +106,7 @@ class ChatFamily:
 
 
 async def keep(
-    call: ModelCall, requests: Sequence[Request], form: Form, *, stream: bool
+    call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
 ) -> Followed:
     """The answer, which is made and kept whether or not its client stays.
 
@@ -217,7 +217,7 @@ _DELETE: Final = Operation(
 
 @refusing("chat")
 class ChatBody(TemplateBody, kw_only=True):
-    messages: Annotated[list[MessageBody], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessageBody], Meta(min_length=1)]
     tools: list[ToolBody] | None = None
     tool_choice: ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
@@ -239,7 +239,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     pictures = await call.read_pictures(sources)
     generate = await call.beside_the_loop(_generate, body, call.model, pictures)
     requests = call.requests(body, [generate], "messages")
-    told = Form(
+    told = ChatForm(
         call.model.id,
         int(time.time()),
         body.include_usage,
@@ -288,7 +288,7 @@ _CHAT: Final = Operation(
     tag="OpenAI",
     body=ChatBody,
     answer=ChatCompletion,
-    events=Chunk,
+    events=ChatChunk,
     stream=EVENT_STREAM,
     refusals=GENERATES,
 )

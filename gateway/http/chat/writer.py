@@ -112,7 +112,7 @@ class CompletionTokensDetails(Struct):
     reasoning_tokens: int
 
 
-class UsageBody(Struct):
+class CompletionUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -120,7 +120,7 @@ class UsageBody(Struct):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageBody:
+    def of(cls, usage: Usage) -> CompletionUsage:
         return cls(
             usage.prompt_tokens,
             usage.completion_tokens,
@@ -135,7 +135,7 @@ class FunctionCall(Struct, omit_defaults=True):
     name: str | UnsetType = UNSET
 
 
-class WholeCall(Struct):
+class ChatToolCall(Struct):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
@@ -148,7 +148,7 @@ class CallDelta(Struct, omit_defaults=True):
     type: Literal["function"] | UnsetType = UNSET
 
 
-class AnswerMessage(Struct, omit_defaults=True):
+class ChatAnswerMessage(Struct, omit_defaults=True):
     """`reasoning_content` is DeepSeek's name and `reasoning` OpenRouter's; clients know either."""
 
     role: str
@@ -156,12 +156,12 @@ class AnswerMessage(Struct, omit_defaults=True):
     refusal: str | None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[WholeCall] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
-class WholeChoice(Struct):
+class ChatChoice(Struct):
     index: int
-    message: AnswerMessage
+    message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
@@ -172,11 +172,11 @@ class ChatCompletion(Struct):
     created: int
     model: str
     system_fingerprint: str | None
-    choices: list[WholeChoice]
-    usage: UsageBody
+    choices: list[ChatChoice]
+    usage: CompletionUsage
 
 
-class ChunkDelta(Struct, omit_defaults=True):
+class ChatChunkDelta(Struct, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -184,21 +184,21 @@ class ChunkDelta(Struct, omit_defaults=True):
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
-class ChunkChoice(Struct):
+class ChatChunkChoice(Struct):
     index: int
-    delta: ChunkDelta
+    delta: ChatChunkDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
 
 
-class Chunk(Struct):
+class ChatChunk(Struct):
     id: str
     object: str
     created: int
     model: str
     system_fingerprint: str | None
-    choices: list[ChunkChoice]
-    usage: UsageBody | UnsetType | None
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | UnsetType | None
 
 
 class ChatFormat:
@@ -227,23 +227,23 @@ class ChatFormat:
         self._texts: dict[tuple[int, str | None], TextEvent] = {}
 
     def opening(self, index: int) -> bytes:
-        return self._event([ChunkChoice(index, ChunkDelta(role="assistant", content=""))])
+        return self._event([ChatChunkChoice(index, ChatChunkDelta(role="assistant", content=""))])
 
     def piece(self, index: int, piece: Piece) -> bytes:
         if (text := only_text(piece)) is not None:
             return self._text(index, text)
         deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]
-        choices = [ChunkChoice(index, each) for each in deltas]
+        choices = [ChatChunkChoice(index, each) for each in deltas]
         if tokens := tokens_of(piece.parts):
             # Their text may come later, or have come before.
-            choices = choices or [ChunkChoice(index, ChunkDelta(content=""))]
+            choices = choices or [ChatChunkChoice(index, ChatChunkDelta(content=""))]
             choices[0].logprobs = chat_logprobs(tokens)
         if piece.finish_reason is not None:
-            choices.append(ChunkChoice(index, ChunkDelta(), None, piece.finish_reason))
+            choices.append(ChatChunkChoice(index, ChatChunkDelta(), None, piece.finish_reason))
         return b"".join(self._event([each]) for each in choices)
 
     def closing(self, usage: Usage) -> bytes:
-        events = self._event([], UsageBody.of(usage)) if self._include_usage else b""
+        events = self._event([], CompletionUsage.of(usage)) if self._include_usage else b""
         return events + DONE
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -255,28 +255,28 @@ class ChatFormat:
                 self._model_id,
                 system_fingerprint(self._request),
                 [self._choice(index, each) for index, each in enumerate(choices)],
-                UsageBody.of(usage),
+                CompletionUsage.of(usage),
             )
         )
 
-    def _delta(self, index: int, part: AnswerPart) -> ChunkDelta | None:
+    def _delta(self, index: int, part: AnswerPart) -> ChatChunkDelta | None:
         match part:
             case Text(text):
-                return ChunkDelta(content=text)
+                return ChatChunkDelta(content=text)
             case Reasoning(text) if self._include_reasoning:
-                return ChunkDelta(reasoning_content=text, reasoning=text)
+                return ChatChunkDelta(reasoning_content=text, reasoning=text)
             case ToolCall(number, arguments, None):
-                return ChunkDelta(tool_calls=[CallDelta(number, FunctionCall(arguments))])
+                return ChatChunkDelta(tool_calls=[CallDelta(number, FunctionCall(arguments))])
             case ToolCall(number, arguments, str() as name):
                 function = FunctionCall(arguments, name)
                 call = CallDelta(number, function, self._id_of(index, number), "function")
-                return ChunkDelta(tool_calls=[call])
+                return ChatChunkDelta(tool_calls=[call])
             case _:
                 return None
 
-    def _choice(self, index: int, choice: Choice) -> WholeChoice:
+    def _choice(self, index: int, choice: Choice) -> ChatChoice:
         text, reasoning = "", ""
-        calls: dict[int, WholeCall] = {}
+        calls: dict[int, ChatToolCall] = {}
         for part in choice.parts:
             match part:
                 case Text(more):
@@ -284,9 +284,9 @@ class ChatFormat:
                 case Reasoning(more) if self._include_reasoning:
                     reasoning += more
                 case ToolCall(number, arguments, name):
-                    call = WholeCall(self._id_of(index, number), FunctionCall("", name or ""))
+                    call = ChatToolCall(self._id_of(index, number), FunctionCall("", name or ""))
                     calls.setdefault(number, call).function.arguments += arguments
-        message = AnswerMessage(
+        message = ChatAnswerMessage(
             "assistant",
             # OpenAI has null beside calls.
             text if text or not calls else None,
@@ -297,7 +297,7 @@ class ChatFormat:
         )
         tokens = tokens_of(choice.parts)
         logprobs = chat_logprobs(tokens) if tokens or self._wants_logprobs else None
-        return WholeChoice(index, message, logprobs, choice.finish_reason)
+        return ChatChoice(index, message, logprobs, choice.finish_reason)
 
     def _id_of(self, index: int, number: int) -> str:
         return f"{self._call_id}{index:02x}{number:02x}"
@@ -306,15 +306,15 @@ class ChatFormat:
         kind = index, self._request.progress.fingerprint
         if (event := self._texts.get(kind)) is None:
             event = TextEvent(
-                lambda mark: self._event([ChunkChoice(index, ChunkDelta(content=mark))])
+                lambda mark: self._event([ChatChunkChoice(index, ChatChunkDelta(content=mark))])
             )
             self._texts[kind] = event
         return event(text)
 
-    def _event(self, choices: list[ChunkChoice], usage: UsageBody | None = None) -> bytes:
+    def _event(self, choices: list[ChatChunkChoice], usage: CompletionUsage | None = None) -> bytes:
         return server_sent_event(
             msgspec.json.encode(
-                Chunk(
+                ChatChunk(
                     self._id,
                     "chat.completion.chunk",
                     self._created,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.http.bodies import AT, Part
+from gateway.http.bodies import AT, BodyPart
 from gateway.http.chat.bodies import FunctionBody, written
 from gateway.http.pictures import UNSEEN, Source
 from gateway.system.refusal import Refusal
@@ -37,34 +37,34 @@ _READABLE: Final = (
 _TYPE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class TextBlock(Part, tag="text"):
+class TextBlock(BodyPart, tag="text"):
     text: str
 
 
-class ToolUseBlock(Part, tag="tool_use"):
+class ToolUseBlock(BodyPart, tag="tool_use"):
     id: str
     name: str
     input: Raw
 
 
-class Base64Source(Part, tag="base64"):
+class Base64Source(BodyPart, tag="base64"):
     data: str
     media_type: str = ""
 
 
-class UrlSource(Part, tag="url"):
+class UrlSource(BodyPart, tag="url"):
     url: str
 
 
-class TextSource(Part, tag="text"):
+class TextSource(BodyPart, tag="text"):
     data: str
 
 
-class ImageBlock(Part, tag="image"):
+class ImageBlock(BodyPart, tag="image"):
     source: Base64Source | UrlSource
 
 
-class DocumentBlock(Part, tag="document"):
+class DocumentBlock(BodyPart, tag="document"):
     """Of texts; nothing here reads PDF."""
 
     source: TextSource | Base64Source | UrlSource
@@ -72,7 +72,7 @@ class DocumentBlock(Part, tag="document"):
     context: str | None = None
 
 
-class ToolReferenceBlock(Part, tag="tool_reference"):
+class ToolReferenceBlock(BodyPart, tag="tool_reference"):
     """A deferred tool that can be called from there on."""
 
     tool_name: str
@@ -105,7 +105,7 @@ else:
     ResultBlocks = Blocks = list[_AnyBlock]
 
 
-class ToolResultBlock(Part, tag="tool_result"):
+class ToolResultBlock(BodyPart, tag="tool_result"):
     tool_use_id: str
     content: str | ResultBlocks | None = None
     is_error: bool | None = None
@@ -115,7 +115,7 @@ class ToolResultBlock(Part, tag="tool_result"):
             self.content = _decoded(self.content, _RESULT_BLOCKS)
 
 
-class ThinkingBlock(Part, tag="thinking"):
+class ThinkingBlock(BodyPart, tag="thinking"):
     """What was thought; nothing is proved by its `signature` here."""
 
     thinking: str
@@ -170,7 +170,7 @@ def _gather(value: Any, texts: list[str]) -> list[str]:
     return texts
 
 
-class MessageBody(Part):
+class AnthropicMessageBody(BodyPart):
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
@@ -179,12 +179,12 @@ class MessageBody(Part):
             self.content = _decoded(self.content, _BLOCKS)
 
 
-class Conversation(Struct):
-    messages: Annotated[list[MessageBody], Meta(min_length=1)]
+class AnthropicConversation(Struct):
+    messages: Annotated[list[AnthropicMessageBody], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
 
 
-def check_number(body: Conversation) -> None:
+def check_number(body: AnthropicConversation) -> None:
     """Raises: Refusal: there are too many messages."""
     if len(body.messages) > _MOST_MESSAGES:
         raise Refusal(
@@ -194,12 +194,12 @@ def check_number(body: Conversation) -> None:
         )
 
 
-def references(body: Conversation) -> set[str]:
+def references(body: AnthropicConversation) -> set[str]:
     """The names of the tools that results refer to."""
     return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
 
 
-def unread(body: Conversation, *, looks: bool) -> set[str]:
+def unread(body: AnthropicConversation, *, looks: bool) -> set[str]:
     """The kinds of blocks of which a model can't read a text."""
     found = set()
     for each in _blocks(body):
@@ -212,7 +212,7 @@ def unread(body: Conversation, *, looks: bool) -> set[str]:
     return found
 
 
-def _blocks(body: Conversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
+def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
     """Of all messages; those of results behind theirs."""
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
@@ -221,7 +221,7 @@ def _blocks(body: Conversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
                 yield from block.content
 
 
-def picture_sources(body: Conversation) -> list[Source]:
+def picture_sources(body: AnthropicConversation) -> list[Source]:
     """Where the pictures of all messages are, in order; those of results among them."""
     return [
         Source(_url(block), name)
@@ -230,7 +230,7 @@ def picture_sources(body: Conversation) -> list[Source]:
     ]
 
 
-def _pictures(message: MessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
+def _pictures(message: AnthropicMessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
     """In the order in which a worker gets them: results come first."""
     if isinstance(message.content, str):
         return
@@ -254,7 +254,7 @@ def _url(block: ImageBlock) -> str:
 
 
 def chat_messages(
-    body: Conversation,
+    body: AnthropicConversation,
     pictures: Sequence[bytes] = (),
     *,
     looks: bool = True,
@@ -294,7 +294,7 @@ def _joined(content: str | list[TextBlock] | None) -> str:
     return "\n".join(each.text for each in blocks if not _BILLING.fullmatch(each.text))
 
 
-def _assistants(index: int, body: MessageBody) -> ChatMessage:
+def _assistants(index: int, body: AnthropicMessageBody) -> ChatMessage:
     if isinstance(body.content, str):
         return ChatMessage("assistant", body.content)
     texts, thoughts, calls = [], [], []
@@ -318,7 +318,7 @@ def _assistants(index: int, body: MessageBody) -> ChatMessage:
 
 def _users(
     index: int,
-    body: MessageBody,
+    body: AnthropicMessageBody,
     pictures: Iterator[bytes] | None,
     untold: dict[str, FunctionBody],
 ) -> Iterator[ChatMessage]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.config.model import Model
 from gateway.http.answer import MESSAGE_EVENTS, CountFormat
-from gateway.http.bodies import ABSENT, Part, given, read_json
+from gateway.http.bodies import ABSENT, BodyPart, given, read_json
 from gateway.http.chat.bodies import (
     ChosenTool,
     FunctionBody,
@@ -29,7 +29,7 @@ from gateway.http.generation import (
     generate_message,
 )
 from gateway.http.messages.bodies import (
-    Conversation,
+    AnthropicConversation,
     chat_messages,
     check_number,
     named,
@@ -37,7 +37,7 @@ from gateway.http.messages.bodies import (
     references,
     unread,
 )
-from gateway.http.messages.writer import Count, Message, MessageFormat
+from gateway.http.messages.writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.pictures import left_out_header
@@ -45,7 +45,7 @@ from gateway.system.refusal import Refusal
 from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 
 
-class ToolDefinition(Part):
+class ToolDefinition(BodyPart):
     """A client's own tool; Anthropic's have another `type`, and some no name. One whose loading is
     deferred is told of where a result refers to it.
     """
@@ -66,7 +66,7 @@ class ToolDefinition(Part):
         return FunctionBody(self.name, self.description, self.input_schema, self.strict)
 
 
-class ToolChoice(Struct):
+class AnthropicToolChoice(Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -83,7 +83,7 @@ def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
 
 
 def callable_tools(
-    tools: Collection[ToolDefinition], choice: ToolChoice | None, referred: Collection[str]
+    tools: Collection[ToolDefinition], choice: AnthropicToolChoice | None, referred: Collection[str]
 ) -> Tools | None:
     """What the model may call: nothing that is deferred, unless results have `referred` to it. A
     choice of what only Anthropic has is none.
@@ -105,15 +105,15 @@ def callable_tools(
     )
 
 
-def _choice(choice: ToolChoice | None) -> ToolChoiceBody | None:
+def _choice(choice: AnthropicToolChoice | None) -> ToolChoiceBody | None:
     match choice:
         case None:
             return None
-        case ToolChoice("any"):
+        case AnthropicToolChoice("any"):
             return "required"
-        case ToolChoice("tool", str() as name):
+        case AnthropicToolChoice("tool", str() as name):
             return ChosenTool("function", NamedFunction(name))
-        case ToolChoice("auto" | "none" as mode):
+        case AnthropicToolChoice("auto" | "none" as mode):
             return mode
         case _:
             raise Refusal(
@@ -138,12 +138,12 @@ class OutputConfig(Struct):
     format: OutputFormat | None = None
 
 
-class CountBody(Conversation, kw_only=True):
+class CountBody(AnthropicConversation, kw_only=True):
     """What a prompt is made of."""
 
     model: str
     tools: list[ToolDefinition] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingOption | None = None
     output_config: OutputConfig | None = None
     # As it was named before.
@@ -248,7 +248,7 @@ _MESSAGE: Final = Operation(
     summary="Answer a conversation",
     tag="Anthropic",
     body=MessagesBody,
-    answer=Message,
+    answer=AnthropicMessage,
     stream=EVENT_STREAM,
     refusals=GENERATES,
 )

@@ -31,7 +31,7 @@ _STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
 _SIGNATURE: Final = "bulkhead"
 
 
-class OutputTokensDetails(Struct):
+class AnthropicOutputDetails(Struct):
     """`thinking_tokens` of the output were reasoning and its tags."""
 
     thinking_tokens: int
@@ -43,7 +43,7 @@ class DeltaUsage(Struct):
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: AnthropicOutputDetails
     cache_creation_input_tokens: int = 0
     server_tool_use: None = None
 
@@ -53,11 +53,11 @@ class DeltaUsage(Struct):
             usage.prompt_tokens - usage.cached_tokens,
             usage.completion_tokens,
             usage.cached_tokens,
-            OutputTokensDetails(usage.reasoning_tokens),
+            AnthropicOutputDetails(usage.reasoning_tokens),
         )
 
 
-class UsageBody(DeltaUsage):
+class AnthropicUsage(DeltaUsage):
     """Strict decoders want what is Anthropic's own, too."""
 
     cache_creation: None = None
@@ -66,12 +66,12 @@ class UsageBody(DeltaUsage):
     speed: Literal["standard"] = "standard"
 
 
-class TextBlock(Struct, tag_field="type", tag="text"):
+class AnswerTextBlock(Struct, tag_field="type", tag="text"):
     text: str
     citations: tuple[()] = ()
 
 
-class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+class AnswerThinkingBlock(Struct, tag_field="type", tag="thinking"):
     thinking: str
     signature: str
 
@@ -80,30 +80,30 @@ class DirectCaller(Struct, frozen=True, tag_field="type", tag="direct"):
     """The model itself calls, and no program that it wrote."""
 
 
-class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+class AnswerToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: Raw
     caller: DirectCaller = DirectCaller()
 
 
-Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+AnswerBlock: TypeAlias = AnswerTextBlock | AnswerThinkingBlock | AnswerToolUseBlock
 
 
-class Message(Struct, tag_field="type", tag="message"):
+class AnthropicMessage(Struct, tag_field="type", tag="message"):
     id: str
     role: str
     model: str
-    content: list[Block]
+    content: list[AnswerBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: UsageBody
+    usage: AnthropicUsage
     stop_details: None = None
     container: None = None
     diagnostics: None = None
 
 
-class Delta(Struct):
+class MessageDelta(Struct):
     stop_reason: StopReason
     stop_sequence: str | None
     stop_details: None = None
@@ -124,7 +124,7 @@ class MessageFormat:
         self._open: str | None = None
 
     def opening(self, index: int) -> bytes:
-        usage = UsageBody.of(Usage(self._request.progress.prompt_tokens, 0))
+        usage = AnthropicUsage.of(Usage(self._request.progress.prompt_tokens, 0))
         return _event("message_start", message=self._message([], None, usage)) + _event("ping")
 
     def piece(self, index: int, piece: Piece) -> bytes:
@@ -136,33 +136,35 @@ class MessageFormat:
     def closing(self, usage: Usage) -> bytes:
         reason = self._request.finish_reason or "stop"
         stop_sequence = self._request.stop_sequence
-        delta = Delta(_stop_reason(reason, stop_sequence), stop_sequence)
+        delta = MessageDelta(_stop_reason(reason, stop_sequence), stop_sequence)
         return _event("message_delta", delta=delta, usage=DeltaUsage.of(usage)) + _event(
             "message_stop"
         )
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices
-        blocks: list[Block] = []
+        blocks: list[AnswerBlock] = []
         calls: dict[int, tuple[str, str]] = {}
         for part in choice.parts:
             match part:
                 case Text(text) if text.strip():
-                    blocks.append(TextBlock(text))
+                    blocks.append(AnswerTextBlock(text))
                 case Reasoning(text):
-                    blocks.append(ThinkingBlock(text, _SIGNATURE))
+                    blocks.append(AnswerThinkingBlock(text, _SIGNATURE))
                 case ToolCall(number, arguments, name):
                     known, before = calls.get(number, (name or "", ""))
                     calls[number] = known, before + arguments
         for number, (name, arguments) in calls.items():
-            blocks.append(ToolUseBlock(self._id_of(number), name, _object(arguments)))
-        return msgspec.json.encode(self._message(blocks, choice.finish_reason, UsageBody.of(usage)))
+            blocks.append(AnswerToolUseBlock(self._id_of(number), name, _object(arguments)))
+        return msgspec.json.encode(
+            self._message(blocks, choice.finish_reason, AnthropicUsage.of(usage))
+        )
 
     def _message(
-        self, blocks: list[Block], reason: FinishReason | None, usage: UsageBody
-    ) -> Message:
+        self, blocks: list[AnswerBlock], reason: FinishReason | None, usage: AnthropicUsage
+    ) -> AnthropicMessage:
         stop_sequence = self._request.stop_sequence
-        return Message(
+        return AnthropicMessage(
             self._id,
             "assistant",
             self._model_id,
@@ -175,13 +177,13 @@ class MessageFormat:
     def _part(self, part: AnswerPart) -> bytes:
         match part:
             case Text(text):
-                events = self._begin("text", TextBlock(""))
+                events = self._begin("text", AnswerTextBlock(""))
                 return events + self._delta(type="text_delta", text=text)
             case Reasoning(text):
-                events = self._begin("thinking", ThinkingBlock("", ""))
+                events = self._begin("thinking", AnswerThinkingBlock("", ""))
                 return events + self._delta(type="thinking_delta", thinking=text)
             case ToolCall(number, arguments, name):
-                block = ToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
+                block = AnswerToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
                 events = self._begin(f"call {number}", block)
                 if arguments:
                     events += self._delta(type="input_json_delta", partial_json=arguments)
@@ -189,7 +191,7 @@ class MessageFormat:
             case _:
                 return b""
 
-    def _begin(self, kind: str, block: Block) -> bytes:
+    def _begin(self, kind: str, block: AnswerBlock) -> bytes:
         """Nothing, if such a block is open."""
         if self._open == kind:
             return b""

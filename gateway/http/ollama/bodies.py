@@ -12,7 +12,7 @@ from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
-from gateway.http.bodies import ABSENT, Part, given
+from gateway.http.bodies import ABSENT, BodyPart, given
 from gateway.http.chat.bodies import FunctionBody
 from gateway.http.generation import GenerationBody, Penalty, Probability, Stop
 from gateway.http.model_call import ModelCall
@@ -30,7 +30,7 @@ Count = Annotated[float, Meta(ge=-2, le=_LARGEST, multiple_of=1)]
 
 
 @refusing("options")
-class Options(Struct, kw_only=True):
+class OllamaOptions(Struct, kw_only=True):
     """What is done of them; the table of parameters has the rest."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -47,14 +47,14 @@ class Options(Struct, kw_only=True):
 
 
 def generation(
-    options: Options | None, model: Model, keep_alive: float | str | None
+    options: OllamaOptions | None, model: Model, keep_alive: float | str | None
 ) -> GenerationBody:
     """The same in the words of the other APIs.
 
     Raises:
         Refusal: something in it isn't done here.
     """
-    asked = options or Options()
+    asked = options or OllamaOptions()
     check_supported(asked, "options", "options.")
     # 0 looks back at nothing, and -1 at all of the context.
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
@@ -95,27 +95,27 @@ Format = Annotated[
 ArgumentsObject = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 
-class CalledFunction(Part):
+class OllamaCalledFunction(BodyPart):
     name: str
     arguments: ArgumentsObject = ABSENT
 
 
-class ToolCallBody(Part):
-    function: CalledFunction
+class OllamaToolCallBody(BodyPart):
+    function: OllamaCalledFunction
     id: str | None = None
 
 
-class MessageBody(Part):
+class OllamaMessageBody(BodyPart):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
     images: Pictures | None = None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: list[OllamaToolCallBody] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class ToolBody(Part):
+class OllamaToolBody(BodyPart):
     function: FunctionBody
     type: Literal["function"] = "function"
 
@@ -125,7 +125,7 @@ class AnswerBody(Struct, kw_only=True):
 
     model: str
     stream: bool | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     format: Format = ABSENT
     think: Think | None = None
     keep_alive: float | str | None = None
@@ -133,11 +133,11 @@ class AnswerBody(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
-class ChatBody(AnswerBody, kw_only=True):
+class OllamaChatBody(AnswerBody, kw_only=True):
     """Without messages the model is loaded, or unloaded with a `keep_alive` of 0."""
 
-    messages: list[MessageBody] | None = None
-    tools: list[ToolBody] | None = None
+    messages: list[OllamaMessageBody] | None = None
+    tools: list[OllamaToolBody] | None = None
 
 
 @refusing("generate")
@@ -184,7 +184,7 @@ def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]
         yield Source(url, f"{path}images[{place}]")
 
 
-def message_sources(bodies: Sequence[MessageBody], *, looks: bool = True) -> list[Source]:
+def message_sources(bodies: Sequence[OllamaMessageBody], *, looks: bool = True) -> list[Source]:
     """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
 
     Raises:
@@ -212,7 +212,7 @@ def message_sources(bodies: Sequence[MessageBody], *, looks: bool = True) -> lis
 
 
 def chat_messages(
-    bodies: Sequence[MessageBody], pictures: Sequence[bytes], *, looks: bool = True
+    bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, looks: bool = True
 ) -> tuple[ChatMessage, ...]:
     """`pictures` are those of `message_sources`. A model that doesn't look at any is told of them.
 
@@ -235,7 +235,7 @@ def chat_messages(
     )
 
 
-def _told(body: MessageBody, *, looks: bool) -> str:
+def _told(body: OllamaMessageBody, *, looks: bool) -> str:
     unseen = [] if looks else [UNSEEN] * len(body.images or ())
     return "\n".join((*unseen, body.content or ""))
 
@@ -255,7 +255,7 @@ class _Calls:
         # Names by ids, in order: of each tool's calls without a result, and under None of all.
         self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
 
-    def made(self, index: int, body: MessageBody) -> Iterator[CalledTool]:
+    def made(self, index: int, body: OllamaMessageBody) -> Iterator[CalledTool]:
         for place, each in enumerate(body.tool_calls or ()):
             self._number += 1
             call_id = each.id or f"call_{self._number}"
@@ -268,7 +268,7 @@ class _Calls:
                 raise Refusal("invalid_request_error", f"{param}: send a JSON object.", param=param)
             yield CalledTool(call_id, each.function.name, arguments.decode())
 
-    def answered(self, body: MessageBody) -> str | None:
+    def answered(self, body: OllamaMessageBody) -> str | None:
         call_id = body.tool_call_id
         if call_id is None:
             call_id = next(iter(self._open[body.tool_name]), None)

@@ -23,8 +23,8 @@ from gateway.http.generation import GenerationBody, generate_message
 from gateway.http.model_call import ModelCall, keep_alive_s
 from gateway.http.ollama.bodies import (
     AnswerBody,
-    ChatBody,
     GenerateBody,
+    OllamaChatBody,
     call_of,
     chat_messages,
     constraint_of,
@@ -92,7 +92,7 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
 
 
 async def chat(http_request: HttpRequest) -> Response:
-    body = await read_json(http_request, ChatBody)
+    body = await read_json(http_request, OllamaChatBody)
     call = call_of(http_request, body.model)
     if not body.messages:
         return load(call, body, chat=True)
@@ -119,12 +119,12 @@ async def generate(http_request: HttpRequest) -> Response:
 
 def _answer(
     call: ModelCall,
-    body: ChatBody | GenerateBody,
+    body: OllamaChatBody | GenerateBody,
     asked: GenerationBody,
     message: Generate,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    chats = isinstance(body, ChatBody)
+    chats = isinstance(body, OllamaChatBody)
     requests = call.requests(asked, [message], "messages" if chats else "prompt")
     form = OllamaFormat(body.model, requests[0], chat=chats)
     stream = body.stream is not False
@@ -132,7 +132,7 @@ def _answer(
 
 
 def _chat_generate(
-    body: ChatBody, asked: GenerationBody, model: Model, pictures: Sequence[bytes]
+    body: OllamaChatBody, asked: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> Generate:
     messages = chat_messages(body.messages or (), pictures, looks=model.settings.pictures)
     tools = [chat_tools.ToolBody(each.function, each.type) for each in body.tools or ()]
@@ -188,7 +188,7 @@ def _generate(
 _CHAT: Final = Operation(
     summary="Answer a conversation, or load a model",
     tag="Ollama",
-    body=ChatBody,
+    body=OllamaChatBody,
     answer=ChatAnswer,
     events=ChatAnswer,
     stream=LINE_STREAM,
@@ -230,7 +230,7 @@ class EmbedBody(VectorBody, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=_MOST_DIMENSIONS)] | None = None
 
 
-class EmbeddingsBody(VectorBody, kw_only=True):
+class OllamaEmbeddingsBody(VectorBody, kw_only=True):
     """The older way, for one text."""
 
     prompt: str = ""
@@ -274,7 +274,7 @@ async def embed(http_request: HttpRequest) -> Response:
 
 
 async def embeddings(http_request: HttpRequest) -> Response:
-    body = await read_json(http_request, EmbeddingsBody)
+    body = await read_json(http_request, OllamaEmbeddingsBody)
     if not body.prompt:
         call_of(http_request, body.model)
         return json_response(EmbeddingsAnswer([]))
@@ -323,7 +323,7 @@ _EMBED: Final = Operation(
 _EMBEDDINGS: Final = Operation(
     summary="Make a vector of a text",
     tag="Ollama",
-    body=EmbeddingsBody,
+    body=OllamaEmbeddingsBody,
     answer=EmbeddingsAnswer,
     refusals=GENERATES,
 )

@@ -34,16 +34,16 @@ class Called(Struct):
     index: int
 
 
-class WholeCall(Struct):
+class OllamaToolCall(Struct):
     id: str
     function: Called
 
 
-class AnswerMessage(Struct, omit_defaults=True):
+class OllamaAnswerMessage(Struct, omit_defaults=True):
     role: str
     content: str
     thinking: str | UnsetType = UNSET
-    tool_calls: list[WholeCall] | UnsetType = UNSET
+    tool_calls: list[OllamaToolCall] | UnsetType = UNSET
 
 
 class Figures(Struct, omit_defaults=True, kw_only=True):
@@ -66,7 +66,7 @@ class ChatAnswer(Figures, kw_only=True):
 
     model: str
     created_at: str
-    message: AnswerMessage
+    message: OllamaAnswerMessage
     done: bool
 
 
@@ -85,7 +85,7 @@ class Content(Struct):
 
     text: str = ""
     reasoning: str = ""
-    calls: list[WholeCall] = []
+    calls: list[OllamaToolCall] = []
     logprobs: list[TokenLogprobBody] = []
 
     def __bool__(self) -> bool:
@@ -154,7 +154,7 @@ class OllamaFormat:
         if call is None:
             return []
         function = Called(call.name or "", _object(call.arguments), call.index)
-        return [Content(calls=[WholeCall(f"{self._call_id}{call.index:02x}", function)])]
+        return [Content(calls=[OllamaToolCall(f"{self._call_id}{call.index:02x}", function)])]
 
     def _figures(self, usage: Usage, reason: FinishReason) -> Figures:
         request, now = self._request, asyncio.get_running_loop().time()
@@ -185,7 +185,7 @@ def written(name: str, content: Content, figures: Figures | None, *, chat: bool)
     answer: ChatAnswer | GenerateAnswer
     if chat:
         calls = content.calls or UNSET
-        message = AnswerMessage("assistant", content.text, thinking, calls)
+        message = OllamaAnswerMessage("assistant", content.text, thinking, calls)
         answer = ChatAnswer(model=name, created_at=created_at, message=message, done=done, **known)
     else:
         answer = GenerateAnswer(

@@ -28,7 +28,7 @@ from gateway.http.generation import (
     Penalty,
     Priority,
     Probability,
-    ResponseFormat,
+    ResponseFormatBody,
     Salt,
     Stop,
     TokenId,
@@ -81,7 +81,7 @@ class NamedTool(Struct, omit_defaults=True):
     name: str | None = None
 
 
-class ToolChoice(Struct, omit_defaults=True):
+class ResponseToolChoice(Struct, omit_defaults=True):
     """One function, or a choice among some."""
 
     type: str
@@ -120,7 +120,7 @@ class ResponseBody(Struct, kw_only=True):
     store: bool | None = None
     stream: bool | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -223,15 +223,17 @@ def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody |
     match choice:
         case "required" if elsewhere and not meanings:
             return None
-        case ToolChoice(kind) if kind in elsewhere:
+        case ResponseToolChoice(kind) if kind in elsewhere:
             return None
         case None | "auto" | "none" | "required":
             return choice
-        case ToolChoice("allowed_tools", _, mode, list() as asked):
+        case ResponseToolChoice("allowed_tools", _, mode, list() as asked):
             names = _named(asked, meanings)
             allowed = [AllowedTool(NamedFunction(each), "function") for each in names]
             return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", allowed))
-        case ToolChoice() if found := _named([NamedTool(choice.type, choice.name)], meanings):
+        case ResponseToolChoice() if found := _named(
+            [NamedTool(choice.type, choice.name)], meanings
+        ):
             return ChosenTool("function", NamedFunction(found[0]))
     raise _refusal(
         "tool_choice: send auto, none, required, a tool of your own by its type and name, or "
@@ -251,14 +253,14 @@ def _named(asked: Sequence[NamedTool], meanings: Sequence[Meaning]) -> list[str]
     return found
 
 
-def _format(text: TextConfig | None) -> ResponseFormat | None:
+def _format(text: TextConfig | None) -> ResponseFormatBody | None:
     if text is None or text.format is None:
         return None
     asked = text.format
     if asked.type == "json_schema" and not given(asked.schema_):
         raise _refusal("text.format.schema is missing: send the schema.", "text.format.schema")
     schema = JsonSchemaBody(asked.name, asked.schema_, asked.strict, asked.description)
-    return ResponseFormat(
+    return ResponseFormatBody(
         asked.type, schema if asked.type == "json_schema" else None, asked.schema_
     )
 

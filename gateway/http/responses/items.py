@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.http.bodies import ABSENT, Part, given, take_decoded
+from gateway.http.bodies import ABSENT, BodyPart, given, take_decoded
 from gateway.http.chat.bodies import (
     FunctionBody,
 )
@@ -33,7 +33,7 @@ _COMMAND: Final = Raw(
 )
 
 
-class Tool(Part, omit_defaults=True):
+class Tool(BodyPart, omit_defaults=True):
     """Of any type. A namespace has `tools`, a custom tool's input a `format`."""
 
     type: str = ""
@@ -47,7 +47,7 @@ class Tool(Part, omit_defaults=True):
     defer_loading: bool | None = None
 
 
-class _Format(Struct):
+class _CustomFormat(Struct):
     type: str = "text"
     syntax: str = ""
     definition: str = ""
@@ -124,7 +124,7 @@ def _described(tool: Tool, path: str) -> str:
     about = [tool.description] if tool.description else []
     if given(tool.format):
         try:
-            asked = msgspec.json.decode(tool.format, type=_Format)
+            asked = msgspec.json.decode(tool.format, type=_CustomFormat)
         except (msgspec.MsgspecError, RecursionError) as error:
             param = f"{path}.format"
             raise Refusal(
@@ -154,7 +154,7 @@ OUTPUTS: Final = (
 )
 
 
-class ContentBody(Part, omit_defaults=True):
+class ContentBody(BodyPart, omit_defaults=True):
     type: str = ""
     text: str | None = None
     refusal: str | None = None
@@ -162,7 +162,7 @@ class ContentBody(Part, omit_defaults=True):
     detail: str | None = None
 
 
-class ItemBody(Part, omit_defaults=True):
+class ItemBody(BodyPart, omit_defaults=True):
     """Of every type, also of those that nobody here knows; a message needs none."""
 
     type: str | None = None

@@ -14,9 +14,9 @@ from gateway.http.chat.writer import TokenLogprobBody
 from gateway.http.responses.bodies import (
     ReasoningConfig,
     ResponseBody,
+    ResponseToolChoice,
     TextConfig,
     TextFormat,
-    ToolChoice,
 )
 from gateway.http.responses.items import Tool, runs_here
 from gateway.mailbox.entry import Status
@@ -122,7 +122,7 @@ class OutputTokensDetails(Struct):
     reasoning_tokens: int
 
 
-class UsageBody(Struct):
+class ResponseUsage(Struct):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -130,7 +130,7 @@ class UsageBody(Struct):
     total_tokens: int
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageBody:
+    def of(cls, usage: Usage) -> ResponseUsage:
         return cls(
             usage.prompt_tokens,
             InputTokensDetails(usage.cached_tokens),
@@ -140,7 +140,7 @@ class UsageBody(Struct):
         )
 
 
-class ErrorBody(Struct):
+class ResponseErrorBody(Struct):
     """`code` is OpenAI's nearest, `type` ours."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -149,7 +149,7 @@ class ErrorBody(Struct):
     param: str | None
 
     @classmethod
-    def of(cls, refusal: Refusal) -> ErrorBody:
+    def of(cls, refusal: Refusal) -> ResponseErrorBody:
         code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
         if refusal.status == 429:
             code = "rate_limit_exceeded"
@@ -174,7 +174,7 @@ class ResponseObject(Struct, kw_only=True):
     background: bool
     frequency_penalty: float = 0.0
     completed_at: int | None = None
-    error: ErrorBody | None = None
+    error: ResponseErrorBody | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
@@ -197,7 +197,7 @@ class ResponseObject(Struct, kw_only=True):
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
-    usage: UsageBody | None = None
+    usage: ResponseUsage | None = None
     user: str | None = None
 
 
@@ -262,7 +262,7 @@ def _text(body: ResponseBody) -> Raw:
 
 def _tool_choice(body: ResponseBody) -> Raw:
     choice = body.tool_choice
-    if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
+    if isinstance(choice, ResponseToolChoice) and choice.type == "allowed_tools":
         choice = msgspec.structs.replace(choice, mode=choice.mode or "auto")
     return _raw(choice or "auto")
 

@@ -38,8 +38,14 @@ from gateway.http.responses.asked import (
 )
 from gateway.http.responses.bodies import ResponseBody, check_body
 from gateway.http.responses.items import ItemBody, decode_items, encode_items
-from gateway.http.responses.objects import ErrorBody, ResponseObject, UsageBody, decode, skeleton
-from gateway.http.responses.writer import Form, ResponseFormat, lifecycle_event
+from gateway.http.responses.objects import (
+    ResponseErrorBody,
+    ResponseObject,
+    ResponseUsage,
+    decode,
+    skeleton,
+)
+from gateway.http.responses.writer import ResponseForm, ResponseFormat, lifecycle_event
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Status, StoredAnswer
 from gateway.mailbox.jobs import LOWEST_PRIORITY, split
 from gateway.mailbox.mailbox import Mailbox
@@ -172,11 +178,13 @@ _ITEMS: Final = msgspec.structs.replace(_STORED, summary="What was asked", answe
 
 class ResponseFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        return ResponseFormat(Form.decode(form), request, first_number=first_number, announced=True)
+        return ResponseFormat(
+            ResponseForm.decode(form), request, first_number=first_number, announced=True
+        )
 
     def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
         response = decode(body)
-        response.error = ErrorBody.of(refusal)
+        response.error = ResponseErrorBody.of(refusal)
         return _ended(response, "failed")
 
     def cancellation(self, body: bytes) -> AnswerOutcome:
@@ -204,7 +212,7 @@ class Compacted(Struct):
     id: str
     created_at: int
     output: list[Any]
-    usage: UsageBody
+    usage: ResponseUsage
     object: Literal["response.compaction"] = "response.compaction"
 
 
@@ -217,13 +225,13 @@ async def compact(http_request: HttpRequest) -> Response:
     asked.items.append(ItemBody(type="compaction_trigger"))
     asked.names.append("input")
     requests = call.requests(body.generation(), [await build(asked)], "input")
-    form = Form(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
+    form = ResponseForm(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
     left = await beside_the_loop(call.share.size_bytes, encode_items, said)
-    return call.answer(requests, _Format(form, requests[0], left))
+    return call.answer(requests, _CompactionFormat(form, requests[0], left))
 
 
-class _Format(ResponseFormat):
-    def __init__(self, form: Form, request: Request, left: bytes) -> None:
+class _CompactionFormat(ResponseFormat):
+    def __init__(self, form: ResponseForm, request: Request, left: bytes) -> None:
         """`left` are the items that stay, as text."""
         super().__init__(form, request)
         self._left = left
@@ -233,7 +241,7 @@ class _Format(ResponseFormat):
         response = self._response
         output = [*msgspec.json.decode(self._left, type=list[Raw]), *response.output]
         return msgspec.json.encode(
-            Compacted(response.id, response.created_at, output, UsageBody.of(usage))
+            Compacted(response.id, response.created_at, output, ResponseUsage.of(usage))
         )
 
 
@@ -281,7 +289,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     if body.background and body.priority is None:
         generation.priority = LOWEST_PRIORITY
     requests = call.requests(generation, [await build(asked, cut)], "input")
-    form = Form(
+    form = ResponseForm(
         skeleton(body, call.model.id, asked.response_id),
         body.seals_reasoning,
         temperature=body.temperature,
@@ -300,7 +308,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     # What can't be stored is answered all the same.
     form.response.store = body.stored and mailbox.trouble is None
     call.fleet.submit(call.compartment, *requests)
-    return _Answer(
+    return _StoringAnswer(
         call.compartment,
         requests,
         ResponseFormat(form, requests[0]),
@@ -325,7 +333,7 @@ async def _cut(asked: Asked) -> int:
     return await first_that_fits(asked.call, terms, functools.partial(build, asked), cuts)
 
 
-class _Answer(Answer):
+class _StoringAnswer(Answer):
     """Stored, if there is an `entry`, before its client learns that it is there."""
 
     def __init__(
@@ -364,7 +372,7 @@ class _Answer(Answer):
 async def _in_background(
     call: ModelCall,
     requests: Sequence[Request],
-    form: Form,
+    form: ResponseForm,
     entry: MailboxEntry,
     items: bytes,
     *,

@@ -19,7 +19,6 @@ from gateway.http.responses.objects import (
     CallItem,
     CompactionItem,
     CustomCallItem,
-    ErrorBody,
     IncompleteDetails,
     ItemStatus,
     MessageItem,
@@ -27,11 +26,12 @@ from gateway.http.responses.objects import (
     OutputText,
     ReasoningItem,
     ReasoningText,
+    ResponseErrorBody,
     ResponseObject,
+    ResponseUsage,
     SearchCallItem,
     ShellAction,
     ShellCallItem,
-    UsageBody,
     hexadecimal,
 )
 from gateway.mailbox.entry import Status
@@ -143,7 +143,7 @@ _PREFIXES: Final = {
 }
 
 
-class Form(Struct):
+class ResponseForm(Struct):
     """What a writer is made from, also after a crash."""
 
     response: ResponseObject
@@ -160,7 +160,7 @@ class Form(Struct):
         return msgspec.json.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Form:
+    def decode(cls, data: bytes) -> ResponseForm:
         return msgspec.json.decode(data, type=cls)
 
 
@@ -168,7 +168,12 @@ class ResponseFormat:
     """One response, streamed or whole."""
 
     def __init__(
-        self, form: Form, request: Request, *, first_number: int = 0, announced: bool = False
+        self,
+        form: ResponseForm,
+        request: Request,
+        *,
+        first_number: int = 0,
+        announced: bool = False,
     ) -> None:
         """With `announced` its client knows already that it is there."""
         self._form = form
@@ -239,7 +244,7 @@ class ResponseFormat:
         """The last events of a stream that ends here."""
         events = b"" if self._opened else self.opening(0)
         self._response.status = "failed"
-        self._response.error = ErrorBody.of(refusal)
+        self._response.error = ResponseErrorBody.of(refusal)
         return events + self._lifecycle("failed") + DONE
 
     def _fill_sampling(self) -> None:
@@ -376,7 +381,7 @@ class ResponseFormat:
     def _finish(self, usage: Usage) -> None:
         self._over = True
         response = self._response
-        response.usage = UsageBody.of(usage)
+        response.usage = ResponseUsage.of(usage)
         response.status = "completed"
         if self._finish_reason == "length":
             response.status = "incomplete"

@@ -61,16 +61,16 @@ def test_what_the_system_says_is_joined_once() -> None:
 def test_results_find_their_calls() -> None:
     """Also where there is none of their tool, and where the last call is answered first."""
 
-    def conversation(count: int) -> list[ollama.MessageBody]:
+    def conversation(count: int) -> list[ollama.OllamaMessageBody]:
         call = ollama.msgspec.json.decode(
             b'{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}',
-            type=ollama.MessageBody,
+            type=ollama.OllamaMessageBody,
         )
         last_first = [
-            ollama.MessageBody(role="tool", content="x", tool_call_id=f"call_{number}")
+            ollama.OllamaMessageBody(role="tool", content="x", tool_call_id=f"call_{number}")
             for number in range(count, 0, -1)
         ]
-        unknown = [ollama.MessageBody(role="tool", content="x", tool_name="g")] * count
+        unknown = [ollama.OllamaMessageBody(role="tool", content="x", tool_name="g")] * count
         return [*[call] * count, *unknown, *last_first]
 
     few, many = conversation(100), conversation(400)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from gateway.http.chat.bodies import FunctionBody
-from gateway.http.messages.bodies import Conversation, chat_messages, references, unread
+from gateway.http.messages.bodies import AnthropicConversation, chat_messages, references, unread
 from gateway.http.messages.route import (
-    ToolChoice,
+    AnthropicToolChoice,
     ToolDefinition,
     callable_tools,
     deferred,
@@ -37,7 +37,7 @@ TOOLS = msgspec.json.decode(
 )
 
 
-def _body(*contents: Any, system: Any = None) -> Conversation:
+def _body(*contents: Any, system: Any = None) -> AnthropicConversation:
     """Calls of tools, and what the user then says."""
     call = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
     turns = [
@@ -50,7 +50,7 @@ def _body(*contents: Any, system: Any = None) -> Conversation:
     ]
     messages = [{"role": "user", "content": "Hi"}, *turns]
     data = msgspec.json.encode({"messages": messages, "system": system})
-    return msgspec.json.decode(data, type=Conversation)
+    return msgspec.json.decode(data, type=AnthropicConversation)
 
 
 def _result(*blocks: Any) -> dict[str, Any]:
@@ -108,18 +108,18 @@ def test_what_can_be_called() -> None:
     assert [each["function"]["name"] for each in json.loads(found.definitions)] == ["look"]
     assert [each["function"]["name"] for each in json.loads(found.mentioned)] == ["late"]
     with pytest.raises(Refusal, match="no function 'later'"):
-        callable_tools(TOOLS, ToolChoice("tool", "later"), {"late"})
+        callable_tools(TOOLS, AnthropicToolChoice("tool", "later"), {"late"})
 
 
 def test_what_only_anthropic_has() -> None:
     assert foreign_types(TOOLS) == {"web_search_20250305", "tool"}
-    chosen = ToolChoice("tool", "web_search")
+    chosen = AnthropicToolChoice("tool", "web_search")
     found = callable_tools(TOOLS, chosen, ())
     assert found is not None
     assert found.choice == "auto"
-    assert callable_tools(TOOLS[3:], ToolChoice("any"), ()) is None
+    assert callable_tools(TOOLS[3:], AnthropicToolChoice("any"), ()) is None
     with pytest.raises(Refusal, match="no tools to choose from"):
-        callable_tools([], ToolChoice("any"), ())
+        callable_tools([], AnthropicToolChoice("any"), ())
 
 
 @pytest.mark.parametrize("beneath", ["", "\n"])

@@ -21,11 +21,11 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
-from gateway.http.chat.bodies import ContentPart, MessageBody
+from gateway.http.chat.bodies import ChatMessageBody, ContentPart
 from gateway.http.chat.route import ChatBody
 from gateway.http.completions import CompletionBody
 from gateway.http.generation import StreamOptions
-from gateway.http.ollama.bodies import GenerateBody, Options
+from gateway.http.ollama.bodies import GenerateBody, OllamaOptions
 from gateway.http.parameters import PARAMETERS, PLACES, Place, at, check_supported, printed
 from gateway.http.responses.bodies import ResponseBody
 from gateway.http.vectors import EmbeddingsBody, RerankBody
@@ -36,12 +36,12 @@ BODIES: dict[Place, type[msgspec.Struct]] = {
     "completions": CompletionBody,
     "responses": ResponseBody,
     "stream_options": StreamOptions,
-    "message": MessageBody,
+    "message": ChatMessageBody,
     "part": ContentPart,
     "embeddings": EmbeddingsBody,
     "rerank": RerankBody,
     "generate": GenerateBody,
-    "options": Options,
+    "options": OllamaOptions,
 }
 DOCS = Path(__file__).parents[3] / "docs"
 

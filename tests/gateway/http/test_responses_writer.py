@@ -16,7 +16,7 @@ from gateway.http.answer import DONE
 from gateway.http.responses.items import Meaning
 from gateway.http.responses.objects import ResponseObject
 from gateway.http.responses.route import ResponseFamily
-from gateway.http.responses.writer import Form, ResponseFormat
+from gateway.http.responses.writer import ResponseForm, ResponseFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
 from gateway.system.refusal import Refusal
@@ -59,7 +59,7 @@ MEANINGS = {
 }
 
 
-def _form(*, seals: bool = False) -> Form:
+def _form(*, seals: bool = False) -> ResponseForm:
     response = ResponseObject(
         id=f"resp_{'a' * 32}",
         created_at=1,
@@ -80,7 +80,7 @@ def _form(*, seals: bool = False) -> Form:
         top_p=1.0,
         truncation="disabled",
     )
-    return Form.decode(Form(response, seals, meanings=MEANINGS).encode())
+    return ResponseForm.decode(ResponseForm(response, seals, meanings=MEANINGS).encode())
 
 
 def _request() -> Request:
