@@ -1,4 +1,4 @@
-"""The `bulkhead` command: one verb per file, imported when it is used."""
+"""The `bulkhead` command: its verbs, each imported when it is used, and help with mistyped ones."""
 
 from __future__ import annotations
 
@@ -6,43 +6,86 @@ import errno
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
 from gateway import VERSION
-from gateway.cli.uncut import UncutGroup
+from gateway.system.notation import nearest, suggestion
 
-VERBS: Final = (
-    "serve",
-    "agent",
-    "status",
-    "top",
-    "models",
-    "list",
-    "show",
-    "rm",
-    "load",
-    "unload",
-    "restart",
-    "kill",
-    "logs",
-    "events",
-    "chat",
-    "pull",
-    "estimate",
-    "bench",
-    "config",
-    "key",
-    "usage",
-    "upgrade",
-    "demo",
-    "service",
-    "doctor",
-    "completion",
-)
+_NO_LIMIT: Final = 1000
 
-# What ollama, llama-swap and shells call them.
+
+class UncutGroup(click.Group):
+    """Summaries stand whole in its help, which click cuts to a line, and a verb that isn't there is
+    answered with the one that was meant. `elsewhere` are other programs' names for its verbs.
+    """
+
+    elsewhere: Mapping[str, str] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(_NO_LIMIT))
+                    for name, command in commands
+                    if command is not None
+                ]
+            )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"There is no option {error.option_name} here. Options come after the command: "
+                f"{ctx.command_path} COMMAND [OPTIONS]",
+                ctx,
+            ) from error
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        # click looks at options that stand in a verb's place, and has no help for verbs that are
+        # imported when they are used.
+        if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name):
+            return super().resolve_command(ctx, args)
+        found = self.elsewhere.get(name) or nearest(name, self.list_commands(ctx))
+        return ctx.fail(f"There is no command {name!r}.{suggestion(found)}")
+
+
+# The module of each, in the order of the help.
+VERBS: Final = {
+    "serve": "serve",
+    "agent": "agent",
+    "status": "status",
+    "top": "top",
+    "models": "models",
+    "list": "models",
+    "show": "models",
+    "rm": "models",
+    "load": "orders",
+    "unload": "orders",
+    "restart": "orders",
+    "kill": "orders",
+    "logs": "logs",
+    "events": "logs",
+    "chat": "chat",
+    "pull": "pull",
+    "estimate": "estimate",
+    "bench": "bench",
+    "config": "config",
+    "key": "key",
+    "usage": "key",
+    "upgrade": "upgrade",
+    "demo": "demo",
+    "service": "service",
+    "doctor": "doctor",
+    "completion": "completion",
+}
+
+# The names that ollama, llama-swap and shells have for verbs.
 _ELSEWHERE: Final = {
     "download": "pull",
     "get": "pull",
@@ -56,18 +99,18 @@ _ELSEWHERE: Final = {
 
 
 class _Verbs(UncutGroup):
-    """Finds each verb in the module of its name, so that `serve` doesn't carry the others."""
+    """Imports a verb's module when the verb is used, so that `serve` doesn't carry the others."""
 
     elsewhere = _ELSEWHERE
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        # `list` is a verb in this package.
-        return [*VERBS]
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"gateway.cli.{cmd_name}").command
+        module = importlib.import_module(f"gateway.cli.{VERBS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def main(self, *arguments: Any, **options: Any) -> Any:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, NoReturn
 import click
 
 from gateway.access.key_file import ensured_admin_key
-from gateway.cli.log_options import log_level_option, log_to_option
-from gateway.cli.printable import printable
+from gateway.cli.options import log_level_option, log_to_option
+from gateway.cli.output import printable
 from gateway.config.key import UnexpectedError, key_of, read_value, time, toml_text
 from gateway.config.model_folders import expand_home
 from gateway.config.settings import MemorySettings
@@ -96,7 +96,7 @@ def _option(annotation: Any, text: str) -> Any:
 @click.option("--certificate-key", help="Its key, in PEM and without a password.")
 @log_level_option
 @log_to_option
-def command(
+def agent_command(
     *,
     host: str,
     port: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -31,9 +31,57 @@ from gateway.cli.failure import (
     NoGatewayError,
     NoSuchModelError,
 )
-from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
-from gateway.cli.trust import trusting_system
 from gateway.system.tls import distrust
+
+
+class ServerSentEvent(Struct, frozen=True):
+    """`kind` is the event's name, or `comment`."""
+
+    kind: str
+    data: str
+
+
+def server_sent_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
+    """The events and comments of a stream; an event that is cut off is left out."""
+    kind, data = "message", list[str]()
+    for line in _lines(chunks):
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if not line:
+            if data:
+                yield ServerSentEvent(kind, "\n".join(data))
+            kind, data = "message", []
+        elif not name:
+            yield ServerSentEvent("comment", value)
+        elif name == "event":
+            kind = value
+        elif name == "data":
+            data.append(value)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines that end with a line feed.
+
+    httpx's iter_lines would also split at the separators of str.splitlines, which may stand inside
+    JSON text.
+    """
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+
+
+def trusting_system() -> ssl.SSLContext:
+    """For a client that takes what this system trusts, or the file in SSL_CERT_FILE, and the
+    authorities that come with httpx, as Python on macOS may find none of the system's.
+    """
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    # Authorities at home seldom have everything that theirs should have.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
 
 _ANSWER_S: Final = 10.0
 _CONNECT_S: Final = 5.0

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
 
-from gateway.cli.failure import WrongUseError
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError, WrongUseError
+from gateway.cli.local import access, local_settings
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(_SHELLS), required=False)
-def command(shell: str | None) -> None:
+def completion_command(shell: str | None) -> None:
     """Print what lets a shell complete verbs, options and models' ids.
 
     SHELL is the one in use if it is left out. Put it into the shell's start file:
@@ -32,3 +35,41 @@ def command(shell: str | None) -> None:
         raise WrongUseError(f"Say for which shell; there are: {', '.join(_SHELLS)}.")
     root = click.get_current_context().find_root()
     click.echo(script(root.command, {}, "bulkhead", "_BULKHEAD_COMPLETE").source())
+
+
+# A person waits, and a shell that hangs is worse than no help.
+_DEADLINE_S: Final = 1.0
+
+
+def model_names(gateway: GatewayClient) -> list[str]:
+    """Ids, then aliases; none if the gateway doesn't tell."""
+    try:
+        models = gateway.models()
+    except CommandError:
+        return []
+    return [*(each.id for each in models), *(alias for each in models for alias in each.aliases)]
+
+
+def complete_model(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """Those of the gateway that the command would ask; quiet if it doesn't answer in time."""
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            url, params = context.params.get("url"), context.params
+            key = params.get("admin_key_file") or params.get("admin_key")
+            reach = access(url, key, *local_settings(None))
+            with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
+                found.extend(model_names(gateway))
+        except Exception:
+            # A line that is being typed is no place for a traceback; the command itself shows it.
+            return
+
+    # A daemon: nobody waits for an answer that comes too late.
+    thread = threading.Thread(target=ask, name="completion", daemon=True)
+    thread.start()
+    thread.join(_DEADLINE_S)
+    # Shells break names at spaces, whatever is done here.
+    return [each for each in found if each.startswith(incomplete) and not set(each) & set(" \t")]

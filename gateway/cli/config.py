@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
-from gateway.cli import reload
-from gateway.cli.console import stderr_console, stdout_console
-from gateway.cli.flags import takes_flags
-from gateway.cli.printable import printable, printable_json
-from gateway.cli.uncut import UncutGroup
+from gateway.cli import UncutGroup
+from gateway.cli.client import GatewayClient
+from gateway.cli.options import json_option, reaches_gateway, takes_flags
+from gateway.cli.output import printable, printable_json, stderr_console, stdout_console
 from gateway.config.documents import example, schema
 from gateway.config.machine_rules import network_cautions
 from gateway.config.mistakes import ConfigError, Mistake, ValueSource
@@ -29,6 +28,41 @@ from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.fitting import Learned
 from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
+
+
+class Reloaded(Struct, frozen=True):
+    """The gateway's answer."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: dict[str, tuple[str, ...]]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+@click.command("reload")
+@json_option
+@reaches_gateway
+def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
+    """Let the gateway read its configuration again.
+
+    Only what has changed is touched. A file with mistakes changes nothing.
+    """
+    content = gateway.reload()
+    if as_json:
+        click.echo(msgspec.json.format(content, indent=2))
+        return
+    reloaded = gateway.read(content, Reloaded)
+    lines = [
+        *(f"added {each}" for each in reloaded.added),
+        *(f"removed {each}" for each in reloaded.removed),
+        *(f"changed {name}: {', '.join(keys)}" for name, keys in reloaded.changed.items()),
+        *(f"changed {key}" for key in reloaded.applied),
+        *(f"{key} takes a restart of the gateway" for key in reloaded.needs_restart),
+    ]
+    for line in lines or ["nothing has changed"]:
+        click.echo(printable(line))
+
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -53,14 +87,14 @@ class PrintedValue(Origin):
 
 
 @click.group("config", cls=UncutGroup)
-def command() -> None:
+def config_command() -> None:
     """Check, show, write and reload configuration files."""
 
 
-command.add_command(reload.command)
+config_command.add_command(reload_command)
 
 
-@command.command("check")
+@config_command.command("check")
 @_json_option
 @takes_flags
 def check(flags: Flags, *, as_json: bool) -> None:
@@ -99,7 +133,7 @@ def _check_groups(configuration: Configuration) -> None:
         raise_misfits(configuration, misfits(settings, budget_bytes(settings.memory), learned))
 
 
-@command.command("show")
+@config_command.command("show")
 @_json_option
 @takes_flags
 def show(flags: Flags, *, as_json: bool) -> None:
@@ -127,13 +161,13 @@ def show(flags: Flags, *, as_json: bool) -> None:
         _print_values(configuration)
 
 
-@command.command("example")
+@config_command.command("example")
 def print_example() -> None:
     """Print a complete file with every key explained."""
     click.echo(example(), nl=False)
 
 
-@command.command("schema")
+@config_command.command("schema")
 def print_schema() -> None:
     """Print a JSON schema, for editors that know TOML."""
     _print_json(schema())

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Generator
 from types import FrameType
 from typing import Final
@@ -15,17 +17,50 @@ import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.answer_stream import Piece, stream_answer
+from gateway.cli.answer import Parameters, Piece, stream_answer
 from gateway.cli.bodies import ChatMessage, ModelReading, Order, WorkerReading
 from gateway.cli.child_gateway import ChildGateway, child_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, interruptible
-from gateway.cli.paragraph import Paragraph
-from gateway.cli.parameters import Parameters
-from gateway.cli.pulse import Pulse
+from gateway.cli.transcript import Paragraph
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
+
+_EVERY_S: Final = 0.05
+
+
+class Pulse:
+    """Asks for a sign of life on a thread, as long as the context lasts."""
+
+    def __init__(self, url: str) -> None:
+        self.beats = 0
+        self.slowest_s = 0.0
+        self.missed: str | None = None
+        self._url = url
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="pulse", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        with GatewayClient(self._url) as gateway:
+            while not self._over.wait(_EVERY_S):
+                began_at = time.monotonic()
+                try:
+                    gateway.get("/livez")
+                except CommandError as error:
+                    self.missed = error.message
+                    return
+                self.beats += 1
+                self.slowest_s = max(self.slowest_s, time.monotonic() - began_at)
+
 
 _MODEL: Final = "demo"
 _SHORT_QUESTION: Final = "What is Bulkhead?"
@@ -53,7 +88,7 @@ class MemoryNote(Struct, frozen=True):
 
 
 @click.command("demo")
-def command() -> None:
+def demo_command() -> None:
     """Show what Bulkhead is for, in a few seconds and without downloads.
 
     Starts a gateway of its own with the model that comes along, kills the model's process in the

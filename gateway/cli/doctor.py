@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.console import stdout_console
 from gateway.cli.failure import interruptible
-from gateway.cli.flags import takes_flags
-from gateway.cli.printable import printable, printable_json
+from gateway.cli.options import takes_flags
+from gateway.cli.output import printable, printable_json, stdout_console
 from gateway.config.settings import Flags
 from gateway.doctor.checks import CHECKS, THROUGHPUT, memory_check
 from gateway.doctor.finding import Check, Finding, Severity, findings, worst
@@ -41,7 +40,7 @@ _MARK_WIDTH: Final = 8
     help="Also measure what Bulkhead assumes of memory, and print a report to send.",
 )
 @takes_flags
-def command(flags: Flags, *, as_json: bool, throughput: bool, memory: bool) -> None:
+def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: bool) -> None:
     """Look for what is wrong, and say what to do about it.
 
     Looks at the configuration, the environment, the machine, the state folder, the gateway, the

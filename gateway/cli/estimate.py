@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from gateway.cli.bodies import GatewayReading
 from gateway.cli.client import GatewayClient
+from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.local import access
-from gateway.cli.model_names import complete_model
-from gateway.cli.printable import printable
+from gateway.cli.output import printable
 from gateway.config.mistakes import ConfigError
 from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
@@ -87,7 +87,7 @@ class _Answer(NamedTuple):
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG].")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="[BULKHEAD_STATE_DIR]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
+def estimate_command(
     model: str,
     context_tokens: int | None,
     config: Path | None,

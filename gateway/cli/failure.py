@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 
 import click
 
-from gateway.cli.printable import printable
+from gateway.cli.output import printable
 
 # As shells count the end by SIGINT.
 _INTERRUPTED: Final = 130

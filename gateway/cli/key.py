@@ -13,21 +13,28 @@ import click
 import msgspec
 from rich.table import Table
 
-from gateway.access.api_key import LATEST_EXPIRY, KeyBody, KeyList, KeyTerms, NewKey
+from gateway.access.accounts import Counts
+from gateway.access.api_key import (
+    LATEST_EXPIRY,
+    KeyBody,
+    KeyList,
+    KeyTerms,
+    KeyUsage,
+    NewKey,
+    UsageList,
+)
 from gateway.access.key_file import KeyFile, KeyFileError
+from gateway.cli import UncutGroup
 from gateway.cli.client import GatewayClient
-from gateway.cli.console import stdout_console
-from gateway.cli.failure import CommandError, NoSuchModelError
-from gateway.cli.local import local_settings
-from gateway.cli.narrow import print_table
+from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
+from gateway.cli.local import local_settings, own_gateway, state_dir_option
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
-from gateway.cli.own_gateway import own_gateway, state_dir_option
-from gateway.cli.uncut import UncutGroup
+from gateway.cli.output import print_table, stdout_console
 from gateway.system.notation import nearest_model, parse_time, suggestion
 
 
 @click.group("key", cls=UncutGroup)
-def command() -> None:
+def key_command() -> None:
     """Make, list and revoke API keys.
 
     Keys are kept in the gateway's state folder, so the gateway needn't run. With --url a gateway
@@ -75,7 +82,7 @@ def _check_models(
     return tuple(found) or None
 
 
-@command.command("add")
+@key_command.command("add")
 @click.argument("name")
 @click.option(
     "--models",
@@ -127,7 +134,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
     click.echo(f"The key {name}, shown this once (only its hash is kept): {secret}")
 
 
-@command.command("revoke")
+@key_command.command("revoke")
 @click.argument("name")
 @state_dir_option
 @reaches_gateway
@@ -147,7 +154,7 @@ def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None
         )
 
 
-@command.command("list")
+@key_command.command("list")
 @json_option
 @state_dir_option
 @reaches_gateway
@@ -241,3 +248,55 @@ def _limit(limit: int | None) -> str:
 
 def _day(at: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at))
+
+
+@click.command("usage")
+@json_option
+@state_dir_option
+@reaches_gateway
+def usage_command(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
+    """Show what each API key has used, today and this month.
+
+    "in" are prompt tokens, "cached" those of them that were found in the prompt cache, and "out"
+    the tokens of answers. Nothing is counted while there are no keys.
+    """
+    if state_dir is None:
+        _print_usage(gateway, as_json=as_json)
+        return
+    with own_gateway(state_dir) as own:
+        if own is None:
+            raise NobodyListensError(f"No gateway runs with the state folder {state_dir}.")
+        _print_usage(own, as_json=as_json)
+
+
+def _print_usage(gateway: GatewayClient, *, as_json: bool) -> None:
+    content = gateway.get("/admin/v1/usage")
+    listed = gateway.read(content, UsageList)
+    if as_json:
+        click.echo(msgspec.json.format(content, indent=2))
+    elif not listed.keys:
+        click.echo("There are no keys, so nothing was counted: `bulkhead key add NAME` makes one.")
+    else:
+        stdout_console().print(_usage_table(listed.keys))
+
+
+def _usage_table(keys: list[KeyUsage]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("key", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for heading in ("requests", "in", "cached", "out"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for each in keys:
+        table.add_row(each.name, "today", *_counts(each.today))
+        table.add_row("", "this month", *_counts(each.month))
+    return table
+
+
+def _counts(counts: Counts) -> tuple[str, ...]:
+    numbers = (
+        counts.requests,
+        counts.prompt_tokens,
+        counts.cached_tokens,
+        counts.completion_tokens,
+    )
+    return tuple(f"{each:,}" for each in numbers)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import click
 import httpx
 from msgspec import Struct
 
 from gateway.access.key_file import admin_key
+from gateway.cli.client import GatewayClient
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
@@ -71,3 +75,22 @@ def _same(url: str, other: str) -> bool:
     if (one.scheme, one.port) != (two.scheme, two.port):
         return False
     return one.host == two.host or {one.host, two.host} <= _ITSELF
+
+
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="The gateway's state folder, if it isn't the one that serve would use.",
+)
+
+
+@contextlib.contextmanager
+def own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
+    """The one that uses the state folder; None: none does."""
+    settings, folder = local_settings(state_dir)
+    if running_address(folder) is None:
+        yield None
+        return
+    near = access(None, None, settings, folder)
+    with GatewayClient(near.url, near.key, near.trust) as client:
+        yield client

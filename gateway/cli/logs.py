@@ -2,23 +2,69 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+import msgspec
+from rich.text import Text
 
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import GatewayClient, ServerSentEvent
+from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.local import local_settings
-from gateway.cli.log_lines import LogPrinter
-from gateway.cli.model_names import complete_model
 from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.cli.output import printable, stdout_console
 from gateway.config.settings import Settings
 from gateway.system.log_files import LogReader
-from gateway.system.log_lines import since_stamp
+from gateway.system.log_lines import as_json as json_line
+from gateway.system.log_lines import escaped, human, local_time, parsed, since_stamp, stamp_of
 from gateway.system.notation import nearest_model, suggestion
+
+_TAB: Final = 8
+_STYLES: Final = {"warning": "yellow", "error": "red", "critical": "bold red"}
+
+
+class LogPrinter:
+    """For the log of a model's workers, or the gateway's own."""
+
+    def __init__(self, model: str | None, *, as_json: bool) -> None:
+        self._model = model
+        self._as_json = as_json
+        self._console = None if as_json or not sys.stdout.isatty() else stdout_console()
+
+    def print(self, line: str) -> None:
+        entry = parsed(line) if self._model is None else None
+        if self._as_json:
+            text = json_line(self._worker_entry(line) if entry is None else entry)
+        else:
+            text = _worker_text(line) if entry is None else human(entry)
+        if self._console is None:
+            click.echo(text)
+        else:
+            style = _STYLES.get(str((entry or {}).get("level")), "")
+            self._console.print(Text(text, style, overflow="fold"))
+
+    def _worker_entry(self, line: str) -> dict[str, str | None]:
+        at, text = _split(line)
+        return {"time": at, "model": self._model, "text": text}
+
+
+def _worker_text(line: str) -> str:
+    """Without colours of its own: they may come from anywhere."""
+    at, text = _split(line)
+    text = escaped(click.unstyle(text).expandtabs(_TAB))
+    return text if at is None else f"{local_time(at)} {text}"
+
+
+def _split(line: str) -> tuple[str | None, str]:
+    """A worker's line: its time, and what it printed."""
+    at = stamp_of(line)
+    return at, line if at is None else line.removeprefix(at).removeprefix(" ")
+
 
 _DEFAULT_LINES: Final = 200
 _ALL_LINES: Final = 999_999_999
@@ -53,7 +99,7 @@ def _check_since(
     help="The gateway's state folder, if it isn't the one that serve would use.",
 )
 @reaches_gateway
-def command(
+def logs_command(
     gateway: GatewayClient,
     *,
     model: str | None,
@@ -163,3 +209,45 @@ def _print_answer(
         for event in events:
             if event.kind == "message":
                 printer.print(event.data)
+
+
+# These have a place of their own in a line.
+_PLACED: Final = ("id", "at", "event", "model")
+
+
+@click.command("events")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new events until Ctrl-C.")
+@click.option(
+    "-n",
+    "--recent",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    help="How many of the last events to begin with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--model", shell_complete=complete_model, help="Only events of this model.")
+@reaches_gateway
+def events_command(
+    gateway: GatewayClient, *, follow: bool, recent: int, as_json: bool, model: str | None
+) -> None:
+    """Print what happened to models and workers, such as starts, ends and their causes."""
+    # Of its present id, also for an alias; one that isn't there is an error.
+    model = None if model is None else gateway.model(model).id
+    with gateway.events(recent, follow=follow) as events:
+        for event in events:
+            if event.kind == "comment":
+                continue
+            fields = msgspec.json.decode(event.data)
+            if model is None or fields.get("model") == model:
+                click.echo(event.data if as_json else _line(event, fields))
+
+
+def _line(event: ServerSentEvent, fields: dict[str, Any]) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(fields["at"]))
+    pairs = " ".join(
+        f"{key}={value}"
+        for key, value in fields.items()
+        if key not in _PLACED and value is not None
+    )
+    return printable(f"{at}  {fields['model'] or '-'}  {event.kind}  {pairs}").replace("\n", " ")

@@ -10,19 +10,17 @@ from rich.table import Table
 
 from gateway.cli.bodies import EntryReading, ListedModel
 from gateway.cli.client import GatewayClient
-from gateway.cli.console import stdout_console
+from gateway.cli.disks import Shelf
 from gateway.cli.failure import CommandError
-from gateway.cli.memory_table import UNKNOWN, size
-from gateway.cli.moments import ago
-from gateway.cli.narrow import print_table
-from gateway.cli.options import json_option, reaches_gateway
-from gateway.cli.printable import printable
+from gateway.cli.options import json_option, model_argument, reaches_gateway
+from gateway.cli.output import UNKNOWN, ago, print_table, printable, size, stdout_console
+from gateway.system.notation import format_size
 
 
 @click.command("models")
 @json_option
 @reaches_gateway
-def command(gateway: GatewayClient, *, as_json: bool) -> None:
+def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
     """List the models that are served: state, size, context, aliases and last use.
 
     The size is that of the files. The context is the one in force; of a model that isn't loaded it
@@ -68,3 +66,111 @@ def _table(models: tuple[ListedModel, ...], entries: dict[str, EntryReading]) ->
             printable(", ".join(model.aliases)) or UNKNOWN,
         )
     return table
+
+
+@click.command("list")
+@json_option
+@reaches_gateway
+def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
+    """List the models on the disks: in the Hugging Face cache and in configured folders.
+
+    Complete models are served under the id that is shown. `bulkhead show` says why another one is
+    not.
+    """
+    entries = Shelf(gateway).entries()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("model", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("quantization", no_wrap=True)
+    table.add_column("context", justify="right", no_wrap=True)
+    table.add_column("can", overflow="fold")
+    table.add_column("last used", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    now = time.time()
+    for each in entries:
+        table.add_row(
+            printable(each.name),
+            format_size(each.size_bytes),
+            printable(each.quantization or "-"),
+            "-" if each.context_tokens is None else f"{each.context_tokens:,}",
+            ", ".join(each.abilities) or "-",
+            ago(each.last_used_at, now),
+            state(each),
+        )
+    print_table(stdout_console(), table)
+
+
+def used(entry: EntryReading) -> str:
+    if entry.last_used_at is None:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used_at))
+
+
+def state(entry: EntryReading) -> str:
+    if entry.problem is not None and entry.part_bytes:
+        return "unfinished"
+    return entry.state or ("served" if entry.ids and entry.problem is None else "not served")
+
+
+@click.command("show")
+@model_argument
+@json_option
+@reaches_gateway
+def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
+    """Show what is known of a model on a disk.
+
+    MODEL is an id, a repository or a folder.
+    """
+    entry = Shelf(gateway).entry(model)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(entry), indent=2))
+        return
+    context = None if entry.context_tokens is None else f"{entry.context_tokens:,} tokens"
+    parts = f", of which {format_size(entry.part_bytes)} of an unfinished pull"
+    rows = {
+        "source": entry.source,
+        "ids": ", ".join(entry.ids) or "none",
+        "state": state(entry),
+        "problem": entry.problem,
+        "path": entry.path,
+        "size": format_size(entry.size_bytes) + (parts if entry.part_bytes else ""),
+        "architecture": entry.architecture,
+        "quantization": entry.quantization,
+        "context": context,
+        "chat template": "yes" if entry.has_template else "no",
+        "can": ", ".join(entry.abilities) or None,
+        "last used": used(entry),
+        "configured": ", ".join(entry.configured) or "no, found",
+    }
+    for name, value in rows.items():
+        if value is not None:
+            click.echo(f"{name:<14} {printable(value)}")
+
+
+@click.command("rm")
+@model_argument
+@click.option("-y", "--yes", is_flag=True, help="Don't ask.")
+@json_option
+@reaches_gateway
+def rm_command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) -> None:
+    """Remove a model from the disk, or what an unfinished pull has left.
+
+    MODEL is an id, a repository or a folder. What is loaded, being pulled, or needed by another
+    model stays.
+    """
+    shelf = Shelf(gateway)
+    planned = shelf.removal(model)
+    if not yes:
+        what = (
+            f"Remove {printable(planned.source)} and free {format_size(planned.reclaimed_bytes)}?"
+        )
+        if not click.confirm(what, err=True):
+            raise click.exceptions.Exit(1)
+    removed = shelf.remove(planned.source)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(removed), indent=2))
+        return
+    click.echo(f"{printable(removed.source)} is gone: {format_size(removed.reclaimed_bytes)} free")

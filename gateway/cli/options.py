@@ -12,9 +12,10 @@ import httpx
 from click.core import ParameterSource
 
 from gateway.cli.client import GatewayClient
+from gateway.cli.completion import complete_model
 from gateway.cli.failure import interruptible
 from gateway.cli.local import access, local_settings
-from gateway.cli.model_names import complete_model
+from gateway.config.settings import Flags
 from gateway.system.state_file import read_secret
 
 Arguments = ParamSpec("Arguments")
@@ -113,3 +114,55 @@ def _check_key(_context: click.Context, _parameter: click.Parameter, key: str | 
     if key is not None and not (key.isascii() and key.isprintable()):
         raise click.BadParameter("A key is one line of printable ASCII.")
     return key
+
+
+_OPTIONS: Final = (
+    click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG]."),
+    click.option(
+        "--host", help="Address to listen on; others than loopback need API keys [127.0.0.1]."
+    ),
+    click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one [8642]."),
+    click.option(
+        "--state-dir",
+        type=click.Path(path_type=Path),
+        help="Folder for lock, sockets and logs [BULKHEAD_STATE_DIR].",
+    ),
+    click.option(
+        "--model",
+        "models",
+        multiple=True,
+        metavar="PATH_OR_REPO[=ID]",
+        help="A model folder, a repository in the Hugging Face cache, or demo. Repeatable.",
+    ),
+    click.option("--memory-budget", metavar="SIZE", help="Bytes, 12GB, 75%, or auto."),
+    click.option("--spare", type=click.IntRange(0), help="Workers kept ready for the next load."),
+)
+
+
+def takes_flags(
+    verb: Callable[Concatenate[Flags, Arguments], None],
+) -> Callable[..., None]:
+    """Give a verb these options, as one `Flags`."""
+
+    @functools.wraps(verb)
+    def with_flags(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        flags = Flags(**{each: kwargs.pop(each) for each in Flags.__struct_fields__})  # type: ignore[arg-type]
+        verb(flags, *args, **kwargs)
+
+    return functools.reduce(lambda command, option: option(command), reversed(_OPTIONS), with_flags)
+
+
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+log_to_option = click.option(
+    "--log-to",
+    type=click.Choice(["stderr", "file"]),
+    default="stderr",
+    envvar="BULKHEAD_LOG",
+    hidden=True,
+    help="file: stderr is kept for crashes, as the log of a service is.",
+)

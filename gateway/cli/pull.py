@@ -4,19 +4,84 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import click
 import msgspec
+from rich.text import Text
 
 from gateway.cli.bodies import PullOrder, PullReading
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError
 from gateway.cli.options import names_gateway, reaches_gateway
-from gateway.cli.printable import printable
+from gateway.cli.output import printable, stderr_console
 from gateway.cli.pull_here import PullHere
-from gateway.cli.pull_view import PullView
 from gateway.system.notation import format_size
+
+_SAID_EVERY_S: Final = 10.0
+_BAR_CELLS: Final = 24
+
+
+class PullView:
+    def __init__(self, model: str) -> None:
+        self._console = stderr_console()
+        self._spinner = self._console.status(Text(f"{printable(model)}: asking"))
+        self._said_outlook = False
+        self._said_at = 0.0
+        self._said = ""
+
+    def __enter__(self) -> PullView:
+        if self._console.is_terminal:
+            self._spinner.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._spinner.stop()
+
+    def show(self, reading: PullReading) -> None:
+        if reading.outlook is not None and not self._said_outlook and reading.state == "pulling":
+            self._said_outlook = True
+            which = f"{reading.repository}, {format_size(reading.total_bytes or 0)}"
+            self._print(f"{which}. {reading.outlook.sentence}")
+        if reading.state not in ("preparing", "pulling"):
+            return
+        line = progress_line(reading)
+        if self._console.is_terminal:
+            self._spinner.update(Text(line))
+        elif line != self._said and time.monotonic() - self._said_at >= _SAID_EVERY_S:
+            self._said, self._said_at = line, time.monotonic()
+            self._print(line)
+
+    def _print(self, text: str) -> None:
+        self._console.print(printable(text), soft_wrap=not self._console.is_terminal)
+
+
+def progress_line(reading: PullReading) -> str:
+    """`name [####    ] 1.2 GB of 4.0 GB, 85.0 MB/s, 33 s left`."""
+    name = printable(reading.repository or reading.model)
+    if not reading.total_bytes:
+        return f"{name}: {printable(reading.reason or 'asking what there is')}"
+    done_bytes = reading.done_bytes or 0
+    filled = _BAR_CELLS * done_bytes // reading.total_bytes
+    bar = "#" * filled + " " * (_BAR_CELLS - filled)
+    parts = [f"{name} [{bar}] {format_size(done_bytes)} of {format_size(reading.total_bytes)}"]
+    if reading.reason is not None:
+        parts.append(printable(reading.reason))
+    elif reading.bytes_per_s is not None:
+        parts.append(f"{format_size(int(reading.bytes_per_s))}/s")
+        if reading.seconds_left is not None:
+            parts.append(f"{time_left(reading.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def time_left(seconds: float) -> str:
+    """`8 s`, `4 min`, `2 h 10 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @click.command("pull")
@@ -24,7 +89,7 @@ from gateway.system.notation import format_size
 @click.option("--force", is_flag=True, help="Also if it won't fit into the memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @reaches_gateway
-def command(gateway: GatewayClient, *, model: str, force: bool, as_json: bool) -> None:
+def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bool) -> None:
     """Get a model from the Hugging Face hub.
 
     MODEL is a repository, as mlx-community/Qwen3-4B-4bit. MODEL:QUANT, as Qwen/Qwen3-4B:4bit,

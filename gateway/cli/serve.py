@@ -13,9 +13,8 @@ import click
 
 from gateway.access.key_file import KeyFileError
 from gateway.access.keys import ApiKeys
-from gateway.cli.flags import takes_flags
-from gateway.cli.log_options import log_level_option, log_to_option
-from gateway.cli.printable import printable
+from gateway.cli.options import log_level_option, log_to_option, takes_flags
+from gateway.cli.output import printable
 from gateway.config.machine_rules import Places, exposed, tls_files
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import Configuration, read_configuration
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
     help="Exit status for a mistake in the configuration, which no further start heals.",
 )
 @takes_flags
-def command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> None:
+def serve_command(flags: Flags, log_level: str, log_to: str, mistake_status: int) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
     Prints one line with the address once requests are taken. Logs go to stderr, and to the state

@@ -12,11 +12,10 @@ from typing import Final
 import click
 import msgspec
 
+from gateway.cli import UncutGroup
 from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
-from gateway.cli.log_lines import LogPrinter
-from gateway.cli.logs import print_file
-from gateway.cli.printable import printable
-from gateway.cli.uncut import UncutGroup
+from gateway.cli.logs import LogPrinter, print_file
+from gateway.cli.output import printable
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import Flags
@@ -35,11 +34,11 @@ system_option = click.option(
 
 
 @click.group("service", cls=UncutGroup)
-def command() -> None:
+def service_command() -> None:
     """Have the system run Bulkhead: launchd on macOS, systemd on Linux."""
 
 
-@command.command("install")
+@service_command.command("install")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG].")
 @click.option(
     "--state-dir",
@@ -80,7 +79,7 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
 
 
 def _verb(name: str, act: Callable[[Service], None], text: str) -> None:
-    @command.command(name, help=text)
+    @service_command.command(name, help=text)
     @system_option
     def verb(*, system: bool) -> None:
         with _failures():
@@ -93,7 +92,7 @@ _verb("stop", Service.stop, "End it in order, until the next start, boot or logi
 _verb("restart", Service.restart, "End it in order and start it, as after an upgrade.")
 
 
-@command.command("status")
+@service_command.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @system_option
 def status(*, as_json: bool, system: bool) -> None:
@@ -108,7 +107,7 @@ def status(*, as_json: bool, system: bool) -> None:
         sys.exit(NoGatewayError.exit_code)
 
 
-@command.command("logs")
+@service_command.command("logs")
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=200, show_default=True)
 @system_option

@@ -21,14 +21,19 @@ from gateway.cli.bodies import (
     ModelReading,
     PromptCacheReading,
     RankReading,
+    WorkerReading,
 )
 from gateway.cli.client import GatewayClient
-from gateway.cli.console import stdout_console
-from gateway.cli.memory_table import UNKNOWN, memory_table, share, size
-from gateway.cli.moments import duration
-from gateway.cli.narrow import print_table
 from gateway.cli.options import json_option, reaches_gateway
-from gateway.cli.printable import printable
+from gateway.cli.output import (
+    UNKNOWN,
+    duration,
+    print_table,
+    printable,
+    share,
+    size,
+    stdout_console,
+)
 
 _LOG_LINES: Final = 3
 _WATCH_S: Final = 1.0
@@ -38,7 +43,7 @@ _WATCH_S: Final = 1.0
 @json_option
 @click.option("-w", "--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @reaches_gateway
-def command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
+def status_command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
     """Show the gateway, its memory and its models.
 
     "holds" is the memory that the system would get back if the worker ended, "last step" how long
@@ -184,3 +189,54 @@ def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
 def _exit(last_exit: LastExit) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
     return f"the last worker ended {last_exit.how} at {at}: {last_exit.reason}"
+
+
+def memory_table(reading: GatewayReading) -> Table:
+    """A model's floor is its own while it is loaded; what was lent can be called back. It wants so
+    much in all. Weights and caches (with what a step computes on, and freed buffers) are its
+    worker's own account of what it holds; the rest is what Python and its libraries take.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("memory", overflow="fold")
+    for heading in ("holds", "floor", "lent", "wants", "weights", "caches", "rest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in reading.models:
+        if model.worker is not None:
+            table.add_row(printable(model.id), *_cells(model, model.worker))
+    for holder, size_bytes in _others(reading.memory):
+        table.add_row(holder, size(size_bytes))
+    table.add_row("total", size(reading.memory.total_bytes), style="bold")
+    return table
+
+
+def _others(memory: MemoryReading) -> tuple[tuple[str, int | None], ...]:
+    return (
+        ("(spare workers)", memory.spare_bytes),
+        ("(gateway)", memory.gateway_bytes),
+        ("(other programs)", memory.other_bytes),
+        ("(stranded)", memory.stranded_bytes),
+        ("(available)", memory.available_bytes),
+    )
+
+
+def _cells(model: ModelReading, worker: WorkerReading) -> tuple[str, ...]:
+    account = (model.floor_bytes, model.lent_bytes, model.wanted_bytes)
+    parts = (worker.weight_bytes, _cached(worker), _rest(worker))
+    return tuple(size(each) for each in (worker.footprint_bytes, *account, *parts))
+
+
+def _cached(worker: WorkerReading) -> int | None:
+    """The caches of its sequences, and what MLX keeps of freed ones."""
+    if worker.cache_bytes is None or worker.buffer_bytes is None:
+        return None
+    return worker.cache_bytes + worker.buffer_bytes
+
+
+def _rest(worker: WorkerReading) -> int | None:
+    """What is left of the footprint. The parts are told by the worker, a moment apart from it."""
+    rest_bytes = worker.footprint_bytes
+    for each in (worker.weight_bytes, _cached(worker)):
+        if rest_bytes is None or each is None:
+            return None
+        rest_bytes -= each
+    return None if rest_bytes is None else max(0, rest_bytes)

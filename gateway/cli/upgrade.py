@@ -12,7 +12,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, reaches_gateway
-from gateway.cli.printable import printable
+from gateway.cli.output import printable
 from gateway.server.starts import NextGateway
 from gateway.system.state_file import write_state
 
@@ -40,7 +40,7 @@ class Upgraded(Struct, frozen=True):
 )
 @json_option
 @reaches_gateway
-def command(
+def upgrade_command(
     gateway: GatewayClient, python: str | None, state_dir: Path | None, *, as_json: bool
 ) -> None:
     """Replace the gateway by one of the version that is installed now.

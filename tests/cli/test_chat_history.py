@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prompt_toolkit.history import InMemoryHistory
 
-from gateway.cli.chat.history import history
+from gateway.cli.chat_input import history
 
 
 def _lines(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.narrow import print_table
+from gateway.cli.output import print_table
 
 _words = st.text("abc 123", min_size=1, max_size=30).map(str.strip).filter(bool)
 

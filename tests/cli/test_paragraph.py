@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.paragraph import Paragraph
-from gateway.cli.printable import printable
+from gateway.cli.output import printable
+from gateway.cli.transcript import Paragraph
 
 
 def test_breaks_lines_between_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.server_sent_events import ServerSentEvent, server_sent_events
+from gateway.cli.client import ServerSentEvent, server_sent_events
 
 STREAM = (
     b": waiting\n\n"

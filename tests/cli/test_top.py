@@ -21,7 +21,7 @@ from textual.pilot import Pilot
 
 from gateway.cli import main
 from gateway.cli.client import GatewayClient
-from gateway.cli.top.app import Top
+from gateway.cli.top_screen import Top
 from tests.cli.canned import CannedGateway
 from tests.cli.terminal import bulkhead, terminal
 from tests.support.gateway import EVENTUALLY_S, Gateway

@@ -19,11 +19,9 @@ from gateway.cli.bodies import (
     PromptCacheReading,
     WorkerReading,
 )
-from gateway.cli.top.fitting import age, tail_of
-from gateway.cli.top.happenings import Happening
-from gateway.cli.top.memory import Part, bar
-from gateway.cli.top.orders import question
-from gateway.cli.top.view import View
+from gateway.cli.top_tables import Part, age, bar, tail_of
+from gateway.cli.top_threads import question
+from gateway.cli.top_view import Happening, View
 
 URL = "http://127.0.0.1:8642"
 WIDTHS = (60, 80, 200)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.agent import command
+from gateway.cli.agent import agent_command
 from gateway.service.definition import LABEL
 from gateway.service.systemd import UNIT
 from gateway.workers import ladder
@@ -86,7 +86,7 @@ def test_what_it_runs_is_an_agent_that_ends_in_order(definition: Path, home: Pat
         service = _service(AGENT_UNIT)
         words = shlex.split(service["ExecStart"])
         variables = dict(each.split("=", 1) for each in shlex.split(service["Environment"]))
-    assert command.name == words[-1]
+    assert agent_command.name == words[-1]
     agent = subprocess.Popen(
         [sys.executable, *words[1:], "--host", "127.0.0.1", "--port", "0"],
         env={**os.environ, **variables, "HOME": str(home), "XDG_STATE_HOME": str(home)},

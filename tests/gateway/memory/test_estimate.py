@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from gateway.cli.estimate import command
+from gateway.cli.estimate import estimate_command
 from gateway.memory.estimate.caches import cache_shape
 from gateway.memory.estimate.estimate import Estimate, estimate
 from gateway.memory.estimate.fitting import (
@@ -215,7 +215,7 @@ def test_configurations_that_make_no_sense(config: str, tmp_path: Path) -> None:
 
 class TestCommand:
     def run(self, model: str, state_dir: Path) -> tuple[int, str]:
-        result = CliRunner().invoke(command, [model, "--state-dir", str(state_dir)])
+        result = CliRunner().invoke(estimate_command, [model, "--state-dir", str(state_dir)])
         return result.exit_code, result.output
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from gateway.cli.answer_stream import Ending, stream_answer
+from gateway.cli.answer import Ending, Parameters, stream_answer
 from gateway.cli.bodies import ChatMessage
-from gateway.cli.chat.transcript import Transcript
 from gateway.cli.client import GatewayClient
-from gateway.cli.parameters import Parameters
+from gateway.cli.transcript import Transcript
 
 
 class Conversation:

@@ -9,12 +9,12 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from gateway.cli.chat.conversation import Conversation
-from gateway.cli.chat.transcript import ScreenTranscript, dim
+from gateway.cli.answer import ParameterError, Parameters, shown, with_parameter
 from gateway.cli.client import GatewayClient
+from gateway.cli.conversation import Conversation
 from gateway.cli.failure import CommandError
-from gateway.cli.parameters import ParameterError, Parameters, shown, with_parameter
-from gateway.cli.printable import printable
+from gateway.cli.output import printable
+from gateway.cli.transcript import ScreenTranscript, dim
 from gateway.system.notation import nearest
 
 # A path such as /usr/bin begins a message.

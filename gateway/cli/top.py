@@ -14,7 +14,7 @@ from gateway.cli.options import reaches_gateway
 
 @click.command("top")
 @reaches_gateway
-def command(gateway: GatewayClient) -> None:
+def top_command(gateway: GatewayClient) -> None:
     """Watch the gateway live: memory, models, requests, events; with keys to steer models.
 
     Press q to end it, and ? for its keys and columns. It waits for a gateway that isn't there, or
@@ -22,7 +22,7 @@ def command(gateway: GatewayClient) -> None:
     """
     _check_terminal()
     # Textual takes longer to import than other verbs take to run.
-    from gateway.cli.top.app import Top
+    from gateway.cli.top_screen import Top
 
     top = Top(gateway)
     top.run(mouse=False)

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import termios
+from collections.abc import Iterator
+from typing import Final
 
 import click
 
-from gateway.cli.chat.conversation import Conversation
-from gateway.cli.chat.transcript import PlainTranscript, ScreenTranscript
-from gateway.cli.chat.unechoed import unechoed
+from gateway.cli.answer import Parameters
 from gateway.cli.client import GatewayClient
+from gateway.cli.completion import complete_model, model_names
+from gateway.cli.conversation import Conversation
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.local import local_settings
-from gateway.cli.model_names import complete_model, model_names
 from gateway.cli.options import reaches_gateway
-from gateway.cli.parameters import Parameters
-from gateway.cli.printable import printable
+from gateway.cli.output import printable
+from gateway.cli.transcript import PlainTranscript, ScreenTranscript
+
+# Where termios has them.
+_INPUT: Final = 0
+_LOCAL: Final = 3
+_CHARACTERS: Final = 6
+
+
+@contextlib.contextmanager
+def unechoed() -> Iterator[None]:
+    """Keep what is typed out of what is printed: it waits for whoever reads next, as it was typed.
+    Ctrl-C is heard at once.
+    """
+    terminal = sys.stdin.fileno()
+    try:
+        before = termios.tcgetattr(terminal)
+    except termios.error:
+        yield
+        return
+    quiet = termios.tcgetattr(terminal)
+    # Lines aren't edited here but at the prompt, which wants the very keys.
+    quiet[_INPUT] &= ~termios.ICRNL
+    quiet[_LOCAL] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+    quiet[_CHARACTERS][termios.VMIN] = 1
+    quiet[_CHARACTERS][termios.VTIME] = 0
+    termios.tcsetattr(terminal, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 @click.command("chat")
@@ -24,7 +56,7 @@ from gateway.cli.printable import printable
 @click.option("--temperature", type=click.FloatRange(0, 2), help="0: always the likeliest word.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
 @reaches_gateway
-def command(
+def chat_command(
     gateway: GatewayClient,
     *,
     model: str | None,
@@ -65,9 +97,8 @@ def _only_model(gateway: GatewayClient) -> str:
 
 def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
     # prompt_toolkit takes longer to import than other verbs take to run.
-    from gateway.cli.chat.history import history
-    from gateway.cli.chat.keyboard import Keyboard
-    from gateway.cli.chat.slash import Slash
+    from gateway.cli.chat_commands import Slash
+    from gateway.cli.chat_input import Keyboard, history
 
     _, state_dir = local_settings(None)
     keyboard = Keyboard(history(state_dir.chat_history_path), lambda: model_names(gateway))

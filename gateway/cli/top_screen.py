@@ -11,17 +11,63 @@ from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
 from textual.message import Message
+from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from gateway.cli.client import GatewayClient
-from gateway.cli.top.feed import Feed, Lost, Seen
-from gateway.cli.top.fitting import one_line, wrapped
-from gateway.cli.top.help import Help
-from gateway.cli.top.orders import ASKED_FIRST, Orders, Outcome, Verb, question
-from gateway.cli.top.view import View
+from gateway.cli.top_tables import one_line, wrapped
+from gateway.cli.top_threads import ASKED_FIRST, Feed, Lost, Orders, Outcome, Seen, Verb, question
+from gateway.cli.top_view import View
+
+_TEXT: Final = """\
+Keys
+  up, down  select a model
+  l         load; ends a hold, tries again what failed
+  u         unload; what runs has drain_s to end
+  r         restart: unload and load
+  k         kill: end the process without a drain
+  y, n      answer what u, r and k ask first
+  escape    take back the question, or the message
+  q         quit
+
+Bars
+  Budget    what workers hold, what is granted beyond it
+  Machine   who holds its memory; stranded: nobody
+
+Columns
+  holds     what comes back when the worker ends
+  floor     its own as long as it is loaded
+  lent      what it may hold beyond; can be called back
+  wants     all that it could use
+  weights   it holds: the model itself
+  caches    it holds: the caches of its sequences
+  buffers   it holds: what MLX keeps for later
+  prompts   among its caches: prompts that are kept
+  on disk   prompts that outlive its worker
+  cached    share of prompts' tokens not computed anew
+  active    requests that run, and the age of the oldest
+  waiting   requests that wait, and the age of the oldest
+  tok/s     tokens per second, of all its requests
+  step      how long ago it last produced something
+  restarts  unexpected ends of its worker
+
+Wide terminals have all columns. Escape or q closes this.
+"""
+
+
+class Help(ModalScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape,q,question_mark", "dismiss"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(_TEXT, markup=False)
+
 
 # How to get away comes first: a narrow terminal cuts the rest.
 _KEYS: Final = "q quit  ? help  l load  u unload  r restart  k kill"

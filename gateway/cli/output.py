@@ -1,0 +1,133 @@
+"""How commands print: text of others, tables, times and sizes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import IO, Any, Final
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from gateway.system.notation import format_size
+
+UNKNOWN: Final = "-"
+# Control characters steer a terminal; lone surrogates can't be encoded.
+_LEFT_OUT: Final = ("Cc", "Cs")
+
+
+def printable(text: str) -> str:
+    """The text without characters such as those of escape codes; lines and tabs stay."""
+    return "".join(
+        each for each in text if each in "\n\t" or unicodedata.category(each) not in _LEFT_OUT
+    )
+
+
+def printable_json(content: object) -> str:
+    """JSON with such characters escaped, all of them: JSON itself wants only some."""
+    return "".join(
+        f"\\u{ord(each):04x}" if each != "\n" and unicodedata.category(each) in _LEFT_OUT else each
+        for each in json.dumps(content, indent=2, ensure_ascii=False)
+    )
+
+
+# Wider than any row: whoever reads a pipe wants one to a line.
+_UNBROKEN: Final = 100_000
+
+
+def stdout_console() -> Console:
+    """A console that takes text literally, and colours and breaks it on a terminal alone."""
+    return _console(sys.stdout)
+
+
+def stderr_console() -> Console:
+    return _console(sys.stderr)
+
+
+def _console(stream: IO[Any]) -> Console:
+    terminal = stream.isatty()
+    return Console(
+        stderr=stream is sys.stderr,
+        width=None if terminal else _UNBROKEN,
+        force_terminal=terminal,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+# What a name that goes on in the next line has at least in each.
+_NAME: Final = 10
+_INDENT: Final = 2
+_GAP: Final = "  "
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print it; where it would be cut, each row as a paragraph: its first cell, and below it the
+    others behind their headings.
+    """
+    if _least_width(table) <= console.width:
+        console.print(table)
+        return
+    for name, *cells in zip(*(each.cells for each in table.columns), strict=True):
+        console.print(name, style="bold", overflow="fold")
+        headings = (str(each.header) for each in table.columns[1:])
+        told = (f"{heading} {cell}" for heading, cell in zip(headings, cells, strict=True) if cell)
+        for line in _lines(told, console.width - _INDENT):
+            console.print(Padding.indent(Text(line, overflow="fold"), _INDENT))
+
+
+def _least_width(table: Table) -> int:
+    """Of a table whose first column has the names. Gaps are those that its columns have."""
+    gaps = (len(table.columns) - 1) * (table.padding[1] + table.padding[3])
+    return gaps + sum(map(_least_width_of, table.columns))
+
+
+def _least_width_of(column: Column) -> int:
+    width = max(cell_len(str(each)) for each in (column.header, *column.cells))
+    return width if column.no_wrap else min(width, _NAME)
+
+
+def _lines(told: Iterator[str], width: int) -> Iterator[str]:
+    """As many in each as there is room for."""
+    line = ""
+    for each in told:
+        longer = f"{line}{_GAP}{each}" if line else each
+        if line and cell_len(longer) > width:
+            yield line
+            line = each
+        else:
+            line = longer
+    if line:
+        yield line
+
+
+_UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "min"))
+
+
+def duration(seconds: float) -> str:
+    """`0.3 s`, `12 s`, `2 min`, `26 h`, `3 d`."""
+    for least_s, unit_s, unit in _UNITS:
+        if seconds >= least_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def ago(at: float | None, now: float) -> str:
+    """A Unix time, or never if there is none; clocks of two machines may differ."""
+    if at is None:
+        return "never"
+    return f"{duration(now - at)} ago" if now - at >= 1 else "now"
+
+
+def share(rate: float | None) -> str:
+    return UNKNOWN if rate is None else f"{rate:.0%}"
+
+
+def size(size_bytes: int | None) -> str:
+    return UNKNOWN if size_bytes is None else format_size(size_bytes)
