@@ -21,6 +21,7 @@ from gateway.access.keys import ApiKeys
 from gateway.config.mistakes import ConfigError
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
+from gateway.http.errors import invalid
 from gateway.http.library import library_routes
 from gateway.http.live import live_routes
 from gateway.http.openapi import LOADS, Described, Operation, Query
@@ -44,11 +45,10 @@ async def add_key(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     new = await read_json(request, NewKey)
     if new.expires_at is not None and new.expires_at <= time.time():
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             f"expires_at is {new.expires_at:.0f}, which is in the past: send a Unix time in the "
             "future, in seconds.",
-            param="expires_at",
+            "expires_at",
         )
     try:
         key, secret = await keys.add(new.name, new.terms)

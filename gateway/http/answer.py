@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -172,9 +172,11 @@ class Answer(Reply):
         answers_each: int = 1,
         framing: Framing = EVENTS,
         headers: Mapping[str, str] | None = None,
+        complete: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`requests` are the choices, in order: so many of them have the same prompt. `headers` are
-        an answer's, not an error's.
+        """`requests` are the choices, in order: `answers_each` of them have the same prompt.
+        `headers` are those of an answer, not of an error. `complete` is awaited when the whole
+        answer is there, before its client learns that.
         """
         super().__init__(compartment, requests)
         self._form = form
@@ -182,17 +184,11 @@ class Answer(Reply):
         self._stream = stream
         self._framing = framing
         self._own_headers = headers or {}
+        self._complete = complete
 
     @property
     def usage(self) -> Usage | None:
         return self._choices.usage
-
-    async def complete(self) -> None:
-        """The whole answer is there, and its client is about to learn that."""
-
-    def failure(self, refusal: Refusal, path: str) -> bytes:
-        """The last event of a stream that ends here."""
-        return self._framing.failure(refusal, path)
 
     async def write(self, scope: Scope, receive: Receive, send: Send) -> None:
         write = self._write_stream if self._stream else self._write_whole
@@ -207,7 +203,8 @@ class Answer(Reply):
             await error_response(refusal, scope["path"])(scope, receive, send)
             return
         body = self._choices.whole()
-        await self.complete()
+        if self._complete is not None:
+            await self._complete()
         response = Response(body, headers=self._own_headers, media_type="application/json")
         response.raw_headers += self._unenforced()
         await response(scope, receive, send)
@@ -246,7 +243,8 @@ class Answer(Reply):
                         events = framing.remark(*late[0]) + events
                     if not choices.unfinished:
                         events += choices.closing()
-                        await self.complete()
+                        if self._complete is not None:
+                            await self._complete()
                     more = bool(choices.unfinished)
                     await send({"type": "http.response.body", "body": events, "more_body": more})
         except Refusal as refusal:
@@ -254,7 +252,7 @@ class Answer(Reply):
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
             note_outcome(scope, refusal.code)
-            events = self.failure(refusal, scope["path"])
+            events = self._framing.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _unenforced(self) -> list[tuple[bytes, bytes]]:

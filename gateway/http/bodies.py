@@ -6,15 +6,16 @@ import codecs
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 from msgspec import Raw, Struct, inspect
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from gateway.http.errors import invalid
 from gateway.requests.share import Share, share_of
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
@@ -131,6 +132,15 @@ def json_response(body: Any, status_code: int = 200) -> Response:
     """`body` is what msgspec encodes."""
     encoded = msgspec.json.encode(body)
     return Response(encoded, status_code=status_code, media_type="application/json")
+
+
+def event_stream(events: AsyncIterator[bytes]) -> Response:
+    """A stream of server-sent events, which no proxy collects."""
+    return StreamingResponse(
+        events,
+        media_type="text/event-stream",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
 
 
 def given(raw: Raw) -> bool:
@@ -284,10 +294,8 @@ def read_count(request: HttpRequest, name: str, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
-        raise Refusal(
-            "invalid_request_error",
-            f"{name} is {text[:100]!r}: send a whole number of at most {MOST_DIGITS} digits.",
-            param=name,
+        raise invalid(
+            f"{name} is {text[:100]!r}: send a whole number of at most {MOST_DIGITS} digits.", name
         )
     return int(text)
 
@@ -305,11 +313,7 @@ def read_limit(request: HttpRequest) -> int:
     """
     count = read_count(request, "limit", _LISTED)
     if not 1 <= count <= _MOST_LISTED:
-        raise Refusal(
-            "invalid_request_error",
-            f"limit is {count}: send a number from 1 to {_MOST_LISTED}.",
-            param="limit",
-        )
+        raise invalid(f"limit is {count}: send a number from 1 to {_MOST_LISTED}.", "limit")
     return count
 
 
@@ -317,11 +321,7 @@ def reads_newest_first(request: HttpRequest, *, default: bool) -> bool:
     """Raises: Refusal: `order` is neither asc nor desc."""
     order = request.query_params.get("order")
     if order not in (None, "asc", "desc"):
-        raise Refusal(
-            "invalid_request_error",
-            f"order is {order[:100]!r}: send asc or desc.",
-            param="order",
-        )
+        raise invalid(f"order is {order[:100]!r}: send asc or desc.", "order")
     return default if order is None else order == "desc"
 
 
@@ -333,7 +333,5 @@ def read_flag(request: HttpRequest, name: str) -> bool:
     """
     text = request.query_params.get(name, "false")
     if (flag := _FLAGS.get(text.lower())) is None:
-        raise Refusal(
-            "invalid_request_error", f"{name} is {text[:100]!r}: send true or false.", param=name
-        )
+        raise invalid(f"{name} is {text[:100]!r}: send true or false.", name)
     return flag

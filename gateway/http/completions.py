@@ -22,6 +22,7 @@ from gateway.http.chat.writer import (
     completion_logprobs,
     tokens_of,
 )
+from gateway.http.errors import invalid
 from gateway.http.generation import (
     MOST_ANSWERS,
     StructuredBody,
@@ -102,11 +103,10 @@ def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
     except msgspec.DecodeError:
         # What can't be one of these is named below.
         pass
-    raise Refusal(
-        "invalid_request_error",
+    raise invalid(
         f"{param}: send a text, a list of token ids, or a list of several of either; not an empty "
         "one.",
-        param=param,
+        param,
     )
 
 
@@ -117,10 +117,8 @@ def count_strings(text: bytes, most: int) -> int:
 
 def _check_number(number: int, param: str, most: int) -> None:
     if number > most:
-        raise Refusal(
-            "invalid_request_error",
-            f"{param}: there are more than {most:,}: send them in several requests.",
-            param=param,
+        raise invalid(
+            f"{param}: there are more than {most:,}: send them in several requests.", param
         )
 
 
@@ -137,11 +135,7 @@ def _tokens(token_ids: list[int], param: str) -> TokenPrompt:
     if not token_ids:
         raise msgspec.DecodeError
     if max(token_ids) > LARGEST_TOKEN_ID or min(token_ids) < 0:
-        raise Refusal(
-            "invalid_request_error",
-            f"{param}: token ids are from 0 to {LARGEST_TOKEN_ID}.",
-            param=param,
-        )
+        raise invalid(f"{param}: token ids are from 0 to {LARGEST_TOKEN_ID}.", param)
     return TokenPrompt(pack(token_ids))
 
 
@@ -213,7 +207,7 @@ def _check_best_of(body: CompletionBody) -> None:
         reason = "a stream can't wait for the best: leave out one of the two"
     else:
         return
-    raise Refusal("invalid_request_error", f"best_of: {reason}.", param="best_of")
+    raise invalid(f"best_of: {reason}.", "best_of")
 
 
 def _generates(body: CompletionBody) -> list[Generate]:
@@ -246,9 +240,7 @@ def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:
         return prompt
     if not isinstance(prompt, TextPrompt) or body.echo:
         why = "echo" if body.echo else "a prompt of token ids"
-        raise Refusal(
-            "invalid_request_error", f"suffix: it can't be combined with {why}.", param="suffix"
-        )
+        raise invalid(f"suffix: it can't be combined with {why}.", "suffix")
     return TextPrompt(prompt.text, body.suffix)
 
 

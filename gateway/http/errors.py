@@ -36,6 +36,11 @@ def _allowed(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
     return found
 
 
+def invalid(message: str, param: str) -> Refusal:
+    """The refusal of a request because of one of its fields or headers."""
+    return Refusal("invalid_request_error", message, param=param)
+
+
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",

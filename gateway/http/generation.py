@@ -9,21 +9,14 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import ABSENT, NOT_GIVEN, given
+from gateway.http.errors import invalid
 from gateway.http.parameters import Place, check_supported, refusing
 from gateway.system.refusal import Refusal
-from protocol.answers import RequestField
 from protocol.message import LARGEST_TOKEN_ID
 from protocol.requests import Constraint, Generate, Prompt, Sampling
 
-# What clients call as the worker does.
-_SAME_NAMES: Final[tuple[RequestField, ...]] = (
-    "tools",
-    "suffix",
-    "logit_bias",
-    "allowed_token_ids",
-    "stop_token_ids",
-    "bad_words",
-)
+# Each message takes some tokens in every template.
+_MOST_MESSAGES: Final = 200_000
 _MOST_STOPS: Final = 16
 # A machine is built from them before the answer begins, and its size grows with theirs.
 _LONGEST_STOP: Final = 1000
@@ -121,14 +114,23 @@ class GenerationBody(Struct, kw_only=True):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+def check_number(messages: int, param: str = "messages") -> None:
+    """Raises: Refusal: so many messages fit the context of no model."""
+    if messages > _MOST_MESSAGES:
+        raise Refusal(
+            "context_length_exceeded",
+            f"{param}: there are {messages:,}; the prompt is too long for any model.",
+            param=param,
+        )
+
+
 def check_generation(body: GenerationBody, place: Place) -> None:
     """Raises: Refusal: it asks for something that this server doesn't do, or nobody can."""
     check_supported(body, place)
     if body.limit is not None and (body.min_tokens or 0) > body.limit:
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             f"min_tokens: it is {body.min_tokens}, and the answer may have {body.limit} at most.",
-            param="min_tokens",
+            "min_tokens",
         )
     if body.stream_options is not None:
         check_supported(body.stream_options, "stream_options", "stream_options.")
@@ -239,10 +241,10 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
     }
     asked = [(name, each) for name, each in found.items() if each]
     if len(asked) > 1:
-        raise _refusal(f"{asked[0][0]} and {asked[1][0]}: send one of them.", asked[1][0])
+        raise invalid(f"{asked[0][0]} and {asked[1][0]}: send one of them.", asked[1][0])
     for name, each in asked:
         if len(each.source) > _MOST_CHARACTERS:
-            raise _refusal(
+            raise invalid(
                 f"{name} has {len(each.source):,} characters, of {_MOST_CHARACTERS:,} at most.",
                 name,
             )
@@ -257,7 +259,7 @@ def _of_format(body: ResponseFormatBody | None) -> Constraint | None:
         case ResponseFormatBody("json_schema", JsonSchemaBody(schema_=schema)) if given(schema):
             return _schema(schema, "response_format.json_schema.schema")
         case ResponseFormatBody("json_schema"):
-            raise _refusal(
+            raise invalid(
                 "response_format.json_schema.schema is missing: send the schema.",
                 "response_format.json_schema.schema",
             )
@@ -273,7 +275,7 @@ def _object(raw: Raw, name: str) -> Constraint:
     try:
         fields = msgspec.json.decode(schema.source, type=dict[str, Raw])
     except msgspec.DecodeError as error:
-        raise _refusal(f"{name} can't be read: {error}.", name) from error
+        raise invalid(f"{name} can't be read: {error}.", name) from error
     fields.setdefault("type", Raw(b'"object"'))
     return Constraint("json_schema", msgspec.json.encode(fields).decode())
 
@@ -290,7 +292,7 @@ def _of_outputs(body: StructuredOutputs | None) -> Constraint | None:
     ]
     asked = [each for each in found if each is not None]
     if len(asked) != 1:
-        raise _refusal(
+        raise invalid(
             "structured_outputs: send one of json, regex, choice, grammar and json_object.",
             "structured_outputs",
         )
@@ -311,11 +313,7 @@ def _schema(raw: Raw, name: str) -> Constraint | None:
         try:
             msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise _refusal(f"{name}: the text is not JSON: {error}.", name) from error
+            raise invalid(f"{name}: the text is not JSON: {error}.", name) from error
     if not text.lstrip().startswith("{"):
-        raise _refusal(f"{name}: a JSON schema is an object.", name)
+        raise invalid(f"{name}: a JSON schema is an object.", name)
     return Constraint("json_schema", text)
-
-
-def _refusal(message: str, param: str) -> Refusal:
-    return Refusal("invalid_request_error", message, param=param)

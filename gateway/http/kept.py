@@ -41,7 +41,7 @@ def name_of(request: HttpRequest) -> Name:
     return owner_of(request), request.path_params["id"]
 
 
-def work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool = False) -> Work:
+def _work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool) -> Work:
     """What it takes to make these requests again, which are answers to the same."""
     first = requests[0]
     task = first.task
@@ -79,19 +79,23 @@ def new_entry(call: ModelCall, answer_id: str, api: Api) -> MailboxEntry:
 async def accept(
     call: ModelCall,
     entry: MailboxEntry,
-    work: Work,
+    requests: Sequence[Request],
+    form: bytes,
     body: bytes,
     *,
     items: bytes = b"",
     streams: bool = False,
+    cut_is_incomplete: bool = False,
 ) -> AnswerJob:
-    """Have the mailbox make it, within X-Deadline-S or else mailbox.deadline_s. `body` is given out
-    until then; with `streams` a client follows the events from now on.
+    """Have the mailbox make the answers to these requests, within X-Deadline-S or else
+    mailbox.deadline_s. `form` is what the API's family makes their writer from, `body` is given out
+    until they are there; with `streams` a client follows the events from now on.
 
     Raises:
         Refusal: the header can't be read, the mailbox's queue is full, it can't be written down, or
             its name is taken.
     """
+    work = _work_of(requests, form, cut_is_incomplete=cut_is_incomplete)
     wait_s = deadline_s(call.http, call.fleet.settings.mailbox.deadline_s)
     entry.deadline_at = entry.created_at + wait_s
     mailbox, seat = mailbox_of(call.http), seat_of(call.http)

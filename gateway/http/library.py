@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from gateway.access.caller import Caller
 from gateway.http.auth import caller_of
-from gateway.http.bodies import json_response, read_json
+from gateway.http.bodies import event_stream, json_response, read_json
+from gateway.http.errors import invalid
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
 from gateway.http.status import PromptCacheStatus, model_status
 from gateway.library.catalogue import ModelOnDisk
@@ -22,7 +23,6 @@ from gateway.library.library import Library
 from gateway.library.pulls import Pull, Pulls, PullStatus
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
-from gateway.system.refusal import Refusal
 from protocol.life import Ability
 
 
@@ -141,10 +141,9 @@ async def removal(request: HttpRequest) -> Response:
 async def remove(request: HttpRequest) -> Response:
     if "dry_run" in request.query_params:
         # What removes must not do so for who only asks.
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             "dry_run: nothing was removed. GET /admin/v1/removals/NAME says what would be.",
-            param="dry_run",
+            "dry_run",
         )
     library = _library(request)
     entry = await library.find(request.path_params["name"])
@@ -207,11 +206,7 @@ async def follow(request: HttpRequest) -> Response:
     pull = _pulls(request).find(request.path_params["pull_id"])
     if request.query_params.get("follow", "1") in ("0", "false"):
         return json_response(pull.status)
-    return StreamingResponse(
-        _changes(pull),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-    )
+    return event_stream(_changes(pull))
 
 
 async def cancel(request: HttpRequest) -> Response:

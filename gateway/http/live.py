@@ -14,10 +14,11 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 
 from gateway.http.auth import caller_of
-from gateway.http.bodies import json_response, read_count
+from gateway.http.bodies import event_stream, json_response, read_count
+from gateway.http.errors import invalid
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
 from gateway.http.status import Status, gateway_status
 from gateway.models.fleet import Fleet, Phase
@@ -45,11 +46,7 @@ async def events(request: HttpRequest) -> Response:
     kept = events_since(request, fleet.events, 0 if going_on else _DEFAULT_RECENT)
     if not going_on:
         return Response(kept(), media_type="text/event-stream")
-    return StreamingResponse(
-        _follow_events(fleet.events, kept),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-    )
+    return event_stream(_follow_events(fleet.events, kept))
 
 
 def follows(request: HttpRequest) -> bool:
@@ -195,11 +192,7 @@ async def live(request: HttpRequest) -> Response:
 
     if not follows(request):
         return Response(kept() + snapshot(), media_type="text/event-stream")
-    return StreamingResponse(
-        _follow(fleet.events, kept, snapshot),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-    )
+    return event_stream(_follow(fleet.events, kept, snapshot))
 
 
 async def _follow(
@@ -262,8 +255,7 @@ async def _answer(request: HttpRequest, path: Path) -> Response:
     count = min(_MOST_LINES, read_count(request, "lines", _DEFAULT_LINES))
     since = _since(request)
     if request.query_params.get("follow") in ("1", "true"):
-        follow = _follow_log(fleet, path, count, since)
-        return StreamingResponse(follow, media_type="text/event-stream")
+        return event_stream(_follow_log(fleet, path, count, since))
 
     def text() -> str:
         with LogReader(path) as reader:
@@ -311,7 +303,7 @@ def _since(request: HttpRequest) -> str | None:
     try:
         return since_stamp(text, time.time()) if text else None
     except ValueError as error:
-        raise Refusal("invalid_request_error", f"since: {error}", param="since") from error
+        raise invalid(f"since: {error}", "since") from error
 
 
 def _message(line: str) -> bytes:

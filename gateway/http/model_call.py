@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
@@ -13,8 +13,9 @@ from gateway.config.model import Model
 from gateway.http.answer import EVENTS, Answer, Framing
 from gateway.http.auth import caller_of, from_page, take_places
 from gateway.http.bodies import beside_the_loop
+from gateway.http.errors import invalid
 from gateway.http.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
-from gateway.http.pictures import PictureReader, Source, check_pictures
+from gateway.http.pictures import PictureReader, Source, check_pictures, left_out_header
 from gateway.http.record import record_of, unique
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
@@ -22,7 +23,6 @@ from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import share_of
 from gateway.requests.use import parse_keep_alive
-from gateway.system.refusal import Refusal
 from protocol.answers import RequestField
 from protocol.requests import Generate
 
@@ -122,11 +122,10 @@ class ModelCall:
         """
         check_mailbox(self.http)
         if len(generates) * body.answers > MOST_ANSWERS:
-            raise Refusal(
-                "invalid_request_error",
+            raise invalid(
                 f"It asks for {len(generates) * body.answers:,} answers, of {MOST_ANSWERS} at "
                 "most: send several requests.",
-                param=body.answers_param if body.answers > 1 else prompt_param,
+                body.answers_param if body.answers > 1 else prompt_param,
             )
         shared = self.fleet.settings.prompt_cache.shared
         salt = self.caller.cache_salt(body.cache_salt or "", shared=shared)
@@ -157,9 +156,13 @@ class ModelCall:
         stream: bool = False,
         answers_each: int = 1,
         framing: Framing = EVENTS,
-        headers: Mapping[str, str] | None = None,
+        left_out: Collection[str] = (),
+        complete: Callable[[], Awaitable[None]] | None = None,
     ) -> Answer:
-        """What comes of the requests, which are put into the model's queue for it.
+        """Put the requests into the model's queue. Returns the response that writes their answers.
+
+        `left_out` names the parts of the body that the model isn't given; `complete` is awaited
+        before the end of the answer is sent.
 
         Raises:
             Refusal: the queue is full.
@@ -172,7 +175,8 @@ class ModelCall:
             stream=stream,
             answers_each=answers_each,
             framing=framing,
-            headers=headers,
+            headers=left_out_header(left_out),
+            complete=complete,
         )
 
     def _priority(self, own: int | None) -> int | None:
@@ -196,11 +200,10 @@ def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
 
 def _read_priority(text: str) -> int:
     if re.fullmatch(r"[+-]?[0-9]{1,4}", text) is None or abs(int(text)) > MOST_PRIORITY:
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             f"X-Priority is {text[:40]!r}: send a whole number from -{MOST_PRIORITY} to "
             f"{MOST_PRIORITY}.",
-            param="X-Priority",
+            "X-Priority",
         )
     return int(text)
 
@@ -216,7 +219,7 @@ def keep_alive_s(value: float | str | None) -> float | None:
     try:
         return parse_keep_alive(value)
     except ValueError as error:
-        raise Refusal("invalid_request_error", f"{error}.", param="keep_alive") from error
+        raise invalid(f"{error}.", "keep_alive") from error
 
 
 def check_mailbox(request: HttpRequest) -> bool:
@@ -236,7 +239,7 @@ def check_mailbox(request: HttpRequest) -> bool:
         reason = "only answers of /v1/chat/completions can be kept"
     else:
         return True
-    raise Refusal("invalid_request_error", f"X-Mailbox: {reason}.", param="X-Mailbox")
+    raise invalid(f"X-Mailbox: {reason}.", "X-Mailbox")
 
 
 def deadline_s(request: HttpRequest, default_s: float) -> float:
@@ -253,9 +256,7 @@ def deadline_s(request: HttpRequest, default_s: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < float("inf"):
-        raise Refusal(
-            "invalid_request_error",
-            f"X-Deadline-S is {text!r}: send a positive number of seconds.",
-            param="X-Deadline-S",
+        raise invalid(
+            f"X-Deadline-S is {text!r}: send a positive number of seconds.", "X-Deadline-S"
         )
     return seconds

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import ABSENT, NOT_GIVEN
-from gateway.system.refusal import Refusal
+from gateway.http.errors import invalid
 
 Place: TypeAlias = Literal[
     "chat",
@@ -383,11 +383,7 @@ def check_supported(decoded: Struct, place: Place, path: str = "") -> None:
         if text is not NOT_GIVEN and not _neutral(parameter, text):
             name = path + parameter.name
             advice = f", or {parameter.note}" if parameter.note else ""
-            raise Refusal(
-                "invalid_request_error",
-                f"{name} is not supported: leave it out{advice}.",
-                param=name,
-            )
+            raise invalid(f"{name} is not supported: leave it out{advice}.", name)
 
 
 def _neutral(parameter: Parameter, text: Raw) -> bool:

@@ -18,6 +18,7 @@ from gateway.config.model import Model
 from gateway.config.model_folders import expand_home
 from gateway.config.settings import GatewaySettings
 from gateway.http.bodies import beside_the_loop
+from gateway.http.errors import invalid
 from gateway.requests.share import Share
 from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
@@ -47,7 +48,7 @@ def refused(source: Source, reason: object) -> Refusal:
     text = str(reason)
     if len(text) > _LONGEST_REASON:
         text = text[: _LONGEST_REASON - 1] + "…"
-    return Refusal("invalid_request_error", f"{source.name}: {text}.", param=source.name)
+    return invalid(f"{source.name}: {text}.", source.name)
 
 
 def check_kind(data: bytes) -> None:

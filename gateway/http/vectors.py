@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.answer import Reply
 from gateway.http.bodies import BodyPart, beside_the_loop, read_json
 from gateway.http.completions import Inputs, count_strings, parse_inputs
-from gateway.http.errors import error_response
+from gateway.http.errors import error_response, invalid
 from gateway.http.generation import Priority
 from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import GENERATES, Described, Operation
@@ -302,11 +302,10 @@ def _texts(raw: Raw) -> list[str]:
             raise msgspec.ValidationError(f"Expected `array` of length <= {MOST_INPUTS}")
         documents = msgspec.json.decode(raw, type=Documents)
     except msgspec.DecodeError as error:
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             f"documents: send a list of at most {MOST_INPUTS:,} texts, or objects with a text; "
             f"{str(error)[:_LONGEST_REASON]}.",
-            param="documents",
+            "documents",
         ) from error
     return [each if isinstance(each, str) else each.text for each in documents]
 

@@ -11,15 +11,13 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import ABSENT, BodyPart, given
+from gateway.http.errors import invalid
 from gateway.http.generation import StructuredBody
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
-from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture, ToolChoice, Tools
 
 _PICTURES: Final = ("image_url", "input_image")
-# Each takes some tokens in every template.
-_MOST_MESSAGES: Final = 200_000
 
 
 class ImageUrl(BodyPart):
@@ -70,20 +68,6 @@ class ChatMessageBody(BodyPart):
     tool_call_id: str | None = None
 
 
-def check_number(bodies: list[ChatMessageBody]) -> None:
-    """Before anything is done with them.
-
-    Raises:
-        Refusal: there are too many.
-    """
-    if len(bodies) > _MOST_MESSAGES:
-        raise Refusal(
-            "context_length_exceeded",
-            f"messages: there are {len(bodies):,}, more than any model here takes.",
-            param="messages",
-        )
-
-
 def left_out(bodies: list[ChatMessageBody]) -> set[str]:
     """What a model that can't look at pictures isn't given."""
     parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
@@ -104,17 +88,9 @@ def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> lis
                 continue
             name = f"messages[{index}].content[{place}].image_url"
             if part.picture is None:
-                raise Refusal(
-                    "invalid_request_error",
-                    f"{name} is missing: send an object with a url.",
-                    param=name,
-                )
+                raise invalid(f"{name} is missing: send an object with a url.", name)
             if body.role != "user":
-                raise Refusal(
-                    "invalid_request_error",
-                    f"{name}: only a user's message may have pictures.",
-                    param=name,
-                )
+                raise invalid(f"{name}: only a user's message may have pictures.", name)
             if looks or index in new:
                 found.append(Source(part.picture, name))
     return found
@@ -136,17 +112,14 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
     path = f"messages[{index}]."
     check_supported(body, "message", path)
     if body.content is None and body.role != "assistant":
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             f"{path}content is missing or null: only an assistant's message may have none. Send a "
             "text, which may be empty.",
-            param=f"{path}content",
+            f"{path}content",
         )
     if body.tool_calls and body.role != "assistant":
-        raise Refusal(
-            "invalid_request_error",
-            f"{path}tool_calls: only an assistant's message has calls.",
-            param=f"{path}tool_calls",
+        raise invalid(
+            f"{path}tool_calls: only an assistant's message has calls.", f"{path}tool_calls"
         )
     content, shown = _content(path, body, pictures)
     return ChatMessage(
@@ -185,10 +158,9 @@ def _content(
             case "refusal", _, str() as text:
                 texts.append(text)
             case "text", None, _:
-                raise Refusal(
-                    "invalid_request_error",
+                raise invalid(
                     f"{path}content[{place}].text is missing: send a text, which may be empty.",
-                    param=f"{path}content[{place}].text",
+                    f"{path}content[{place}].text",
                 )
             case (("image_url" | "input_image"), _, _) if pictures is not None:
                 shown.append(Picture(next(pictures), length, f"{path}content[{place}].image_url"))
@@ -197,10 +169,9 @@ def _content(
                 text = f"\n{UNSEEN}\n"
                 texts.append(text)
             case _:
-                raise Refusal(
-                    "invalid_request_error",
+                raise invalid(
                     f"A content part of type {part.type!r}: only text and image_url are supported.",
-                    param=f"{path}content[{place}]",
+                    f"{path}content[{place}]",
                 )
         length += len(text)
     return "".join(texts), tuple(shown)
@@ -256,10 +227,9 @@ def _object(raw: Raw) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError):
             # Raw text may be broken beneath its beginning.
             pass
-    raise Refusal(
-        "invalid_request_error",
+    raise invalid(
         f"chat_template_kwargs: send an object of {_MOST_BYTES >> 10} KiB at most.",
-        param="chat_template_kwargs",
+        "chat_template_kwargs",
     )
 
 
@@ -336,14 +306,14 @@ def tools_of(
     if not bodies:
         if choice in (None, "none", "auto"):
             return None
-        raise _refusal("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
+        raise invalid("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
     _check_amount(bodies)
     names = [_name(index, each) for index, each in enumerate(bodies)]
     for index, each in enumerate(bodies):
         _check_schema(f"tools[{index}].function.parameters", each.function.parameters)
     if len(set(names)) < len(names):
         twice = next(each for each in names if names.count(each) > 1)
-        raise _refusal(f"tools: two functions are named {twice!r}.", "tools")
+        raise invalid(f"tools: two functions are named {twice!r}.", "tools")
     mode, name, allowed = _choice(choice, names)
     offered = [each for each in bodies if each.function.name in allowed]
     return Tools(
@@ -362,12 +332,12 @@ def _definitions(bodies: Iterable[ToolBody]) -> str:
 
 def _check_amount(bodies: Sequence[ToolBody]) -> None:
     if len(bodies) > _MOST_FUNCTIONS:
-        raise _refusal(
+        raise invalid(
             f"tools has {len(bodies):,} functions, of {_MOST_FUNCTIONS:,} at most.", "tools"
         )
     schema_bytes = sum(len(bytes(each.function.parameters)) for each in bodies)
     if schema_bytes > _MOST_SCHEMA_BYTES:
-        raise _refusal(
+        raise invalid(
             f"tools: the parameters of all functions take {schema_bytes:,} bytes, of "
             f"{_MOST_SCHEMA_BYTES:,} at most.",
             "tools",
@@ -383,7 +353,7 @@ def written(body: FunctionBody) -> Written:
 def _name(index: int, body: ToolBody) -> str:
     name = body.function.name
     if _NAME.fullmatch(name) is None:
-        raise _refusal(
+        raise invalid(
             f"tools[{index}].function.name is {name[:100]!r}: use 1 to 128 letters, digits, or any "
             "of _-.:/ .",
             f"tools[{index}].function.name",
@@ -393,12 +363,12 @@ def _name(index: int, body: ToolBody) -> str:
 
 def _check_schema(param: str, schema: Raw) -> None:
     if given(schema) and not bytes(schema).lstrip().startswith(b"{"):
-        raise _refusal(f"{param}: a JSON schema of an object is expected.", param)
+        raise invalid(f"{param}: a JSON schema of an object is expected.", param)
     try:
         msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
         # Raw text may be broken beneath its beginning.
-        raise _refusal(f"{param} can't be read: {error}.", param) from error
+        raise invalid(f"{param} can't be read: {error}.", param) from error
 
 
 def _choice(
@@ -418,7 +388,7 @@ def _choice(
             allowed = [each.function.name for each in tools]
             _check_known(allowed, everything)
             return mode, None, set(allowed)
-    raise _refusal(
+    raise invalid(
         "tool_choice: with type function send function, with allowed_tools send allowed_tools.",
         "tool_choice",
     )
@@ -427,8 +397,4 @@ def _choice(
 def _check_known(names: list[str], known: set[str]) -> None:
     unknown = next((each for each in names if each not in known), None)
     if unknown is not None or not names:
-        raise _refusal(f"tool_choice: there is no function {unknown!r} in tools.", "tool_choice")
-
-
-def _refusal(message: str, param: str) -> Refusal:
-    return Refusal("invalid_request_error", message, param=param)
+        raise invalid(f"tool_choice: there is no function {unknown!r} in tools.", "tool_choice")

@@ -21,7 +21,6 @@ from gateway.http.chat.bodies import (
     ToolBody,
     ToolChoiceBody,
     chat_messages,
-    check_number,
     left_out,
     picture_sources,
     template_arguments,
@@ -29,8 +28,14 @@ from gateway.http.chat.bodies import (
     tools_of,
 )
 from gateway.http.chat.writer import ChatChunk, ChatCompletion, ChatFormat
-from gateway.http.errors import envelope
-from gateway.http.generation import LARGEST_COUNT, check_generation, constraint_of, generate_message
+from gateway.http.errors import envelope, invalid
+from gateway.http.generation import (
+    LARGEST_COUNT,
+    check_generation,
+    check_number,
+    constraint_of,
+    generate_message,
+)
 from gateway.http.kept import (
     Followed,
     accept,
@@ -39,12 +44,10 @@ from gateway.http.kept import (
     new_entry,
     not_found,
     owner_of,
-    work_of,
 )
 from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.parameters import refusing
-from gateway.http.pictures import left_out_header
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name
 from gateway.requests.choices import Format
 from gateway.requests.request import Request
@@ -117,8 +120,7 @@ async def keep(
     # It doesn't wait in the mailbox, but with everybody else.
     entry.status, entry.attempts = "in_progress", 1
     body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
-    work = work_of(requests, msgspec.json.encode(form))
-    job = await accept(call, entry, work, body, streams=stream)
+    job = await accept(call, entry, requests, msgspec.json.encode(form), body, streams=stream)
     return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
 
 
@@ -230,7 +232,7 @@ class ChatBody(TemplateBody, kw_only=True):
 
 async def create_chat_completion(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ChatBody)
-    check_number(body.messages)
+    check_number(len(body.messages))
     check_generation(body, "chat")
     call = ModelCall(http_request, body.model)
     find = functools.partial(picture_sources, body.messages, looks=call.looks)
@@ -253,7 +255,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
         form_of(told, requests[0]),
         stream=stream,
         answers_each=len(requests),
-        headers=left_out_header(unseen),
+        left_out=unseen,
     )
 
 
@@ -263,11 +265,7 @@ def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Genera
     prompt = ChatPrompt(messages, arguments)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
-        raise Refusal(
-            "invalid_request_error",
-            "top_logprobs: it needs logprobs to be true.",
-            param="top_logprobs",
-        )
+        raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")
     budget = body.thinking_token_budget
     return msgspec.structs.replace(
         generate_message(body, prompt, body.limit),

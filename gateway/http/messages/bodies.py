@@ -11,11 +11,11 @@ from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import AT, BodyPart
 from gateway.http.chat.bodies import FunctionBody, written
+from gateway.http.errors import invalid
 from gateway.http.pictures import UNSEEN, Source
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
-_MOST_MESSAGES: Final = 200_000
 # A line of Claude Code's that is about its bill, and another one in each conversation: at the front
 # of a prompt it would keep all that follows from being found in the prompt cache.
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
@@ -184,16 +184,6 @@ class AnthropicConversation(Struct):
     system: str | list[TextBlock] | None = None
 
 
-def check_number(body: AnthropicConversation) -> None:
-    """Raises: Refusal: there are too many messages."""
-    if len(body.messages) > _MOST_MESSAGES:
-        raise Refusal(
-            "context_length_exceeded",
-            f"messages: there are {len(body.messages):,}; the prompt is too long for any model.",
-            param="messages",
-        )
-
-
 def references(body: AnthropicConversation) -> set[str]:
     """The names of the tools that results refer to."""
     return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
@@ -267,11 +257,10 @@ def chat_messages(
         Refusal: a message, or a part of one, can't stand where it is.
     """
     if body.messages[-1].role == "assistant":
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             "messages: the last message is the assistant's, and answers can't be begun for the "
             "model here: end with a user's message.",
-            param="messages",
+            "messages",
         )
     system = _joined(body.system)
     messages = [ChatMessage("system", system)] if system else []
@@ -427,9 +416,7 @@ class _Said:
 
 def _misplaced(index: int, place: int, kind: str, whose: str) -> Refusal:
     param = f"messages.{index}.content.{place}"
-    return Refusal(
-        "invalid_request_error", f"{param}: {kind} belongs to {whose} message.", param=param
-    )
+    return invalid(f"{param}: {kind} belongs to {whose} message.", param)
 
 
 def named(kind: str, otherwise: str) -> str:

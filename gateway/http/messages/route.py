@@ -21,17 +21,18 @@ from gateway.http.chat.bodies import (
     ToolChoiceBody,
     tools_of,
 )
+from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
     GenerationBody,
     StopSequence,
     Tokens,
+    check_number,
     generate_message,
 )
 from gateway.http.messages.bodies import (
     AnthropicConversation,
     chat_messages,
-    check_number,
     named,
     picture_sources,
     references,
@@ -40,8 +41,6 @@ from gateway.http.messages.bodies import (
 from gateway.http.messages.writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.pictures import left_out_header
-from gateway.system.refusal import Refusal
 from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 
 
@@ -116,10 +115,8 @@ def _choice(choice: AnthropicToolChoice | None) -> ToolChoiceBody | None:
         case AnthropicToolChoice("auto" | "none" as mode):
             return mode
         case _:
-            raise Refusal(
-                "invalid_request_error",
-                "tool_choice.name is missing: with type tool, send which.",
-                param="tool_choice.name",
+            raise invalid(
+                "tool_choice.name is missing: with type tool, send which.", "tool_choice.name"
             )
 
 
@@ -179,7 +176,7 @@ async def create_message(http_request: HttpRequest) -> Response:
         MessageFormat(call.model.id, requests[0]),
         stream=bool(body.stream),
         framing=MESSAGE_EVENTS,
-        headers=left_out_header(left_out),
+        left_out=left_out,
     )
 
 
@@ -190,7 +187,7 @@ async def count_tokens(http_request: HttpRequest) -> Response:
     call, generate, left_out = await _read(http_request, body, generation)
     requests = call.requests(generation, [generate], "messages")
     form = CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens)))
-    return call.answer(requests, form, headers=left_out_header(left_out))
+    return call.answer(requests, form, left_out=left_out)
 
 
 async def _read(
@@ -198,7 +195,7 @@ async def _read(
 ) -> tuple[ModelCall, Generate, set[str]]:
     """Whom the body asks, what it asks, and what is left out of that."""
     call = ModelCall(http_request, body.model)
-    check_number(body)
+    check_number(len(body.messages))
     sources = await call.beside_the_loop(picture_sources, body) if call.looks else []
     pictures = await call.read_pictures(sources)
     generate, left_out = await call.beside_the_loop(

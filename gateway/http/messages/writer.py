@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from gateway.http.chat.writer import arguments_object
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from protocol.answers import (
@@ -155,7 +156,9 @@ class MessageFormat:
                     known, before = calls.get(number, (name or "", ""))
                     calls[number] = known, before + arguments
         for number, (name, arguments) in calls.items():
-            blocks.append(AnswerToolUseBlock(self._id_of(number), name, _object(arguments)))
+            blocks.append(
+                AnswerToolUseBlock(self._id_of(number), name, arguments_object(arguments))
+            )
         return msgspec.json.encode(
             self._message(blocks, choice.finish_reason, AnthropicUsage.of(usage))
         )
@@ -222,17 +225,6 @@ class Count(Struct):
 
 def _stop_reason(reason: FinishReason, stop_sequence: str | None) -> StopReason:
     return "stop_sequence" if stop_sequence is not None else _STOP_REASONS[reason]
-
-
-def _object(arguments: str) -> Raw:
-    """Empty if they were cut, or are none: as clients make it of what was streamed."""
-    try:
-        if isinstance(msgspec.json.decode(arguments), dict):
-            return Raw(arguments.encode())
-    except (msgspec.DecodeError, RecursionError):
-        # A model may have written anything.
-        pass
-    return Raw(b"{}")
 
 
 def _event(name: str, **fields: Any) -> bytes:

@@ -14,12 +14,12 @@ from starlette.requests import Request as HttpRequest
 from gateway.config.model import Model
 from gateway.http.bodies import ABSENT, BodyPart, given
 from gateway.http.chat.bodies import FunctionBody
-from gateway.http.generation import GenerationBody, Penalty, Probability, Stop
+from gateway.http.errors import invalid
+from gateway.http.generation import GenerationBody, Penalty, Probability, Stop, check_number
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
 from gateway.models.roster import LATEST
-from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Constraint, Picture
 
 _LARGEST: Final = (1 << 31) - 1
@@ -78,8 +78,6 @@ def generation(
         keep_alive=keep_alive,
     )
 
-
-_MOST_MESSAGES = 200_000
 
 Think: TypeAlias = bool | Literal["low", "medium", "high", "max"]
 Pictures: TypeAlias = list[str]
@@ -159,10 +157,8 @@ def constraint_of(body: AnswerBody) -> Constraint | None:
     if text == b'"json"':
         return Constraint("json_object")
     if not text.startswith(b"{"):
-        raise Refusal(
-            "invalid_request_error",
-            'format: send "json", or the JSON schema that the answer must match.',
-            param="format",
+        raise invalid(
+            'format: send "json", or the JSON schema that the answer must match.', "format"
         )
     return Constraint("json_schema", text.decode())
 
@@ -190,21 +186,14 @@ def message_sources(bodies: Sequence[OllamaMessageBody], *, looks: bool = True) 
     Raises:
         Refusal: one is where none can be, or there are too many messages.
     """
-    if len(bodies) > _MOST_MESSAGES:
-        raise Refusal(
-            "context_length_exceeded",
-            f"messages: there are {len(bodies):,}, more than any model here takes.",
-            param="messages",
-        )
+    check_number(len(bodies))
     found: list[Source] = []
     new = newest([each.role for each in bodies])
     for index, body in enumerate(bodies):
         sources = list(picture_sources(body.images, f"messages[{index}]."))
         if sources and body.role != "user":
-            raise Refusal(
-                "invalid_request_error",
-                f"{sources[0].name}: only a user's message may have pictures.",
-                param=sources[0].name,
+            raise invalid(
+                f"{sources[0].name}: only a user's message may have pictures.", sources[0].name
             )
         if looks or index in new:
             found += sources
@@ -265,7 +254,7 @@ class _Calls:
             arguments = bytes(told).strip() if given(told) else b"{}"
             if not arguments.startswith(b"{") or not _is_json(arguments):
                 param = f"messages[{index}].tool_calls[{place}].function.arguments"
-                raise Refusal("invalid_request_error", f"{param}: send a JSON object.", param=param)
+                raise invalid(f"{param}: send a JSON object.", param)
             yield CalledTool(call_id, each.function.name, arguments.decode())
 
     def answered(self, body: OllamaMessageBody) -> str | None:
@@ -292,9 +281,7 @@ def call_of(request: HttpRequest, name: str | None) -> ModelCall:
         Refusal: there is none, or it isn't named.
     """
     if not name:
-        raise Refusal(
-            "invalid_request_error", "model is missing: name one of /api/tags.", param="model"
-        )
+        raise invalid("model is missing: name one of /api/tags.", "model")
     return ModelCall(request, name)
 
 

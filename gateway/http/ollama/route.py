@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from gateway.http.bodies import ABSENT, beside_the_loop, given, json_response, r
 from gateway.http.chat import bodies as chat_tools
 from gateway.http.chat.bodies import thinks
 from gateway.http.completions import Input, parse_inputs
+from gateway.http.errors import invalid
 from gateway.http.generation import GenerationBody, generate_message
 from gateway.http.model_call import ModelCall, keep_alive_s
 from gateway.http.ollama.bodies import (
@@ -41,11 +42,11 @@ from gateway.http.ollama.writer import (
     Figures,
     GenerateAnswer,
     OllamaFormat,
+    nanoseconds,
     written,
 )
 from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Described, Operation
 from gateway.http.parameters import check_supported
-from gateway.http.pictures import left_out_header
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
@@ -101,7 +102,7 @@ async def chat(http_request: HttpRequest) -> Response:
     asked = generation(body.options, call.model, body.keep_alive)
     message = await call.beside_the_loop(_chat_generate, body, asked, call.model, pictures)
     unseen = not call.looks and any(each.images for each in body.messages)
-    return _answer(call, body, asked, message, left_out_header({"image"} if unseen else ()))
+    return _answer(call, body, asked, message, {"image"} if unseen else ())
 
 
 async def generate(http_request: HttpRequest) -> Response:
@@ -122,13 +123,13 @@ def _answer(
     body: OllamaChatBody | GenerateBody,
     asked: GenerationBody,
     message: Generate,
-    headers: Mapping[str, str] | None = None,
+    left_out: Collection[str] = (),
 ) -> Response:
     chats = isinstance(body, OllamaChatBody)
     requests = call.requests(asked, [message], "messages" if chats else "prompt")
     form = OllamaFormat(body.model, requests[0], chat=chats)
     stream = body.stream is not False
-    return call.answer(requests, form, stream=stream, framing=LINES, headers=headers)
+    return call.answer(requests, form, stream=stream, framing=LINES, left_out=left_out)
 
 
 def _chat_generate(
@@ -158,11 +159,7 @@ def _prompt(body: GenerateBody, model: Model, pictures: Sequence[bytes]) -> Prom
         messages.append(ChatMessage("user", text, pictures=shown(pictures, "")))
         return ChatPrompt(tuple(messages), _told(body, model))
     if pictures:
-        raise Refusal(
-            "invalid_request_error",
-            "images: they can't be combined with raw or suffix.",
-            param="images",
-        )
+        raise invalid("images: they can't be combined with raw or suffix.", "images")
     return TextPrompt(text, body.suffix or None)
 
 
@@ -206,7 +203,6 @@ _GENERATE: Final = Operation(
 
 
 _MOST_DIMENSIONS: Final = 1 << 16
-_NS_PER_S: Final = 1_000_000_000
 # What is beyond the context is cut off, unless the client wants an error.
 _CONTEXT: Final = -1
 
@@ -264,8 +260,8 @@ async def embed(http_request: HttpRequest) -> Response:
             yield (b"," if index else b"") + _numbers(request.vectors, index)
         now = asyncio.get_running_loop().time()
         yield b'],"total_duration":%d,"load_duration":%d,"prompt_eval_count":%d}' % (
-            _ns(now - request.arrived_at),
-            _ns((request.begun_at or now) - request.arrived_at),
+            nanoseconds(now - request.arrived_at),
+            nanoseconds((request.begun_at or now) - request.arrived_at),
             usage.prompt_tokens,
         )
 
@@ -307,10 +303,6 @@ def _submit_texts(
 
 def _numbers(vectors: Vectors, index: int) -> bytes:
     return msgspec.json.encode(struct.unpack(f"<{vectors.dimensions}f", vectors[index]))
-
-
-def _ns(seconds: float) -> int:
-    return max(0, int(seconds * _NS_PER_S))
 
 
 _EMBED: Final = Operation(

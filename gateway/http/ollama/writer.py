@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.http.chat.writer import TokenLogprobBody, chat_logprobs, tokens_of
+from gateway.http.chat.writer import TokenLogprobBody, arguments_object, chat_logprobs, tokens_of
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from protocol.answers import (
@@ -153,7 +153,7 @@ class OllamaFormat:
         call, self._call = self._call, None
         if call is None:
             return []
-        function = Called(call.name or "", _object(call.arguments), call.index)
+        function = Called(call.name or "", arguments_object(call.arguments), call.index)
         return [Content(calls=[OllamaToolCall(f"{self._call_id}{call.index:02x}", function)])]
 
     def _figures(self, usage: Usage, reason: FinishReason) -> Figures:
@@ -162,12 +162,12 @@ class OllamaFormat:
         answered_at = request.answered_at or now
         return Figures(
             done_reason="length" if reason == "length" else "stop",
-            total_duration=_ns(now - request.arrived_at),
-            load_duration=_ns(begun_at - request.arrived_at),
+            total_duration=nanoseconds(now - request.arrived_at),
+            load_duration=nanoseconds(begun_at - request.arrived_at),
             prompt_eval_count=usage.prompt_tokens,
-            prompt_eval_duration=_ns(answered_at - begun_at),
+            prompt_eval_duration=nanoseconds(answered_at - begun_at),
             eval_count=usage.completion_tokens,
-            eval_duration=_ns(now - answered_at),
+            eval_duration=nanoseconds(now - answered_at),
         )
 
     def _json(self, content: Content, figures: Figures | None = None) -> bytes:
@@ -205,16 +205,5 @@ def _add(whole: Content, more: Content) -> None:
     whole.calls += more.calls
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     return max(0, int(seconds * _NS_PER_S))
-
-
-def _object(arguments: str) -> Raw:
-    """Empty if they were cut, or are none."""
-    try:
-        if isinstance(msgspec.json.decode(arguments), dict):
-            return Raw(arguments.encode())
-    except (msgspec.DecodeError, RecursionError):
-        # A model may have written anything.
-        pass
-    return Raw(b"{}")

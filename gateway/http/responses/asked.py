@@ -20,6 +20,7 @@ from gateway.http.chat.bodies import (
     template_arguments,
     thinks,
 )
+from gateway.http.errors import invalid
 from gateway.http.generation import (
     constraint_of,
     generate_message,
@@ -27,7 +28,6 @@ from gateway.http.generation import (
 from gateway.http.kept import mailbox_of
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported
-from gateway.http.pictures import left_out_header
 from gateway.http.record import unique
 from gateway.http.responses.bodies import ResponseBody, tools
 from gateway.http.responses.conversation import converse
@@ -35,7 +35,7 @@ from gateway.http.responses.items import (
     BRINGS_TOOLS,
     ItemBody,
     Meaning,
-    check_number,
+    check_items,
     decode_items,
     left_out,
     own_items,
@@ -128,11 +128,10 @@ def _replaced(
             found = known.get(_response_of(item), {}).get(item.id or "")
             if found is None:
                 param = f"input[{index}].id"
-                raise Refusal(
-                    "invalid_request_error",
+                raise invalid(
                     f"{param}: there is no stored item {(item.id or '')[:100]!r}: send the item "
                     "itself.",
-                    param=param,
+                    param,
                 )
             # Each time anew: the prompt has it as often as it is named.
             share.take(found.size_bytes)
@@ -150,7 +149,7 @@ def _whole(found: StoredAnswer, share: Share) -> list[ItemBody]:
 
 def _refusal(reason: str) -> Refusal:
     param = "previous_response_id"
-    return Refusal("invalid_request_error", f"{param}: {reason}.", param=param)
+    return invalid(f"{param}: {reason}.", param)
 
 
 # What an answer finds at most, if the context is not a small one.
@@ -229,7 +228,7 @@ _LONGEST_SUMMARY: Final = 4096
 
 class Asked(Struct):
     """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
-    the places of theirs.
+    the places of their items; `left_out` names what the model isn't given.
     """
 
     call: ModelCall
@@ -238,8 +237,7 @@ class Asked(Struct):
     items: list[ItemBody]
     names: list[str]
     pictures: dict[int, list[bytes]]
-    # Of the answer.
-    headers: dict[str, str] = {}
+    left_out: set[str]
 
     @property
     def compacts(self) -> bool:
@@ -276,7 +274,7 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
     before: list[ItemBody] = []
     if body.previous_response_id is not None:
         before = await earlier_items(mailbox, owner, body.previous_response_id, share)
-    check_number(body.input, before)
+    check_items(body.input, before)
     suffix = hexadecimal(response_id)
     own = await beside_the_loop(share.size_bytes, own_items, body.input, suffix)
     items = [*before, *await resolved(mailbox, owner, own, share)]
@@ -294,7 +292,7 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
     pictures: dict[int, list[bytes]] = {}
     for (place, _), picture in zip(sources, read, strict=True):
         pictures.setdefault(place, []).append(picture)
-    return Asked(call, body, response_id, items, names, pictures, left_out_header(unseen))
+    return Asked(call, body, response_id, items, names, pictures, unseen)
 
 
 def _generate(asked: Asked, cut: int) -> Generate:

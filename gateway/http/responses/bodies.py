@@ -21,6 +21,7 @@ from gateway.http.chat.bodies import (
     Verbosity,
     tools_of,
 )
+from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
     Bias,
@@ -184,7 +185,7 @@ class _Generation(TemplateBody, kw_only=True):
 def check_body(body: ResponseBody) -> None:
     """Raises: Refusal: what it asks for can't be together."""
     if body.background and not body.stored:
-        raise _refusal("background: what isn't stored can't be fetched: leave store out.", "store")
+        raise invalid("background: what isn't stored can't be fetched: leave store out.", "store")
 
 
 def tools(body: ResponseBody, said: Said) -> Tools | None:
@@ -235,7 +236,7 @@ def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody |
             [NamedTool(choice.type, choice.name)], meanings
         ):
             return ChosenTool("function", NamedFunction(found[0]))
-    raise _refusal(
+    raise invalid(
         "tool_choice: send auto, none, required, a tool of your own by its type and name, or "
         "allowed_tools.",
         "tool_choice",
@@ -258,12 +259,8 @@ def _format(text: TextConfig | None) -> ResponseFormatBody | None:
         return None
     asked = text.format
     if asked.type == "json_schema" and not given(asked.schema_):
-        raise _refusal("text.format.schema is missing: send the schema.", "text.format.schema")
+        raise invalid("text.format.schema is missing: send the schema.", "text.format.schema")
     schema = JsonSchemaBody(asked.name, asked.schema_, asked.strict, asked.description)
     return ResponseFormatBody(
         asked.type, schema if asked.type == "json_schema" else None, asked.schema_
     )
-
-
-def _refusal(message: str, param: str) -> Refusal:
-    return Refusal("invalid_request_error", message, param=param)

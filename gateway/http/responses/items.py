@@ -14,6 +14,8 @@ from gateway.http.bodies import ABSENT, BodyPart, given, take_decoded
 from gateway.http.chat.bodies import (
     FunctionBody,
 )
+from gateway.http.errors import invalid
+from gateway.http.generation import check_number
 from gateway.http.pictures import Source, newest
 from gateway.requests.share import Share
 from gateway.system.refusal import Refusal
@@ -127,19 +129,16 @@ def _described(tool: Tool, path: str) -> str:
             asked = msgspec.json.decode(tool.format, type=_CustomFormat)
         except (msgspec.MsgspecError, RecursionError) as error:
             param = f"{path}.format"
-            raise Refusal(
-                "invalid_request_error", f"{param} can't be read: {error}.", param=param
-            ) from error
+            raise invalid(f"{param} can't be read: {error}.", param) from error
         if asked.type == "grammar":
             about.append(f"The input matches this {asked.syntax} grammar:\n{asked.definition}")
     return "\n\n".join(about)
 
 
 def _missing(param: str) -> Refusal:
-    return Refusal("invalid_request_error", f"{param} is missing.", param=param)
+    return invalid(f"{param} is missing.", param)
 
 
-_MOST_ITEMS: Final = 200_000
 # What a client sends back of a reasoning or a summary that it didn't read. Nothing about it is
 # secret.
 _SEALED: Final = "bulkhead:"
@@ -214,21 +213,12 @@ class ItemBody(BodyPart, omit_defaults=True):
         return opened(self.encrypted_content or "") or None
 
 
-def check_number(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -> None:
+def check_items(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -> None:
     """`before` goes before them. Raises: Refusal: there are too many, or none."""
     count = len(before) + (1 if isinstance(body, str) else len(body or ()))
     if count == 0:
-        raise Refusal(
-            "invalid_request_error",
-            "input is missing: send a text, or a list of items.",
-            param="input",
-        )
-    if count > _MOST_ITEMS:
-        raise Refusal(
-            "context_length_exceeded",
-            f"input: there are {count:,} items, more than any model here takes.",
-            param="input",
-        )
+        raise invalid("input is missing: send a text, or a list of items.", "input")
+    check_number(count, "input")
 
 
 def own_items(body: str | list[ItemBody] | None, suffix: str) -> list[ItemBody]:
@@ -317,7 +307,7 @@ def picture_sources(
 
 def refused_at(reason: str, param: str) -> Refusal:
     separator = " " if reason.startswith("is ") else ": "
-    return Refusal("invalid_request_error", f"{param}{separator}{reason}.", param=param)
+    return invalid(f"{param}{separator}{reason}.", param)
 
 
 def encode_items(items: Sequence[ItemBody]) -> bytes:

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import DONE, STREAM_HEADERS, Answer, CountFormat
+from gateway.http.answer import DONE, EVENTS, STREAM_HEADERS, CountFormat
 from gateway.http.bodies import (
     beside_the_loop,
     json_response,
@@ -24,7 +24,8 @@ from gateway.http.bodies import (
     read_limit,
     reads_newest_first,
 )
-from gateway.http.kept import Followed, accept, mailbox_of, name_of, new_entry, not_found, work_of
+from gateway.http.errors import invalid
+from gateway.http.kept import Followed, accept, mailbox_of, name_of, new_entry, not_found
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.responses.asked import (
@@ -49,7 +50,6 @@ from gateway.http.responses.writer import ResponseForm, ResponseFormat, lifecycl
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Status, StoredAnswer
 from gateway.mailbox.jobs import LOWEST_PRIORITY, split
 from gateway.mailbox.mailbox import Mailbox
-from gateway.models.compartment import Compartment
 from gateway.requests.choices import Choice, Format
 from gateway.requests.request import Request
 from gateway.requests.share import share_of
@@ -81,11 +81,7 @@ async def input_items(request: HttpRequest) -> Response:
     if (after := request.query_params.get("after")) is not None:
         places = [place for place, each in enumerate(items) if each.id == after]
         if not places:
-            raise Refusal(
-                "invalid_request_error",
-                f"after: there is no item {after[:100]!r} in this response.",
-                param="after",
-            )
+            raise invalid(f"after: there is no item {after[:100]!r} in this response.", "after")
         items = items[places[0] + 1 :]
     page = items[:count]
     listed = {
@@ -102,11 +98,10 @@ async def cancel(request: HttpRequest) -> Response:
     """A background response that isn't there yet; one that is stays as it is."""
     found = await _find(request)
     if not found.entry.background:
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             f"{found.entry.id!r} is complete and was not made in the background: only a "
             "background response can be cancelled.",
-            param="id",
+            "id",
         )
     await mailbox_of(request).cancel(found.entry.name)
     return Response(_present(await _find(request)), media_type="application/json")
@@ -141,11 +136,10 @@ def _present(found: StoredAnswer) -> bytes:
 
 def _events(request: HttpRequest, found: StoredAnswer) -> Response:
     if not found.entry.streams:
-        raise Refusal(
-            "invalid_request_error",
+        raise invalid(
             "stream: only a background response that was created with stream: true can be "
             "followed.",
-            param="stream",
+            "stream",
         )
     after = read_count(request, "starting_after", -1)
     mailbox = mailbox_of(request)
@@ -307,66 +301,37 @@ async def create_response(http_request: HttpRequest) -> Response:
     mailbox = mailbox_of(http_request)
     # What can't be stored is answered all the same.
     form.response.store = body.stored and mailbox.trouble is None
-    call.fleet.submit(call.compartment, *requests)
-    return _StoringAnswer(
-        call.compartment,
+    writer = ResponseFormat(form, requests[0])
+    return call.answer(
         requests,
-        ResponseFormat(form, requests[0]),
-        mailbox,
-        entry if form.response.store else None,
-        items,
+        writer,
         stream=bool(body.stream),
-        headers=asked.headers,
+        framing=msgspec.structs.replace(EVENTS, failure=lambda refusal, _: writer.failed(refusal)),
+        left_out=asked.left_out,
+        complete=functools.partial(_store, mailbox, entry, items, writer)
+        if form.response.store
+        else None,
     )
+
+
+async def _store(
+    mailbox: Mailbox, entry: MailboxEntry, items: bytes, writer: ResponseFormat
+) -> None:
+    """Store the whole answer, before its client learns that it is there."""
+    entry.status, entry.ended_at = writer.status, time.time()
+    try:
+        await mailbox.put(entry, AnswerOutcome(entry.status, 200, writer.body), items)
+    except Refusal as refusal:
+        logger.warning("%s is not stored: %s", entry.id, refusal.message)
 
 
 async def _cut(asked: Asked) -> int:
     """How many of the first items go, so that the rest fits the model's context."""
     if asked.body.background:
-        raise Refusal(
-            "invalid_request_error",
-            "truncation: auto can't be combined with background.",
-            param="truncation",
-        )
+        raise invalid("truncation: auto can't be combined with background.", "truncation")
     terms = asked.call.terms(asked.body.priority, None, {})
     cuts = possible_cuts(asked.items)
     return await first_that_fits(asked.call, terms, functools.partial(build, asked), cuts)
-
-
-class _StoringAnswer(Answer):
-    """Stored, if there is an `entry`, before its client learns that it is there."""
-
-    def __init__(
-        self,
-        compartment: Compartment,
-        requests: Sequence[Request],
-        form: ResponseFormat,
-        mailbox: Mailbox,
-        entry: MailboxEntry | None,
-        items: bytes,
-        *,
-        stream: bool,
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(compartment, requests, form, stream=stream, headers=headers)
-        self._response = form
-        self._mailbox = mailbox
-        self._entry = entry
-        self._items = items
-
-    async def complete(self) -> None:
-        if self._entry is None:
-            return
-        self._entry.status = self._response.status
-        self._entry.ended_at = time.time()
-        outcome = AnswerOutcome(self._entry.status, 200, self._response.body)
-        try:
-            await self._mailbox.put(self._entry, outcome, self._items)
-        except Refusal as refusal:
-            logger.warning("%s is not stored: %s", self._entry.id, refusal.message)
-
-    def failure(self, refusal: Refusal, path: str) -> bytes:
-        return self._response.failed(refusal)
 
 
 async def _in_background(
@@ -381,9 +346,10 @@ async def _in_background(
     entry.priority = requests[0].terms.priority or 0
     entry.background, entry.streams = True, stream
     form.response.background, form.response.status = True, "queued"
-    work = work_of(requests, form.encode(), cut_is_incomplete=True)
     queued = msgspec.json.encode(form.response)
-    job = await accept(call, entry, work, queued, items=items)
+    job = await accept(
+        call, entry, requests, form.encode(), queued, items=items, cut_is_incomplete=True
+    )
     if stream:
         mailbox_of(call.http).maker.open(job, queued)
         return Followed(job, stream=True)
