@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access.keys import ApiKeys
 from gateway.http import admin, completions, health, library, metrics, openapi, page, vectors
 from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
-from gateway.http.auth import AuthMiddleware, OriginMiddleware
+from gateway.http.auth import AuthMiddleware
 from gateway.http.chat import route as chat
 from gateway.http.connection.limits import ConnectionLimiter
 from gateway.http.errors import on_defect, on_http_exception, on_refusal
@@ -19,6 +19,7 @@ from gateway.http.messages import route as messages
 from gateway.http.ollama import route as ollama
 from gateway.http.ollama.models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument
+from gateway.http.origins import OriginMiddleware
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
 from gateway.http.responses import route as responses

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -14,14 +16,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, until_gone
 from gateway.http.auth import caller_of, seat_of
+from gateway.http.bodies import json_response, read_limit, reads_newest_first
+from gateway.http.chat.writer import ChatFormat
 from gateway.http.errors import envelope, error_response
 from gateway.http.model_call import ModelCall, deadline_s
+from gateway.http.openapi import GENERATES, Described, Operation
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
-from gateway.mailbox.entry import Api, MailboxEntry, Name, Work
+from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, Name, Work
 from gateway.mailbox.jobs import AnswerJob
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import REMINDER_S
+from gateway.requests.choices import Format
 from gateway.requests.request import Request
+from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Generate
 
@@ -206,3 +213,172 @@ class Followed(Response):
     async def _refused(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.job.refusal is not None
         await error_response(self.job.refusal, scope["path"])(scope, receive, send)
+
+
+_PATH = "/v1/chat/completions"
+_RETRY_AFTER_S = 1
+_MESSAGES = "/messages"
+
+
+class ChatForm(Struct):
+    """What a writer is made from, also after a crash."""
+
+    model_id: str
+    created: int
+    include_usage: bool
+    include_reasoning: bool
+
+
+class PendingBody(Struct):
+    """A chat completion that isn't there yet."""
+
+    id: str
+    created: int
+    model: str
+    object: str = "chat.completion"
+    status: str = "in_progress"
+    choices: list[Any] = []
+
+
+def form_of(told: ChatForm, first: Request) -> ChatFormat:
+    return ChatFormat(
+        told.model_id,
+        first,
+        include_usage=told.include_usage,
+        include_reasoning=told.include_reasoning,
+        created=told.created,
+    )
+
+
+class ChatFamily:
+    def form(self, form: bytes, request: Request, first_number: int) -> Format:
+        return form_of(msgspec.json.decode(form, type=ChatForm), request)
+
+    def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
+        return AnswerOutcome("failed", refusal.status, envelope(refusal, _PATH))
+
+    def cancellation(self, body: bytes) -> AnswerOutcome:
+        # Only who deletes it cancels it.
+        return self.failure(body, Refusal("not_found", "The answer was deleted."))
+
+    def first_events(self, body: bytes, number: int) -> bytes:
+        return b""
+
+    def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
+        return b"event: error\n" + server_sent_event(outcome.body)
+
+
+async def keep(
+    call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
+) -> Followed:
+    """The answer, which is made and kept whether or not its client stays.
+
+    Raises:
+        Refusal: it can't be written down, or its id is taken.
+    """
+    entry = new_entry(call, f"chatcmpl-{requests[0].id}", "chat")
+    # It doesn't wait in the mailbox, but with everybody else.
+    entry.status, entry.attempts = "in_progress", 1
+    body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
+    job = await accept(call, entry, requests, msgspec.json.encode(form), body, streams=stream)
+    return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
+
+
+async def retrieve(request: HttpRequest) -> Response:
+    """A whole chat completion, or how it failed; 202 until it is there."""
+    name = name_of(request)
+    found = await mailbox_of(request).find(name, share_of(request.scope))
+    if found is None or found.entry.api != "chat":
+        raise await _no_messages(request, name) or not_found("kept chat completion", name[1])
+    headers = {}
+    if found.entry.pending:
+        headers["retry-after"] = str(_RETRY_AFTER_S)
+    elif found.http_status != 200:
+        # It is what came of it, however often it is fetched.
+        headers["x-should-retry"] = "false"
+    body = _with_status(found.entry, found.body)
+    return Response(
+        body, status_code=found.http_status, headers=headers, media_type="application/json"
+    )
+
+
+async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
+    """For who asks what a chat answered, at a path that could be an id as well."""
+    owner, asked = name
+    kept_id = asked.removesuffix(_MESSAGES)
+    if kept_id == asked:
+        return None
+    found = await mailbox_of(request).find((owner, kept_id), share_of(request.scope))
+    if found is None or found.entry.api != "chat":
+        return None
+    return Refusal(
+        "not_found",
+        f"The messages of {kept_id[:200]!r} aren't kept, only its answer: "
+        f"GET {_PATH}/{kept_id[:200]}.",
+        param="id",
+    )
+
+
+async def list_kept(request: HttpRequest) -> Response:
+    """The client's own, oldest first: as they are, or with an `error`."""
+    count = read_limit(request)
+    newest_first = reads_newest_first(request, default=False)
+    mailbox, owner = mailbox_of(request), owner_of(request)
+    after = request.query_params.get("after")
+    share = share_of(request.scope)
+    entries = await mailbox.entries(
+        owner, "chat", after, count + 1, share, newest_first=newest_first
+    )
+    data = [msgspec.Raw(_listed(*each)) for each in entries[:count]]
+    ids = [entry.id for entry, _ in entries[:count]]
+    listed = {
+        "object": "list",
+        "data": data,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+        "has_more": len(entries) > count,
+    }
+    return json_response(listed)
+
+
+async def delete(request: HttpRequest) -> Response:
+    """Whether it is there already or on its way."""
+    name = name_of(request)
+    mailbox = mailbox_of(request)
+    found = await mailbox.find(name, share_of(request.scope))
+    if found is None or found.entry.api != "chat" or not await mailbox.delete(name):
+        raise not_found("kept chat completion", name[1])
+    answer = {"id": name[1], "object": "chat.completion.deleted", "deleted": True}
+    return json_response(answer)
+
+
+def _with_status(entry: MailboxEntry, body: bytes) -> bytes:
+    if not entry.pending:
+        return body
+    pending = msgspec.json.decode(body, type=PendingBody)
+    return msgspec.json.encode(msgspec.structs.replace(pending, status=entry.status))
+
+
+def _listed(entry: MailboxEntry, body: bytes) -> bytes:
+    if entry.status != "failed":
+        return _with_status(entry, body)
+    failed = PendingBody(entry.id, int(entry.created_at), entry.model, status="failed")
+    error = msgspec.json.decode(body, type=dict[str, msgspec.Raw])["error"]
+    return msgspec.json.encode({**msgspec.structs.asdict(failed), "error": error})
+
+
+_LIST: Final = Operation(summary="Chats that are kept", tag="OpenAI", answer=dict)
+# What came of one is told with the status that it would have had.
+_RETRIEVE: Final = Operation(
+    summary="A chat that is kept", tag="OpenAI", answer=dict, refusals=(*GENERATES, "not_found")
+)
+_DELETE: Final = Operation(
+    summary="Delete a chat", tag="OpenAI", answer=dict, refusals=("not_found",)
+)
+
+
+kept_routes = [
+    Described(_PATH, list_kept, _LIST),
+    Described(f"{_PATH}/{{id:id}}", retrieve, _RETRIEVE),
+    Described(f"{_PATH}/{{id:id}}", delete, _DELETE, method="DELETE"),
+]

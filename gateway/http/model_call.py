@@ -11,10 +11,11 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
 from gateway.http.answer import EVENTS, Answer, Framing
-from gateway.http.auth import caller_of, from_page, take_places
+from gateway.http.auth import caller_of, take_places
 from gateway.http.bodies import beside_the_loop
 from gateway.http.errors import invalid
 from gateway.http.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
+from gateway.http.origins import from_page
 from gateway.http.pictures import PictureReader, Source, check_pictures, left_out_header
 from gateway.http.record import record_of, unique
 from gateway.models.compartment import Compartment

@@ -4,217 +4,195 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.answer import server_sent_event
-from gateway.http.bodies import json_response, read_json, read_limit, reads_newest_first
-from gateway.http.chat.bodies import (
-    ChatMessageBody,
-    TemplateBody,
-    ToolBody,
-    ToolChoiceBody,
-    chat_messages,
-    left_out,
-    picture_sources,
-    template_arguments,
-    thinks,
-    tools_of,
-)
-from gateway.http.chat.writer import ChatChunk, ChatCompletion, ChatFormat
-from gateway.http.errors import envelope, invalid
+from gateway.http.bodies import BodyPart, read_json
+from gateway.http.chat.writer import ChatChunk, ChatCompletion
+from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
+    TemplateBody,
     check_generation,
     check_number,
     constraint_of,
     generate_message,
+    template_arguments,
+    thinks,
 )
-from gateway.http.kept import (
-    Followed,
-    accept,
-    mailbox_of,
-    name_of,
-    new_entry,
-    not_found,
-    owner_of,
-)
+from gateway.http.kept import ChatForm, form_of, keep, kept_routes
 from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.parameters import refusing
-from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Name
-from gateway.requests.choices import Format
-from gateway.requests.request import Request
-from gateway.requests.share import share_of
-from gateway.system.refusal import Refusal
-from protocol.requests import ChatPrompt, Generate
+from gateway.http.parameters import check_supported, refusing
+from gateway.http.pictures import UNSEEN, Source, newest
+from gateway.http.tools import ToolBody, ToolChoiceBody, tools_of
+from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Generate, Picture
 
-_PATH = "/v1/chat/completions"
-_RETRY_AFTER_S = 1
-_MESSAGES = "/messages"
+_PICTURES: Final = ("image_url", "input_image")
 
 
-class ChatForm(Struct):
-    """What a writer is made from, also after a crash."""
+class ImageUrl(BodyPart):
+    """Its detail is for OpenAI's models."""
 
-    model_id: str
-    created: int
-    include_usage: bool
-    include_reasoning: bool
+    url: str
 
 
-class PendingBody(Struct):
-    """A chat completion that isn't there yet."""
+@refusing("part")
+class ContentPart(BodyPart):
+    """Pictures are of type image_url; of type input_image, as in OpenAI's Responses, the address
+    stands alone.
+    """
 
-    id: str
-    created: int
-    model: str
-    object: str = "chat.completion"
-    status: str = "in_progress"
-    choices: list[Any] = []
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | str | None = None
 
-
-def form_of(told: ChatForm, first: Request) -> ChatFormat:
-    return ChatFormat(
-        told.model_id,
-        first,
-        include_usage=told.include_usage,
-        include_reasoning=told.include_reasoning,
-        created=told.created,
-    )
+    @property
+    def picture(self) -> str | None:
+        """The address of one."""
+        if self.type not in _PICTURES:
+            return None
+        return self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
 
 
-class ChatFamily:
-    def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        return form_of(msgspec.json.decode(form, type=ChatForm), request)
-
-    def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
-        return AnswerOutcome("failed", refusal.status, envelope(refusal, _PATH))
-
-    def cancellation(self, body: bytes) -> AnswerOutcome:
-        # Only who deletes it cancels it.
-        return self.failure(body, Refusal("not_found", "The answer was deleted."))
-
-    def first_events(self, body: bytes, number: int) -> bytes:
-        return b""
-
-    def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
-        return b"event: error\n" + server_sent_event(outcome.body)
+class ChatCalledFunction(BodyPart):
+    name: str
+    arguments: str | None = None
 
 
-async def keep(
-    call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
-) -> Followed:
-    """The answer, which is made and kept whether or not its client stays.
+class ChatToolCallBody(BodyPart):
+    function: ChatCalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+@refusing("message")
+class ChatMessageBody(BodyPart):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ChatToolCallBody] | None = None
+    tool_call_id: str | None = None
+
+
+def left_out(bodies: list[ChatMessageBody]) -> set[str]:
+    """What a model that can't look at pictures isn't given."""
+    parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
+    return {"image"} if any(each.type in _PICTURES for each in parts) else set()
+
+
+def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> list[Source]:
+    """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
 
     Raises:
-        Refusal: it can't be written down, or its id is taken.
+        Refusal: one is where none can be.
     """
-    entry = new_entry(call, f"chatcmpl-{requests[0].id}", "chat")
-    # It doesn't wait in the mailbox, but with everybody else.
-    entry.status, entry.attempts = "in_progress", 1
-    body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
-    job = await accept(call, entry, requests, msgspec.json.encode(form), body, streams=stream)
-    return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
+    found = []
+    new = newest([each.role for each in bodies])
+    for index, body in enumerate(bodies):
+        for place, part in enumerate(body.content if isinstance(body.content, list) else ()):
+            if part.type not in _PICTURES:
+                continue
+            name = f"messages[{index}].content[{place}].image_url"
+            if part.picture is None:
+                raise invalid(f"{name} is missing: send an object with a url.", name)
+            if body.role != "user":
+                raise invalid(f"{name}: only a user's message may have pictures.", name)
+            if looks or index in new:
+                found.append(Source(part.picture, name))
+    return found
 
 
-async def retrieve(request: HttpRequest) -> Response:
-    """A whole chat completion, or how it failed; 202 until it is there."""
-    name = name_of(request)
-    found = await mailbox_of(request).find(name, share_of(request.scope))
-    if found is None or found.entry.api != "chat":
-        raise await _no_messages(request, name) or not_found("kept chat completion", name[1])
-    headers = {}
-    if found.entry.pending:
-        headers["retry-after"] = str(_RETRY_AFTER_S)
-    elif found.http_status != 200:
-        # It is what came of it, however often it is fetched.
-        headers["x-should-retry"] = "false"
-    body = _with_status(found.entry, found.body)
-    return Response(
-        body, status_code=found.http_status, headers=headers, media_type="application/json"
+def chat_messages(
+    bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, looks: bool = True
+) -> tuple[ChatMessage, ...]:
+    """`pictures` are those of `picture_sources`. A model that doesn't look at any is told of them.
+
+    Raises:
+        Refusal: one of them can't be understood.
+    """
+    left = iter(pictures) if looks else None
+    return tuple(_message(index, each, left) for index, each in enumerate(bodies))
+
+
+def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None) -> ChatMessage:
+    path = f"messages[{index}]."
+    check_supported(body, "message", path)
+    if body.content is None and body.role != "assistant":
+        raise invalid(
+            f"{path}content is missing or null: only an assistant's message may have none. Send a "
+            "text, which may be empty.",
+            f"{path}content",
+        )
+    if body.tool_calls and body.role != "assistant":
+        raise invalid(
+            f"{path}tool_calls: only an assistant's message has calls.", f"{path}tool_calls"
+        )
+    content, shown = _content(path, body, pictures)
+    return ChatMessage(
+        # Templates know the role by its older name.
+        "system" if body.role == "developer" else body.role,
+        content,
+        reasoning=body.reasoning_content or body.reasoning or None,
+        tool_calls=tuple(
+            CalledTool(each.id or "", each.function.name, _arguments(each.function))
+            for each in body.tool_calls or ()
+        ),
+        tool_call_id=body.tool_call_id,
+        name=body.name,
+        pictures=shown,
     )
 
 
-async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
-    """For who asks what a chat answered, at a path that could be an id as well."""
-    owner, asked = name
-    kept_id = asked.removesuffix(_MESSAGES)
-    if kept_id == asked:
-        return None
-    found = await mailbox_of(request).find((owner, kept_id), share_of(request.scope))
-    if found is None or found.entry.api != "chat":
-        return None
-    return Refusal(
-        "not_found",
-        f"The messages of {kept_id[:200]!r} aren't kept, only its answer: "
-        f"GET {_PATH}/{kept_id[:200]}.",
-        param="id",
-    )
+def _arguments(body: ChatCalledFunction) -> str:
+    return (body.arguments or "").strip() or "{}"
 
 
-async def list_kept(request: HttpRequest) -> Response:
-    """The client's own, oldest first: as they are, or with an `error`."""
-    count = read_limit(request)
-    newest_first = reads_newest_first(request, default=False)
-    mailbox, owner = mailbox_of(request), owner_of(request)
-    after = request.query_params.get("after")
-    share = share_of(request.scope)
-    entries = await mailbox.entries(
-        owner, "chat", after, count + 1, share, newest_first=newest_first
-    )
-    data = [msgspec.Raw(_listed(*each)) for each in entries[:count]]
-    ids = [entry.id for entry, _ in entries[:count]]
-    listed = {
-        "object": "list",
-        "data": data,
-        "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": len(entries) > count,
-    }
-    return json_response(listed)
-
-
-async def delete(request: HttpRequest) -> Response:
-    """Whether it is there already or on its way."""
-    name = name_of(request)
-    mailbox = mailbox_of(request)
-    found = await mailbox.find(name, share_of(request.scope))
-    if found is None or found.entry.api != "chat" or not await mailbox.delete(name):
-        raise not_found("kept chat completion", name[1])
-    answer = {"id": name[1], "object": "chat.completion.deleted", "deleted": True}
-    return json_response(answer)
-
-
-def _with_status(entry: MailboxEntry, body: bytes) -> bytes:
-    if not entry.pending:
-        return body
-    pending = msgspec.json.decode(body, type=PendingBody)
-    return msgspec.json.encode(msgspec.structs.replace(pending, status=entry.status))
-
-
-def _listed(entry: MailboxEntry, body: bytes) -> bytes:
-    if entry.status != "failed":
-        return _with_status(entry, body)
-    failed = PendingBody(entry.id, int(entry.created_at), entry.model, status="failed")
-    error = msgspec.json.decode(body, type=dict[str, msgspec.Raw])["error"]
-    return msgspec.json.encode({**msgspec.structs.asdict(failed), "error": error})
-
-
-_LIST: Final = Operation(summary="Chats that are kept", tag="OpenAI", answer=dict)
-# What came of one is told with the status that it would have had.
-_RETRIEVE: Final = Operation(
-    summary="A chat that is kept", tag="OpenAI", answer=dict, refusals=(*GENERATES, "not_found")
-)
-_DELETE: Final = Operation(
-    summary="Delete a chat", tag="OpenAI", answer=dict, refusals=("not_found",)
-)
+def _content(
+    path: str, body: ChatMessageBody, pictures: Iterator[bytes] | None
+) -> tuple[str, tuple[Picture, ...]]:
+    """Texts, and the pictures between them; a refusal is what the assistant said instead of one."""
+    if not isinstance(body.content, list):
+        return body.content or body.refusal or "", ()
+    texts: list[str] = []
+    shown = []
+    length = 0
+    for place, part in enumerate(body.content):
+        check_supported(part, "part", f"{path}content[{place}].")
+        match part.type, part.text, part.refusal:
+            case "text", str() as text, _:
+                texts.append(text)
+            case "refusal", _, str() as text:
+                texts.append(text)
+            case "text", None, _:
+                raise invalid(
+                    f"{path}content[{place}].text is missing: send a text, which may be empty.",
+                    f"{path}content[{place}].text",
+                )
+            case (("image_url" | "input_image"), _, _) if pictures is not None:
+                shown.append(Picture(next(pictures), length, f"{path}content[{place}].image_url"))
+                continue
+            case (("image_url" | "input_image"), _, _):
+                text = f"\n{UNSEEN}\n"
+                texts.append(text)
+            case _:
+                raise invalid(
+                    f"A content part of type {part.type!r}: only text and image_url are supported.",
+                    f"{path}content[{place}]",
+                )
+        length += len(text)
+    return "".join(texts), tuple(shown)
 
 
 @refusing("chat")
@@ -293,7 +271,5 @@ _CHAT: Final = Operation(
 
 routes = [
     Described("/v1/chat/completions", create_chat_completion, _CHAT, method="POST"),
-    Described(_PATH, list_kept, _LIST),
-    Described(f"{_PATH}/{{id:id}}", retrieve, _RETRIEVE),
-    Described(f"{_PATH}/{{id:id}}", delete, _DELETE, method="DELETE"),
+    *kept_routes,
 ]

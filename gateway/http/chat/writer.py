@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from gateway.http.answer import DONE, TextEvent, server_sent_event
 from gateway.requests.choices import Choice, only_text, system_fingerprint
@@ -90,17 +90,6 @@ def completion_logprobs(
         [{_text(t.text): t.logprob for t in each.top} or None for each in tokens],
         offsets,
     )
-
-
-def arguments_object(arguments: str) -> Raw:
-    """The arguments of a call as a JSON object; an empty one if a model wrote anything else."""
-    try:
-        if isinstance(msgspec.json.decode(arguments), dict):
-            return Raw(arguments.encode())
-    except (msgspec.DecodeError, RecursionError):
-        # The answer may have been cut here.
-        pass
-    return Raw(b"{}")
 
 
 def _text(token: bytes) -> str:

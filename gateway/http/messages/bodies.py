@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import AT, BodyPart
-from gateway.http.chat.bodies import FunctionBody, written
 from gateway.http.errors import invalid
 from gateway.http.pictures import UNSEEN, Source
+from gateway.http.tools import FunctionBody, written
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 

@@ -13,14 +13,6 @@ from starlette.responses import Response
 from gateway.config.model import Model
 from gateway.http.answer import MESSAGE_EVENTS, CountFormat
 from gateway.http.bodies import ABSENT, BodyPart, given, read_json
-from gateway.http.chat.bodies import (
-    ChosenTool,
-    FunctionBody,
-    NamedFunction,
-    ToolBody,
-    ToolChoiceBody,
-    tools_of,
-)
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
@@ -41,6 +33,14 @@ from gateway.http.messages.bodies import (
 from gateway.http.messages.writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.tools import (
+    ChosenTool,
+    FunctionBody,
+    NamedFunction,
+    ToolBody,
+    ToolChoiceBody,
+    tools_of,
+)
 from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.http.chat.writer import arguments_object
+from gateway.http.tools import arguments_object
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request
 from protocol.answers import (

@@ -13,12 +13,12 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
 from gateway.http.bodies import ABSENT, BodyPart, given
-from gateway.http.chat.bodies import FunctionBody
 from gateway.http.errors import invalid
 from gateway.http.generation import GenerationBody, Penalty, Probability, Stop, check_number
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
+from gateway.http.tools import FunctionBody
 from gateway.models.roster import LATEST
 from protocol.requests import CalledTool, ChatMessage, Constraint, Picture
 

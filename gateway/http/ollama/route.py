@@ -16,11 +16,9 @@ from starlette.responses import Response
 from gateway.config.model import Model
 from gateway.http.answer import LINES, CountFormat
 from gateway.http.bodies import ABSENT, beside_the_loop, given, json_response, read_json
-from gateway.http.chat import bodies as chat_tools
-from gateway.http.chat.bodies import thinks
 from gateway.http.completions import Input, parse_inputs
 from gateway.http.errors import invalid
-from gateway.http.generation import GenerationBody, generate_message
+from gateway.http.generation import GenerationBody, generate_message, thinks
 from gateway.http.model_call import ModelCall, keep_alive_s
 from gateway.http.ollama.bodies import (
     AnswerBody,
@@ -47,6 +45,7 @@ from gateway.http.ollama.writer import (
 )
 from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Described, Operation
 from gateway.http.parameters import check_supported
+from gateway.http.tools import ToolBody, tools_of
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
@@ -136,13 +135,13 @@ def _chat_generate(
     body: OllamaChatBody, asked: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> Generate:
     messages = chat_messages(body.messages or (), pictures, looks=model.settings.pictures)
-    tools = [chat_tools.ToolBody(each.function, each.type) for each in body.tools or ()]
+    tools = [ToolBody(each.function, each.type) for each in body.tools or ()]
     return _generate(
         body,
         asked,
         ChatPrompt(messages, _told(body, model)),
         parsed=True,
-        tools=chat_tools.tools_of(tools, None, parallel=True),
+        tools=tools_of(tools, None, parallel=True),
     )
 
 

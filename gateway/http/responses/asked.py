@@ -16,14 +16,12 @@ from gateway.http.bodies import (
     beside_the_loop,
     take_decoded,
 )
-from gateway.http.chat.bodies import (
-    template_arguments,
-    thinks,
-)
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     constraint_of,
     generate_message,
+    template_arguments,
+    thinks,
 )
 from gateway.http.kept import mailbox_of
 from gateway.http.model_call import ModelCall

@@ -9,22 +9,11 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec import Meta, Raw, Struct
 
 from gateway.http.bodies import ABSENT, given
-from gateway.http.chat.bodies import (
-    AllowedTool,
-    AllowedTools,
-    ChosenTool,
-    Effort,
-    NamedFunction,
-    TemplateBody,
-    ToolBody,
-    ToolChoiceBody,
-    Verbosity,
-    tools_of,
-)
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
     Bias,
+    Effort,
     JsonSchemaBody,
     Penalty,
     Priority,
@@ -32,8 +21,10 @@ from gateway.http.generation import (
     ResponseFormatBody,
     Salt,
     Stop,
+    TemplateBody,
     TokenId,
     Tokens,
+    Verbosity,
 )
 from gateway.http.parameters import refusing
 from gateway.http.responses.conversation import Said
@@ -45,6 +36,15 @@ from gateway.http.responses.items import (
     runs_here,
     told,
     told_name,
+)
+from gateway.http.tools import (
+    AllowedTool,
+    AllowedTools,
+    ChosenTool,
+    NamedFunction,
+    ToolBody,
+    ToolChoiceBody,
+    tools_of,
 )
 from gateway.system.refusal import Refusal
 from protocol.requests import Tools

@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.http.chat.bodies import written
 from gateway.http.pictures import UNSEEN
 from gateway.http.responses.items import (
     ContentBody,
@@ -21,6 +20,7 @@ from gateway.http.responses.items import (
     told,
     told_name,
 )
+from gateway.http.tools import written
 from protocol.requests import CalledTool, ChatMessage, Picture
 
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

@@ -11,12 +11,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.http.bodies import ABSENT, BodyPart, given, take_decoded
-from gateway.http.chat.bodies import (
-    FunctionBody,
-)
 from gateway.http.errors import invalid
 from gateway.http.generation import check_number
 from gateway.http.pictures import Source, newest
+from gateway.http.tools import FunctionBody
 from gateway.requests.share import Share
 from gateway.system.refusal import Refusal
 

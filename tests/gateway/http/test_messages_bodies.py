@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.chat.bodies import FunctionBody
 from gateway.http.messages.bodies import AnthropicConversation, chat_messages, references, unread
 from gateway.http.messages.route import (
     AnthropicToolChoice,
@@ -18,6 +17,7 @@ from gateway.http.messages.route import (
     deferred,
     foreign_types,
 )
+from gateway.http.tools import FunctionBody
 from gateway.system.refusal import Refusal
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a.b/c.png"}}

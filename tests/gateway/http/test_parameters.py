@@ -21,8 +21,7 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
-from gateway.http.chat.bodies import ChatMessageBody, ContentPart
-from gateway.http.chat.route import ChatBody
+from gateway.http.chat.route import ChatBody, ChatMessageBody, ContentPart
 from gateway.http.completions import CompletionBody
 from gateway.http.generation import StreamOptions
 from gateway.http.ollama.bodies import GenerateBody, OllamaOptions

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.chat.bodies import TemplateBody, template_arguments
+from gateway.http.generation import TemplateBody, template_arguments
 from gateway.system.refusal import Refusal
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.chat.bodies import tools_of
 from gateway.http.chat.route import ChatBody
+from gateway.http.tools import tools_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Tools
 

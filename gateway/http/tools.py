@@ -1,0 +1,191 @@
+"""The functions that a model may call: checked, and written as a worker is told of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.http.bodies import ABSENT, BodyPart, given
+from gateway.http.errors import invalid
+from protocol.requests import ToolChoice, Tools
+
+# OpenAI's rule, with room for names that MCP servers give.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+# Of one request. OpenAI has 128; clients of many MCP servers send hundreds.
+_MOST_FUNCTIONS: Final = 1024
+# Of all schemas together: what a prompt could still hold, and is decoded within milliseconds.
+_MOST_SCHEMA_BYTES: Final = 1 << 20
+
+Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+
+
+class FunctionBody(BodyPart):
+    """`parameters` is a JSON schema; it stays as it was written."""
+
+    name: str
+    description: str | None = None
+    parameters: Schema = ABSENT
+    strict: bool | None = None
+
+
+class ToolBody(BodyPart):
+    function: FunctionBody
+    type: Literal["function"]
+
+
+class Written(Struct, omit_defaults=True):
+    """A function as templates see it: without what wasn't given."""
+
+    name: str
+    description: str | None = None
+    parameters: Raw | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class AllowedTool(Struct):
+    function: NamedFunction
+    type: Literal["function"]
+
+
+class AllowedTools(Struct):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class ChosenTool(Struct):
+    """One function, or a choice among some."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+ToolChoiceBody = ToolChoice | ChosenTool
+
+
+def tools_of(
+    bodies: Sequence[ToolBody] | None,
+    choice: ToolChoiceBody | None,
+    *,
+    parallel: bool,
+    mentioned: Collection[str] = (),
+) -> Tools | None:
+    """None: there are none. Of those that were `mentioned` the conversation itself tells.
+
+    Raises:
+        Refusal: a name can't be one, or a choice is of what isn't there.
+    """
+    if not bodies:
+        if choice in (None, "none", "auto"):
+            return None
+        raise invalid("tool_choice: there are no tools to choose from: send tools.", "tool_choice")
+    _check_amount(bodies)
+    names = [_name(index, each) for index, each in enumerate(bodies)]
+    for index, each in enumerate(bodies):
+        _check_schema(f"tools[{index}].function.parameters", each.function.parameters)
+    if len(set(names)) < len(names):
+        twice = next(each for each in names if names.count(each) > 1)
+        raise invalid(f"tools: two functions are named {twice!r}.", "tools")
+    mode, name, allowed = _choice(choice, names)
+    offered = [each for each in bodies if each.function.name in allowed]
+    return Tools(
+        definitions=_definitions(e for e in offered if e.function.name not in mentioned),
+        mentioned=_definitions(e for e in offered if e.function.name in mentioned),
+        choice=mode,
+        name=name,
+        parallel=parallel,
+    )
+
+
+def _definitions(bodies: Iterable[ToolBody]) -> str:
+    found = [{"function": written(each.function), "type": each.type} for each in bodies]
+    return msgspec.json.encode(found).decode()
+
+
+def _check_amount(bodies: Sequence[ToolBody]) -> None:
+    if len(bodies) > _MOST_FUNCTIONS:
+        raise invalid(
+            f"tools has {len(bodies):,} functions, of {_MOST_FUNCTIONS:,} at most.", "tools"
+        )
+    schema_bytes = sum(len(bytes(each.function.parameters)) for each in bodies)
+    if schema_bytes > _MOST_SCHEMA_BYTES:
+        raise invalid(
+            f"tools: the parameters of all functions take {schema_bytes:,} bytes, of "
+            f"{_MOST_SCHEMA_BYTES:,} at most.",
+            "tools",
+        )
+
+
+def written(body: FunctionBody) -> Written:
+    """As a model is told of it."""
+    parameters = body.parameters if given(body.parameters) else None
+    return Written(body.name, body.description, parameters, body.strict)
+
+
+def _name(index: int, body: ToolBody) -> str:
+    name = body.function.name
+    if _NAME.fullmatch(name) is None:
+        raise invalid(
+            f"tools[{index}].function.name is {name[:100]!r}: use 1 to 128 letters, digits, or any "
+            "of _-.:/ .",
+            f"tools[{index}].function.name",
+        )
+    return name
+
+
+def _check_schema(param: str, schema: Raw) -> None:
+    if given(schema) and not bytes(schema).lstrip().startswith(b"{"):
+        raise invalid(f"{param}: a JSON schema of an object is expected.", param)
+    try:
+        msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError) as error:
+        # Raw text may be broken beneath its beginning.
+        raise invalid(f"{param} can't be read: {error}.", param) from error
+
+
+def _choice(
+    choice: ToolChoiceBody | None, names: list[str]
+) -> tuple[ToolChoice, str | None, set[str]]:
+    """The mode, the function that must be called if it is one, and those that may be."""
+    everything = set(names)
+    match choice:
+        case None:
+            return "auto", None, everything
+        case "auto" | "none" | "required":
+            return choice, None, everything
+        case ChosenTool("function", NamedFunction(name)):
+            _check_known([name], everything)
+            return "required", name, everything
+        case ChosenTool("allowed_tools", _, AllowedTools(mode, tools)):
+            allowed = [each.function.name for each in tools]
+            _check_known(allowed, everything)
+            return mode, None, set(allowed)
+    raise invalid(
+        "tool_choice: with type function send function, with allowed_tools send allowed_tools.",
+        "tool_choice",
+    )
+
+
+def _check_known(names: list[str], known: set[str]) -> None:
+    unknown = next((each for each in names if each not in known), None)
+    if unknown is not None or not names:
+        raise invalid(f"tool_choice: there is no function {unknown!r} in tools.", "tool_choice")
+
+
+def arguments_object(arguments: str) -> Raw:
+    """The arguments of a call as a JSON object; an empty one if a model wrote anything else."""
+    try:
+        if isinstance(msgspec.json.decode(arguments), dict):
+            return Raw(arguments.encode())
+    except (msgspec.DecodeError, RecursionError):
+        # The answer may have been cut here.
+        pass
+    return Raw(b"{}")
