@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.caller import Caller
 from gateway.config.settings import Settings
-from gateway.http.chat import route as chat
+from gateway.http import kept
 from gateway.http.errors import on_refusal
 from gateway.http.record import Record
 from gateway.http.responses import route as responses
@@ -54,14 +54,14 @@ class _Owners:
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet: Any = SimpleNamespace(events=EventLog(), settings=Settings())
-    families = {"chat": chat.ChatFamily(), "responses": ResponseFamily()}
+    families = {"chat": kept.ChatFamily(), "responses": ResponseFamily()}
     mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, _Owners(), ByteBudget(1 << 30))
     mailbox.start()
     for owner in ("me", "you", ""):
         await _put(mailbox, owner, "responses")
         await _put(mailbox, owner, "chat")
     app = Starlette(
-        routes=[*responses.routes, *chat.routes], exception_handlers={Refusal: on_refusal}
+        routes=[*responses.routes, *kept.kept_routes], exception_handlers={Refusal: on_refusal}
     )
     app.state.mailbox = mailbox
 

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from gateway.config.machine_rules import exposed
 from gateway.config.settings import GatewaySettings
-from gateway.http.connection.limits import neighbourhood
+from gateway.http.connection.limits import network_of
 from gateway.http.origins import complaint
 from gateway.system.notation import is_loopback
 
@@ -26,7 +26,7 @@ def test_all_of_the_network(address: IPv4Address) -> None:
     assert is_loopback(str(address))
     assert not exposed(GatewaySettings(host=str(address)))
     assert not _refused(f"{address}:8642")
-    assert neighbourhood(str(address)) is None
+    assert network_of(str(address)) is None
 
 
 @given(st.ip_addresses(v=4).filter(lambda each: each not in NETWORK))
@@ -34,7 +34,7 @@ def test_none_beside_it(address: IPv4Address) -> None:
     assert not is_loopback(str(address))
     assert exposed(GatewaySettings(host=str(address)))
     assert _refused(f"{address}:8642")
-    assert neighbourhood(str(address)) == str(address)
+    assert network_of(str(address)) == str(address)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "::1", "[::1]", "::ffff:127.0.0.1"])
