@@ -9,20 +9,29 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.keys import ApiKeys
-from gateway.http import admin, completions, health, library, metrics, openapi, page, vectors
+from gateway.http import (
+    admin,
+    chat,
+    completions,
+    health,
+    library,
+    messages,
+    metrics,
+    ollama,
+    openapi,
+    page,
+    responses,
+    vectors,
+)
 from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
 from gateway.http.auth import AuthMiddleware
-from gateway.http.chat import route as chat
-from gateway.http.connection.limits import ConnectionLimiter
+from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import on_defect, on_http_exception, on_refusal
-from gateway.http.messages import route as messages
-from gateway.http.ollama import route as ollama
-from gateway.http.ollama.models import ModelFileReader
+from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.origins import OriginMiddleware
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
-from gateway.http.responses import route as responses
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gateway.http.answer import DONE, TextEvent, server_sent_event
 from gateway.http.bodies import read_json
-from gateway.http.chat.writer import (
+from gateway.http.chat_writer import (
     CompletionLogprobs,
     CompletionUsage,
     completion_logprobs,

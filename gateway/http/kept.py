@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, until_gone
 from gateway.http.auth import caller_of, seat_of
 from gateway.http.bodies import json_response, read_limit, reads_newest_first
-from gateway.http.chat.writer import ChatFormat
+from gateway.http.chat_writer import ChatFormat
 from gateway.http.errors import envelope, error_response
 from gateway.http.model_call import ModelCall, deadline_s
 from gateway.http.openapi import GENERATES, Described, Operation

@@ -23,7 +23,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.http.access_log import HttpMeter
-from gateway.http.connection.limits import ConnectionLimiter, Doing
+from gateway.http.connection_limits import ConnectionLimiter, Doing
 from gateway.http.openapi import Described, Operation
 from gateway.http.status import GroupStatus, ModelStatus, Status, gateway_status
 from gateway.models.fleet import Fleet, Phase

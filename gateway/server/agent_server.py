@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.api_key import digest_of
 from gateway.access.caller import shown_key
-from gateway.http.connection.handshake import Handshake
-from gateway.http.connection.limits import ConnectionLimiter, capacity
+from gateway.http.connection_limits import ConnectionLimiter, capacity
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
+from gateway.http.handshake import Handshake
 from gateway.http.record import Record, begin_record, request_id
 from gateway.server.agent_routes import ROUTES
 from gateway.server.agent_sessions import MOST_RANKS, Sessions

@@ -19,9 +19,9 @@ from gateway.config.model import models_of
 from gateway.config.read import Configuration
 from gateway.http.access_log import spans
 from gateway.http.app import Parts
-from gateway.http.connection.limits import ConnectionLimiter, capacity
+from gateway.http.connection_limits import ConnectionLimiter, capacity
 from gateway.http.kept import ChatFamily
-from gateway.http.responses.route import ResponseFamily
+from gateway.http.responses import ResponseFamily
 from gateway.library.finder import Finder
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls

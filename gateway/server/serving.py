@@ -15,8 +15,8 @@ from typing import Final
 import uvicorn
 
 from gateway.http.app import Parts, build_app
-from gateway.http.connection.connection import Connection
-from gateway.http.connection.handshake import Handshake
+from gateway.http.connection import Connection
+from gateway.http.handshake import Handshake
 from gateway.library.pulls import Pulls
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure

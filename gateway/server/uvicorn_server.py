@@ -14,7 +14,7 @@ from typing import Final
 
 import uvicorn
 
-from gateway.http.connection.connection import Connection
+from gateway.http.connection import Connection
 
 _START_S: Final = 10.0
 # What uvicorn takes on every system that we run on.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.bodies import allowed_values
-from gateway.http.chat.route import ChatBody
-from gateway.http.messages.route import MessagesBody
+from gateway.http.chat import ChatBody
+from gateway.http.messages import MessagesBody
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.http.chat.writer import ChatFormat
+from gateway.http.chat_writer import ChatFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
 from protocol.answers import (

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.messages.bodies import AnthropicConversation, chat_messages, references, unread
-from gateway.http.messages.route import (
+from gateway.http.messages import (
     AnthropicToolChoice,
     ToolDefinition,
     callable_tools,
     deferred,
     foreign_types,
 )
+from gateway.http.messages_bodies import AnthropicConversation, chat_messages, references, unread
 from gateway.http.tools import FunctionBody
 from gateway.system.refusal import Refusal
 

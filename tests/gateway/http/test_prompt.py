@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.http.bodies import beside_the_loop
-from gateway.http.chat.route import ChatBody
+from gateway.http.chat import ChatBody
 from gateway.http.completions import CompletionBody, parse_inputs
 from gateway.system.refusal import Refusal
 from protocol.message import pack

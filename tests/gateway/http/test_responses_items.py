@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gateway.http.parameters import check_supported
-from gateway.http.responses.asked import places_after, possible_cuts
-from gateway.http.responses.bodies import ResponseBody, check_body, tools
-from gateway.http.responses.conversation import Said, converse
-from gateway.http.responses.items import (
+from gateway.http.responses_asked import places_after, possible_cuts
+from gateway.http.responses_bodies import ResponseBody, check_body, tools
+from gateway.http.responses_conversation import Said, converse
+from gateway.http.responses_items import (
     ItemBody,
     decode_items,
     encode_items,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
-from gateway.http.responses.bodies import ResponseBody, tools
-from gateway.http.responses.conversation import Said, converse
-from gateway.http.responses.items import ItemBody, picture_sources, sealed, without_superseded
-from gateway.http.responses.objects import shown_tools
-from gateway.http.responses.writer import WrittenInput, action_of, asked_for
+from gateway.http.responses_bodies import ResponseBody, tools
+from gateway.http.responses_conversation import Said, converse
+from gateway.http.responses_items import ItemBody, picture_sources, sealed, without_superseded
+from gateway.http.responses_objects import shown_tools
+from gateway.http.responses_writer import WrittenInput, action_of, asked_for
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 

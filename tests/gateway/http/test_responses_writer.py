@@ -13,10 +13,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from gateway.http.answer import DONE
-from gateway.http.responses.items import Meaning
-from gateway.http.responses.objects import ResponseObject
-from gateway.http.responses.route import ResponseFamily
-from gateway.http.responses.writer import ResponseForm, ResponseFormat
+from gateway.http.responses import ResponseFamily
+from gateway.http.responses_items import Meaning
+from gateway.http.responses_objects import ResponseObject
+from gateway.http.responses_writer import ResponseForm, ResponseFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request, Terms
 from gateway.system.refusal import Refusal

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.http.completions import CompletionBody
 from gateway.http.generation import constraint_of
-from gateway.http.responses.bodies import ResponseBody
+from gateway.http.responses_bodies import ResponseBody
 from gateway.system.refusal import Refusal
 from protocol.requests import Constraint
 

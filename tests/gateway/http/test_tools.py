@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.chat.route import ChatBody
+from gateway.http.chat import ChatBody
 from gateway.http.tools import tools_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Tools

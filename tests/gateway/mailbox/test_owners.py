@@ -18,10 +18,10 @@ from starlette.types import Receive, Scope, Send
 from gateway.access.caller import Caller
 from gateway.config.settings import Settings
 from gateway.http import kept
+from gateway.http import responses as responses
 from gateway.http.errors import on_refusal
 from gateway.http.record import Record
-from gateway.http.responses import route as responses
-from gateway.http.responses.route import ResponseFamily
+from gateway.http.responses import ResponseFamily
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.share import SHARE, ByteBudget, Share

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 
 from gateway.config.machine_rules import exposed
 from gateway.config.settings import GatewaySettings
-from gateway.http.connection.limits import network_of
+from gateway.http.connection_limits import network_of
 from gateway.http.origins import complaint
 from gateway.system.notation import is_loopback
 

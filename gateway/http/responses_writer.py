@@ -12,9 +12,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from gateway.http.answer import DONE
-from gateway.http.chat.writer import TokenLogprobBody, chat_logprobs, tokens_of
-from gateway.http.responses.items import Kind, Meaning, sealed
-from gateway.http.responses.objects import (
+from gateway.http.chat_writer import TokenLogprobBody, chat_logprobs, tokens_of
+from gateway.http.responses_items import Kind, Meaning, sealed
+from gateway.http.responses_objects import (
     AnyCallItem,
     CallItem,
     CompactionItem,
@@ -390,7 +390,7 @@ class ResponseFormat:
             response.completed_at = int(time.time())
 
     def _id(self, kind: Literal["message", "reasoning", "compaction"] | Kind) -> str:
-        """By which the item can be found again: see `gateway.http.responses.references`."""
+        """By which the item can be found again: see `resolved` in `responses_asked`."""
         count = len(self._response.output) + (self._open is not None)
         return f"{_PREFIXES[kind]}_{self._suffix}{count:02x}"
 

@@ -22,7 +22,7 @@ from gateway.http.generation import (
     check_number,
     generate_message,
 )
-from gateway.http.messages.bodies import (
+from gateway.http.messages_bodies import (
     AnthropicConversation,
     chat_messages,
     named,
@@ -30,7 +30,7 @@ from gateway.http.messages.bodies import (
     references,
     unread,
 )
-from gateway.http.messages.writer import AnthropicMessage, Count, MessageFormat
+from gateway.http.messages_writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.tools import (

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from gateway.config.model import Model
 from gateway.http.bodies import BodyPart, read_json
-from gateway.http.chat.writer import ChatChunk, ChatCompletion
+from gateway.http.chat_writer import ChatChunk, ChatCompletion
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,

@@ -10,15 +10,15 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.http.bodies import ABSENT, given
-from gateway.http.chat.writer import TokenLogprobBody
-from gateway.http.responses.bodies import (
+from gateway.http.chat_writer import TokenLogprobBody
+from gateway.http.responses_bodies import (
     ReasoningConfig,
     ResponseBody,
     ResponseToolChoice,
     TextConfig,
     TextFormat,
 )
-from gateway.http.responses.items import Tool, runs_here
+from gateway.http.responses_items import Tool, runs_here
 from gateway.mailbox.entry import Status
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage

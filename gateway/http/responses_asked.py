@@ -27,9 +27,9 @@ from gateway.http.kept import mailbox_of
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported
 from gateway.http.record import unique
-from gateway.http.responses.bodies import ResponseBody, tools
-from gateway.http.responses.conversation import converse
-from gateway.http.responses.items import (
+from gateway.http.responses_bodies import ResponseBody, tools
+from gateway.http.responses_conversation import converse
+from gateway.http.responses_items import (
     BRINGS_TOOLS,
     ItemBody,
     Meaning,
@@ -41,7 +41,7 @@ from gateway.http.responses.items import (
     told,
     without_superseded,
 )
-from gateway.http.responses.objects import hexadecimal, new_id
+from gateway.http.responses_objects import hexadecimal, new_id
 from gateway.mailbox.entry import StoredAnswer
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.request import Request, Terms

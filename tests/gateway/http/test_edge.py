@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from gateway.http.connection.limits import (
+from gateway.http.connection_limits import (
     BODY_BYTES_PER_S,
     BODY_S,
     HEAD_S,

@@ -27,16 +27,8 @@ from gateway.http.generation import (
     Verbosity,
 )
 from gateway.http.parameters import refusing
-from gateway.http.responses.conversation import Said
-from gateway.http.responses.items import (
-    ItemBody,
-    Kind,
-    Meaning,
-    Tool,
-    runs_here,
-    told,
-    told_name,
-)
+from gateway.http.responses_conversation import Said
+from gateway.http.responses_items import ItemBody, Kind, Meaning, Tool, runs_here, told, told_name
 from gateway.http.tools import (
     AllowedTool,
     AllowedTools,

@@ -22,7 +22,7 @@ from gateway.config.model import Model
 from gateway.config.model_folders import find_folder
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_json
-from gateway.http.ollama.bodies import call_of, tagged
+from gateway.http.ollama_bodies import call_of, tagged
 from gateway.http.openapi import NAMES_MODEL, Described, Operation
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet

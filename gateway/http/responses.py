@@ -28,7 +28,7 @@ from gateway.http.errors import invalid
 from gateway.http.kept import Followed, accept, mailbox_of, name_of, new_entry, not_found
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.responses.asked import (
+from gateway.http.responses_asked import (
     Asked,
     build,
     counting,
@@ -37,16 +37,16 @@ from gateway.http.responses.asked import (
     places_after,
     possible_cuts,
 )
-from gateway.http.responses.bodies import ResponseBody, check_body
-from gateway.http.responses.items import ItemBody, decode_items, encode_items
-from gateway.http.responses.objects import (
+from gateway.http.responses_bodies import ResponseBody, check_body
+from gateway.http.responses_items import ItemBody, decode_items, encode_items
+from gateway.http.responses_objects import (
     ResponseErrorBody,
     ResponseObject,
     ResponseUsage,
     decode,
     skeleton,
 )
-from gateway.http.responses.writer import ResponseForm, ResponseFormat, lifecycle_event
+from gateway.http.responses_writer import ResponseForm, ResponseFormat, lifecycle_event
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Status, StoredAnswer
 from gateway.mailbox.jobs import LOWEST_PRIORITY, split
 from gateway.mailbox.mailbox import Mailbox

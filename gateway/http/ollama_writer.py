@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.http.chat.writer import TokenLogprobBody, chat_logprobs, tokens_of
+from gateway.http.chat_writer import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.http.tools import arguments_object
 from gateway.requests.choices import Choice
 from gateway.requests.request import Piece, Request

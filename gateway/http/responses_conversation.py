@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.http.pictures import UNSEEN
-from gateway.http.responses.items import (
+from gateway.http.responses_items import (
     ContentBody,
     ItemBody,
     Told,

@@ -14,8 +14,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
-from gateway.http.connection.connection import Connection
-from gateway.http.connection.limits import ClientTimeouts, ConnectionLimiter, Doing, Place
+from gateway.http.connection import Connection
+from gateway.http.connection_limits import ClientTimeouts, ConnectionLimiter, Doing, Place
 from gateway.system.tasks import Tasks
 
 

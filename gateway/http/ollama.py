@@ -20,7 +20,7 @@ from gateway.http.completions import Input, parse_inputs
 from gateway.http.errors import invalid
 from gateway.http.generation import GenerationBody, generate_message, thinks
 from gateway.http.model_call import ModelCall, keep_alive_s
-from gateway.http.ollama.bodies import (
+from gateway.http.ollama_bodies import (
     AnswerBody,
     GenerateBody,
     OllamaChatBody,
@@ -33,8 +33,8 @@ from gateway.http.ollama.bodies import (
     shown,
     template_arguments,
 )
-from gateway.http.ollama.models import model_routes
-from gateway.http.ollama.writer import (
+from gateway.http.ollama_models import model_routes
+from gateway.http.ollama_writer import (
     ChatAnswer,
     Content,
     Figures,

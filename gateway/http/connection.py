@@ -14,8 +14,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from gateway.http.connection.exchange import Exchange, Peer, plain_response
-from gateway.http.connection.limits import (
+from gateway.http.connection_limits import (
     BODY_BYTES_PER_S,
     BODY_S,
     HEAD_S,
@@ -24,6 +23,7 @@ from gateway.http.connection.limits import (
     Doing,
     Place,
 )
+from gateway.http.exchange import Exchange, Peer, plain_response
 from gateway.http.record import new_request_id, request_id
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal

@@ -1,1 +1,0 @@
-"""Where clients come in: connections, their bounds and their deadlines."""

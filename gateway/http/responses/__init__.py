@@ -1,1 +1,0 @@
-"""/v1/responses: OpenAI's Responses, their bodies, and how their answers are written."""
