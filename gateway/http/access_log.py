@@ -1,4 +1,4 @@
-"""Each request's id, its line in the log once it is over, and its place in the metrics."""
+"""Every request's id, its line in the log, its span, and its place in the metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WHOLE_S: Final = (
 
 
 class Ended(NamedTuple):
-    """A request by its route, its model's id ("": it has none) and what became of it."""
+    """A request that is over: its route, its model's id (empty: it named none) and its outcome."""
 
     route: str
     model_id: str
@@ -40,7 +40,9 @@ class Ended(NamedTuple):
 
 
 class HttpMeter:
-    """`whole_s` has the requests of each model that were answered in full."""
+    """Counts requests that are over. `whole_s` has, by model, the durations of those that were
+    answered in full, in seconds.
+    """
 
     def __init__(self) -> None:
         self.ended: Counter[Ended] = Counter()
@@ -52,21 +54,23 @@ class HttpMeter:
             self.whole_s[ended.model_id].observe(seconds)
 
 
-# Of all paths that there aren't: anybody can make up more of them.
+# The route of all unknown paths: clients can make up any number of them.
 NO_ROUTE: Final = "other"
 
 
 class RoutePaths:
-    """Knows a request by its endpoint, and one that was refused before it had one by its path."""
+    """Tells which route a request belongs to: by its endpoint, or by its path if it was refused
+    before it reached one.
+    """
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         self._routes = routes
         self._paths = dict(_paths(routes))
 
     def of(self, scope: Scope) -> str:
-        """To be called when the request is over."""
+        """The route's declared path. Call this when the request is over."""
         endpoint = scope["endpoint"] if "endpoint" in scope else _endpoint(self._routes, scope)
-        # What is mounted is none itself, and can't be looked up.
+        # A mounted application may not be hashable, and is no endpoint.
         known = isinstance(endpoint, Hashable) and endpoint in self._paths
         return self._paths[endpoint] if known else NO_ROUTE  # type: ignore[index]
 
@@ -74,7 +78,7 @@ class RoutePaths:
 def _paths(
     routes: Iterable[BaseRoute], prefix: str = ""
 ) -> Iterator[tuple[Callable[..., Any], str]]:
-    """Each endpoint, and its path as it was declared."""
+    """Each endpoint, with its path as it was declared."""
     for each in routes:
         if isinstance(each, Mount):
             yield from _paths(each.routes, prefix + each.path)
@@ -83,7 +87,9 @@ def _paths(
 
 
 def _endpoint(routes: Iterable[BaseRoute], scope: Scope) -> object:
-    """The one that it would have come to; with a method that no route has, one at its path."""
+    """The endpoint that the request would have reached. If no route at its path has its method, the
+    first route at the path.
+    """
     at_path = None
     for each in routes:
         match, child = each.matches(scope)
@@ -100,14 +106,14 @@ def _endpoint(routes: Iterable[BaseRoute], scope: Scope) -> object:
 logger = logging.getLogger(__name__)
 
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-# For what has not been sent yet when the gateway ends.
+# For the spans that have not been sent when the gateway ends.
 _FLUSH_S: Final = 3.0
 _NS: Final = 1_000_000_000
 
 
 class Life(NamedTuple):
-    """A request that is over. `ended_ns` is a Unix time, `ended_at` the same on the clock of the
-    timing, in seconds.
+    """A request that is over. `ended_ns` is a Unix time in nanoseconds, `ended_at` the same moment
+    on the clock of `timing`, in seconds.
     """
 
     name: str
@@ -121,7 +127,9 @@ class Life(NamedTuple):
 
 
 class Spans:
-    """Every call costs some ten microseconds; sending is done by a thread of OpenTelemetry's."""
+    """Sends a span for each request. A call takes some ten microseconds; a thread of OpenTelemetry
+    does the sending.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -132,7 +140,9 @@ class Spans:
         self._lane = Lane("spans")
 
     def tell(self, life: Life) -> None:
-        """A span of the whole, within its client's trace if it has sent one, and of each phase."""
+        """Record a span of the whole request and one of each phase. If the client has sent a trace,
+        they belong to it.
+        """
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         whole = self._tracer.start_span(
@@ -150,7 +160,7 @@ class Spans:
         whole.end(life.ended_ns)
 
     async def close(self) -> None:
-        """Send what is left, if somebody takes it."""
+        """Send the spans that are left, within a deadline."""
         try:
             await self._lane.run(self._provider.shutdown, _FLUSH_S, "the collector of spans")
         except OSError as error:
@@ -158,7 +168,7 @@ class Spans:
 
 
 def _phases(life: Life) -> Iterator[tuple[str, int, int]]:
-    """Names, begins and ends of what its answer waited for."""
+    """The name, begin and end (Unix times in nanoseconds) of each phase of the answer."""
     timing = life.timing
     if timing is None or timing.queue_s is None:
         return
@@ -172,7 +182,9 @@ def _phases(life: Life) -> Iterator[tuple[str, int, int]]:
 
 
 def spans(environment: Mapping[str, str]) -> Spans | None:
-    """None: nobody wants them, or the extra is missing, which is logged."""
+    """The sender of spans. None: the environment names no collector, or the extra is not installed,
+    which is logged.
+    """
     wanted = any(environment.get(name) for name in _ADDRESSES)
     if not wanted or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -226,7 +238,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            # The client has been told by `on_defect`, or can't be told any more.
+            # `on_defect` has answered the client, or the answer had begun and nothing can be added.
             self._faults.note(f"{scope['method']} {self._routes.of(scope)}", error, time.time())
             logger.exception("%s", _name(scope), extra=about(request=record.id))
             if record.status is None:
@@ -269,7 +281,9 @@ def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float
 
 
 def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
-    """Who only looks is seen at the level of debugging: probes and pages ask every second."""
+    """Log the request. Successful GET and HEAD are logged at DEBUG: probes and pages send one every
+    second.
+    """
     looks = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
     logger.log(
         logging.DEBUG if looks else logging.INFO,

@@ -98,14 +98,14 @@ _FIRST_READING_S: Final = 2.0
 
 
 class Reclaimed(Struct):
-    """Bytes of memory and disk that are free again."""
+    """Bytes of memory and disk that were freed."""
 
     reclaimed_bytes: int
 
 
 class UpgradeAnswer(Struct, frozen=True):
-    """`seconds` is how long it took until the next gateway served, and `still_s` for how much of
-    that workers held back what they had to say.
+    """`seconds` is the time until the next gateway served; for `still_s` of it the workers held
+    their messages back.
     """
 
     version: str
@@ -116,12 +116,15 @@ class UpgradeAnswer(Struct, frozen=True):
     still_s: float
 
 
-# Has another gateway take over. Raises: Refusal: this one goes on; the text says why.
+# Replaces this gateway with the installed version. Raises: Refusal: this gateway goes on; the
+# message says why.
 Upgrade: TypeAlias = Callable[[], Awaitable[UpgradeAnswer]]
 
 
 class OrderOptions(Struct, forbid_unknown_fields=True):
-    """`wait`: answer when it is done. `force` and `hold` as in the command line's verbs."""
+    """`wait`: answer when the order is carried out. `force` and `hold` mean the same as for the
+    commands.
+    """
 
     wait: bool = True
     force: bool = False
@@ -160,7 +163,7 @@ async def kill(request: HttpRequest) -> Response:
 
 
 async def clear_prompts(request: HttpRequest) -> Response:
-    """Of all models, or of one."""
+    """Clear the kept prompts of all models, or of one."""
     fleet: Fleet = request.app.state.fleet
     if "model_id" in request.path_params:
         compartment = _compartment(request)
@@ -177,7 +180,7 @@ async def clear_prompts(request: HttpRequest) -> Response:
 
 
 async def estimate(request: HttpRequest) -> Response:
-    """What a load would bring about now; nothing is loaded."""
+    """Tell how a load would end now. Nothing is loaded."""
     fleet: Fleet = request.app.state.fleet
     compartment = _compartment(request)
     configured_tokens = compartment.model.settings.context_tokens
@@ -189,7 +192,9 @@ async def estimate(request: HttpRequest) -> Response:
 
 
 async def reload(request: HttpRequest) -> Response:
-    """400 with every mistake, a line each, if there is one; then nothing has changed."""
+    """Read the configuration again. If it has mistakes, the answer is 400 with a line for each, and
+    nothing changes.
+    """
     reloader: Reloader = request.app.state.reloader
     try:
         return json_response(await reloader.reload())
@@ -201,8 +206,8 @@ async def reload(request: HttpRequest) -> Response:
 
 
 async def upgrade(request: HttpRequest) -> Response:
-    """Answers once the next gateway serves; if it doesn't come up, with the reason, and this one
-    goes on.
+    """Answer once the next gateway serves. If it doesn't start, the answer is the reason, and this
+    gateway goes on.
     """
     replace: Upgrade = request.app.state.upgrade
     return json_response(await replace())

@@ -1,4 +1,4 @@
-"""From the answers of requests to HTTP: as one JSON body or as a stream of events."""
+"""Writes the answers of requests as HTTP responses: one JSON body, or a stream of events."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from protocol.answers import Usage
 
 
 class Framing(Struct, frozen=True):
-    """What is sent while an answer waits, `waiting` before its first event and `pause` behind it,
-    changes nothing for who reads; `failure` is an error that ends a stream, on a path. `remark` is
-    what would have been a header, had it been known.
+    """How a kind of stream writes what is no answer. `waiting` is sent before the first event and
+    `pause` between events while nothing comes: neither changes what a client reads. `failure` makes
+    the event of an error that ends a stream, from the refusal and the path. `remark` makes an event
+    of a header that was not known when the headers were sent.
     """
 
     media_type: bytes
@@ -49,7 +50,7 @@ def _remark(name: bytes, text: bytes) -> bytes:
 
 
 def _remark_line(name: bytes, text: bytes) -> bytes:
-    """A field that clients pass over, in a line that adds nothing."""
+    """A line that adds no text, with the header as a field that clients ignore."""
     told = {name.decode(): text.decode()}
     return msgspec.json.encode({"response": "", "message": _NOTHING, "done": False} | told) + b"\n"
 
@@ -63,7 +64,7 @@ EVENTS: Final = Framing(
     failure=_error_event,
     remark=_remark,
 )
-# Anthropic's own sign of life. Its clients expect none before the message has begun.
+# Anthropic's own keep-alive event. Its clients expect none before the message has begun.
 MESSAGE_EVENTS: Final = Framing(
     b"text/event-stream; charset=utf-8",
     waiting=_COMMENT,
@@ -71,7 +72,8 @@ MESSAGE_EVENTS: Final = Framing(
     failure=_error_event,
     remark=_remark,
 )
-# Clients read an empty line as JSON, and fail; before a line's text spaces are nothing to JSON.
+# Clients fail on an empty line, since they read each line as JSON. Spaces before a line are
+# allowed.
 LINES: Final = Framing(
     b"application/x-ndjson",
     waiting=b" ",
@@ -82,7 +84,7 @@ LINES: Final = Framing(
 
 
 def framing_of(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
-    """That of a response with these headers; None: it is no stream."""
+    """The framing of a response with these headers. None: the response is no stream."""
     kind = dict(headers).get(b"content-type", b"").partition(b";")[0]
     known = {each.media_type.partition(b";")[0]: each for each in (EVENTS, LINES)}
     return known.get(kind)
@@ -93,7 +95,7 @@ _LONGEST_HEADER: Final = 1000
 COMMENT: Final = b": waiting\n\n"
 _UNCOLLECTED: Final = [
     (b"cache-control", b"no-cache"),
-    # nginx would collect the events otherwise.
+    # Without this nginx buffers the events.
     (b"x-accel-buffering", b"no"),
 ]
 STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNCOLLECTED]
@@ -103,14 +105,15 @@ def server_sent_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-# The last event of a stream. OpenAI's responses end without, but Open Responses demands it.
+# The last event of a stream. OpenAI's own responses have none, but Open Responses demands it.
 DONE: Final = server_sent_event(b"[DONE]")
 
 
 class Reply(Response):
-    """Reads submitted requests to their end and writes them; cancels them when the client leaves.
+    """Reads requests that are in the queue to their end and writes their answers; cancels them when
+    the client leaves.
 
-    Before the first byte every failure is a plain error response.
+    A failure before the first byte is a plain error response.
     """
 
     def __init__(self, compartment: Compartment, requests: Sequence[Request]) -> None:
@@ -124,7 +127,7 @@ class Reply(Response):
 
     @property
     def usage(self) -> Usage | None:
-        """What was computed so far; None: nothing was."""
+        """The tokens computed so far. None: none were computed."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,14 +155,14 @@ class Reply(Response):
 
 
 async def until_gone(receive: Receive) -> None:
-    """The client has closed its connection."""
+    """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class Answer(Reply):
-    """A stream that has waited for long begins with what says nothing, and a later failure is an
-    event. One request that fails ends all.
+    """The answers of one or more requests. A stream that has waited for long begins with a comment,
+    so a later failure is an event. If one request fails, all end.
     """
 
     def __init__(
@@ -221,7 +224,8 @@ class Answer(Reply):
             try:
                 writer.write(self._form.piece(0, piece))
             except Exception:
-                # The task meets it again, where it is logged and ends this stream and no other.
+                # The task gets the piece again and meets the same error, which is logged and ends
+                # this stream alone.
                 return False
             return True
 
@@ -238,7 +242,8 @@ class Answer(Reply):
                         said = self._unenforced()
                         await self._start_stream(send)
                     elif (late := self._unenforced()) and not said:
-                        # It waited for so long that its headers went before a worker knew.
+                        # The request waited for so long that its headers were sent before a worker
+                        # had said this.
                         said = late
                         events = framing.remark(*late[0]) + events
                     if not choices.unfinished:
@@ -256,7 +261,7 @@ class Answer(Reply):
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _unenforced(self) -> list[tuple[bytes, bytes]]:
-        """A header that says what of the request's schemas the answers needn't match."""
+        """The header that names what the answer needn't match of the request's schemas."""
         names = dict.fromkeys(name for each in self._requests for name in each.unenforced)
         if not names:
             return []
@@ -273,19 +278,19 @@ class Answer(Reply):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-# Nothing else in an event can be this.
+# A text that appears nowhere else in an event.
 _MARK: Final = secrets.token_hex(16)
 
 _encode = msgspec.json.Encoder().encode
 
 
 class TextEvent:
-    """Encodes the rest of them once. Most events of a stream are one text, and to build and encode
-    the object around it takes ten times as long as the text does.
+    """Makes events that differ only in a text. Most events of a stream do, and building and
+    encoding the object around the text takes ten times as long as encoding the text.
     """
 
     def __init__(self, event: Callable[[str], bytes]) -> None:
-        """`event` makes one of a text."""
+        """`event` makes the whole event of a text. It is called once."""
         self._before, self._after = event(_MARK).split(_encode(_MARK))
 
     def __call__(self, text: str) -> bytes:
@@ -293,7 +298,9 @@ class TextEvent:
 
 
 class CountFormat:
-    """Of a stream the object is the only line."""
+    """An answer that is one object made from the usage, with no pieces. In a stream it is the only
+    line.
+    """
 
     def __init__(self, written: Callable[[Usage], bytes]) -> None:
         self._written = written

@@ -56,11 +56,13 @@ ROUTES: Final = (
 
 
 class _HeadDoneError(Exception):
-    """Leaves an answer whose head is all that was asked for."""
+    """Ends the handling of a HEAD request once its head is sent."""
 
 
 class Heads:
-    """HEAD gets the head that GET would get. A stream, which may go on for ever, ends with it."""
+    """Answers HEAD with the head that GET would get. Streams, which may never end, are left after
+    their head.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,7 +84,7 @@ class Heads:
 
 
 class Parts(NamedTuple):
-    """What the routes work with."""
+    """The objects that routes work with."""
 
     fleet: Fleet
     reloader: Reloader

@@ -1,4 +1,6 @@
-"""Finds out who makes a request, refuses who may not, cuts off who may no longer, and counts."""
+"""API keys of HTTP requests: who makes a request, whether they may, and what counts against their
+limits.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,13 @@ def caller_of(request: HttpRequest) -> Caller:
 
 
 def seat_of(request: HttpRequest) -> Seat | None:
-    """What it has of the limits of its key; None: there are none for it."""
+    """The request's place within the limits of its key. None: the key has no limits."""
     seat: Seat | None = request.scope["state"].get(_SEAT)
     return seat
 
 
 def take_places(request: HttpRequest, answers: Sequence[Spending]) -> None:
-    """Count all of these against the limits of its key.
+    """Count all of these answers against the limits of the request's key.
 
     Raises:
         Refusal: they are too many at once.
@@ -68,7 +70,7 @@ class AuthMiddleware:
                 return
             scope["state"][_KEY] = ANYBODY
             if scope["method"] == "GET" and needed("GET", scope["path"]) is NeededKey.ADMIN:
-                # What is followed goes on for ever; all else has an end.
+                # Streams of events never end by themselves; all other requests do.
                 await self._serve(self._keys.anybody, False, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
@@ -93,7 +95,7 @@ class AuthMiddleware:
                 self._keys.account(caller.name, usage)
 
     def _identify(self, scope: Scope) -> Caller:
-        """Raises: Refusal: it has no key that is good for this."""
+        """Raises: Refusal: the request has no key, or one that may not do this."""
         need = needed(scope["method"], scope["path"])
         secret = shown_key(scope["headers"])
         held = None if secret is None else self._keys.find(secret)
@@ -114,7 +116,7 @@ class AuthMiddleware:
     async def _serve(
         self, session: KeySession, work: bool, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Within the limits of a key, and as long as it opens something."""
+        """Serve the request within the limits of its key, and until the key is revoked."""
         sending = _Sending(send, session)
         task = asyncio.current_task()
         assert task is not None
@@ -143,7 +145,7 @@ class AuthMiddleware:
 
 
 class _Sending:
-    """Says with each response how much of the limits is left, and ends one that is cut off."""
+    """Adds what is left of the key's limits to responses; ends those whose key is revoked."""
 
     def __init__(self, send: Send, session: KeySession) -> None:
         self._send = send
@@ -162,7 +164,9 @@ class _Sending:
         await self._send(message)
 
     async def end(self, scope: Scope, receive: Receive) -> None:
-        """Raises: Refusal: there is no way to say it any more, and the connection is to be cut."""
+        """Raises: Refusal: the response has begun and has no way to say this, so the connection
+        must be cut.
+        """
         assert self._session.closed is not None
         refusal = Refusal("invalid_api_key", self._session.closed)
         if not self._started:

@@ -1,4 +1,4 @@
-"""Request bodies: read within a bound, and checked against a type."""
+"""Reads the body and the query of a request, within bounds and checked against a type."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from gateway.requests.share import Share, share_of
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
 
-# The parts of a path as msgspec writes it: a field, or an item.
+# A step of a path in an error of msgspec: a field, or an item of a list.
 _STEP: Final = re.compile(r"(?P<field>[^.\[\]]+)|\[[^\]]*\]")
 _MOST: Final = 30
 
 
 def allowed_values(kind: Any, path: str) -> str:
-    """A list for a sentence; empty if there is none. `path` is of a field with few values."""
+    """The values that a field may have, as a list for an error message. Empty: the field has no
+    such list. `path` is the path of the field within `kind`.
+    """
     found = [inspect.type_info(kind)]
     steps = list(_STEP.finditer(path))
     for place, step in enumerate(steps):
@@ -73,34 +75,36 @@ def _listed(values: list[Any]) -> str:
 
 MAX_BODY_BYTES: Final = 32 << 20
 
-# Within a map msgspec doesn't say where.
+# For a value in a map msgspec does not name the key.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
-# Behind each error, from what decodes a part by itself to the whole.
+# msgspec writes this before the path of an error. Parts that are decoded by themselves add their
+# own.
 AT: Final = " - at `$"
-# What msgspec says of a value that is none of those that may be.
+# The beginnings of msgspec's errors about a value that is not one of the allowed values.
 _CHOICES: Final = ("Invalid enum value", "Invalid value")
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 
-# Of a whole number in a query.
+# The digits of a whole number in a query.
 MOST_DIGITS: Final = 9
 
-# Decoded within a few milliseconds.
+# Larger bodies take more than a few milliseconds to decode.
 _LARGE_BYTES: Final = 256 << 10
-# One at a time: what waits is within the bound on all bodies, which takes seconds to decode.
+# One at a time. The bound on all bodies also bounds those that wait: decoding them all takes
+# seconds.
 _decoder: Final = Lane("decoder")
 _DECODED_S: Final = 60.0
 _RETRY_AFTER_S: Final = 10
 
-# msgspec has the interpreter to itself while it decodes or skips one field, and lists and objects
-# take it longest: ten million of them seconds. A prompt as long as models take has fewer than this,
-# be it nothing but code.
+# While msgspec decodes or skips one field no other thread runs Python. Lists and objects take
+# longest: ten million take seconds. The longest prompt that a model takes has fewer than this, even
+# if it is all code.
 _MOST_BRACKETS: Final = 1 << 20
-# What each makes, beside what stands in it: a list of Python's with nothing in it has 56 bytes.
+# Memory for each list or object, without its items: an empty list of Python takes 56 bytes.
 _BRACKET_BYTES: Final = 64
-# Counted in so many bytes at a time, between which others have their turn.
+# Brackets are counted in blocks of this size; between two blocks other threads may run.
 _COUNTED_BYTES: Final = 1 << 20
 
-# Escapes, and surrogates written as they are; of the first, those that are no half of a pair.
+# Matches escapes and raw surrogates. The group `half` is a surrogate without its other half.
 _SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\xed[\xa0-\xbf][\x80-\xbf])"
@@ -108,9 +112,9 @@ _SURROGATE: Final = re.compile(
     re.DOTALL,
 )
 
-# msgspec knows raw JSON alone, not as one of several types.
+# msgspec allows Raw as the only type of a field, not in a union, so this stands for null.
 NOT_GIVEN: Final = Raw(b"null")
-# The default of such a field: its schema can't be written with the value itself.
+# The default of such a field. A plain Raw default can't be written into a JSON schema.
 ABSENT: Final[Any] = msgspec.field(default_factory=itertools.repeat(NOT_GIVEN).__next__)
 
 T = TypeVar("T")
@@ -118,10 +122,10 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class BodyPart(Struct):
-    """A part of a body that may have a million of them.
+    """A part of a body that may have a million such parts.
 
-    msgspec decodes in one long call, and only between steps of Python can the event loop's thread
-    have its turn: so there is one for each part.
+    msgspec decodes a body in one call, during which no other thread runs Python. This empty method
+    lets the event loop's thread run between two parts.
     """
 
     def __post_init__(self) -> None:
@@ -129,13 +133,13 @@ class BodyPart(Struct):
 
 
 def json_response(body: Any, status_code: int = 200) -> Response:
-    """`body` is what msgspec encodes."""
+    """`body` is anything that msgspec encodes."""
     encoded = msgspec.json.encode(body)
     return Response(encoded, status_code=status_code, media_type="application/json")
 
 
 def event_stream(events: AsyncIterator[bytes]) -> Response:
-    """A stream of server-sent events, which no proxy collects."""
+    """A stream of server-sent events that proxies do not buffer."""
     return StreamingResponse(
         events,
         media_type="text/event-stream",
@@ -144,15 +148,15 @@ def event_stream(events: AsyncIterator[bytes]) -> Response:
 
 
 def given(raw: Raw) -> bool:
-    """Whether there is more than null."""
+    """Whether the field has a value other than null."""
     return bytes(raw).strip() != b"null"
 
 
 async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = False) -> T:
-    """The body as `kind`; with `optional` an empty body is `kind`'s defaults.
+    """Read the body as `kind`. With `optional` an empty body has the defaults of `kind`.
 
     Raises:
-        Refusal: too large, not JSON, or not of that type; `param` names the field.
+        Refusal: the body is too large, not JSON, or not of that type; `param` names the field.
     """
     body = await _read(request)
     request.state.body_bytes = len(body)
@@ -163,10 +167,10 @@ async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = Fal
 async def beside_the_loop(
     size_bytes: int, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
 ) -> T:
-    """Call it, in a thread of its own if it has much to do.
+    """Call the function, in a thread if `size_bytes` says that it takes long.
 
     Raises:
-        Refusal: there is no thread for it, or too much before it.
+        Refusal: no thread is free in time.
     """
     if size_bytes < _LARGE_BYTES:
         return function(*arguments)
@@ -180,7 +184,9 @@ async def beside_the_loop(
 
 
 def take_decoded(share: Share, text: bytes | bytearray) -> None:
-    """Count what a JSON text becomes when it is decoded. Raises: Refusal: there is no room."""
+    """Count the memory that a JSON text takes once it is decoded. Raises: Refusal: there is no
+    room.
+    """
     share.take(_count_brackets(text) * _BRACKET_BYTES)
 
 
@@ -193,7 +199,7 @@ def _count_brackets(text: bytes | bytearray) -> int:
 
 
 def _check_brackets(body: bytearray) -> None:
-    """Raises: Refusal: there are too many of them to be decoded beside others."""
+    """Raises: Refusal: decoding so many lists and objects would block other requests."""
     brackets = _count_brackets(body)
     if brackets > _MOST_BRACKETS:
         raise Refusal(
@@ -230,7 +236,9 @@ def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
 
 
 def _misencoded_at(body: bytearray) -> int | None:
-    """Where it stops being UTF-8. msgspec skips what it doesn't decode yet, or never, unseen."""
+    """The offset of the first byte that is not UTF-8. msgspec does not check the fields that it
+    skips or decodes later.
+    """
     if body.isascii():
         return None
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -245,13 +253,15 @@ def _misencoded_at(body: bytearray) -> int | None:
 
 
 def _no_json(body: bytearray, reason: str) -> Refusal:
-    # What decoders say of half a character depends on what follows it.
+    # The error that a decoder gives for half a character depends on the bytes that follow.
     reason = _lone_surrogate(body) or reason
     return Refusal("invalid_request_error", f"The body is not valid JSON: {reason}.")
 
 
 def _lone_surrogate(body: bytearray) -> str | None:
-    """A text that was cut in the middle of a character, as by its UTF-16 length."""
+    """An error message for a text that was cut in the middle of a character, as happens when
+    clients cut by UTF-16 length.
+    """
     for each in _SURROGATE.finditer(body):
         if each["half"]:
             return (
@@ -263,7 +273,7 @@ def _lone_surrogate(body: bytearray) -> str | None:
 
 async def _read(request: HttpRequest) -> bytearray:
     declared = request.headers.get("content-length", "")
-    # Before any of it is asked for: who sends `Expect: 100-continue` sends none.
+    # Refuse before reading: a client that sends `Expect: 100-continue` then sends no body.
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
     body = bytearray()
@@ -288,7 +298,7 @@ def read_count(request: HttpRequest, name: str, default: int) -> int:
     """A whole number of the query string.
 
     Raises:
-        Refusal: it is something else.
+        Refusal: the value is no such number.
     """
     text = request.query_params.get(name)
     if text is None:
@@ -306,10 +316,10 @@ _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 def read_limit(request: HttpRequest) -> int:
-    """How many to list.
+    """The `limit` of the query string: how many items to list.
 
     Raises:
-        Refusal: it is no number from 1 to 100.
+        Refusal: the value is no number from 1 to 100.
     """
     count = read_count(request, "limit", _LISTED)
     if not 1 <= count <= _MOST_LISTED:
@@ -326,10 +336,10 @@ def reads_newest_first(request: HttpRequest, *, default: bool) -> bool:
 
 
 def read_flag(request: HttpRequest, name: str) -> bool:
-    """Absent is false.
+    """A flag of the query string; false if it is absent.
 
     Raises:
-        Refusal: it is neither true nor false.
+        Refusal: the value is neither true nor false.
     """
     text = request.query_params.get(name, "false")
     if (flag := _FLAGS.get(text.lower())) is None:

@@ -39,15 +39,15 @@ _PICTURES: Final = ("image_url", "input_image")
 
 
 class ImageUrl(BodyPart):
-    """Its detail is for OpenAI's models."""
+    """OpenAI's `detail` is ignored."""
 
     url: str
 
 
 @refusing("part")
 class ContentPart(BodyPart):
-    """Pictures are of type image_url; of type input_image, as in OpenAI's Responses, the address
-    stands alone.
+    """A picture has the type image_url, or input_image as in OpenAI's Responses, where `image_url`
+    is the address itself.
     """
 
     type: str
@@ -57,7 +57,7 @@ class ContentPart(BodyPart):
 
     @property
     def picture(self) -> str | None:
-        """The address of one."""
+        """The address of a picture. None: this is no picture."""
         if self.type not in _PICTURES:
             return None
         return self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url
@@ -87,16 +87,17 @@ class ChatMessageBody(BodyPart):
 
 
 def left_out(bodies: list[ChatMessageBody]) -> set[str]:
-    """What a model that can't look at pictures isn't given."""
+    """The kinds of parts that a model without vision isn't given."""
     parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
     return {"image"} if any(each.type in _PICTURES for each in parts) else set()
 
 
 def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> list[Source]:
-    """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
+    """The pictures of all messages, in order. Without `looks` (the model has no vision) only those
+    of the newest user message.
 
     Raises:
-        Refusal: one is where none can be.
+        Refusal: a picture has no address, or is not in a message of a user.
     """
     found = []
     new = newest([each.role for each in bodies])
@@ -117,10 +118,11 @@ def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> lis
 def chat_messages(
     bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, looks: bool = True
 ) -> tuple[ChatMessage, ...]:
-    """`pictures` are those of `picture_sources`. A model that doesn't look at any is told of them.
+    """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
+    `looks` a note in the text stands for each picture.
 
     Raises:
-        Refusal: one of them can't be understood.
+        Refusal: a message or a part has fields that its role or type can't have.
     """
     left = iter(pictures) if looks else None
     return tuple(_message(index, each, left) for index, each in enumerate(bodies))
@@ -141,7 +143,7 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
         )
     content, shown = _content(path, body, pictures)
     return ChatMessage(
-        # Templates know the role by its older name.
+        # Chat templates have the older name of this role.
         "system" if body.role == "developer" else body.role,
         content,
         reasoning=body.reasoning_content or body.reasoning or None,
@@ -162,7 +164,9 @@ def _arguments(body: ChatCalledFunction) -> str:
 def _content(
     path: str, body: ChatMessageBody, pictures: Iterator[bytes] | None
 ) -> tuple[str, tuple[Picture, ...]]:
-    """Texts, and the pictures between them; a refusal is what the assistant said instead of one."""
+    """The text of a message, and its pictures with their places in the text. A refusal of the
+    assistant is its text.
+    """
     if not isinstance(body.content, list):
         return body.content or body.refusal or "", ()
     texts: list[str] = []

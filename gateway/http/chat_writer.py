@@ -1,4 +1,4 @@
-"""OpenAI's chat completion objects."""
+"""Writes OpenAI's chat completion objects, and the log probabilities of all APIs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from protocol.requests import Generate
 
 
 class TopLogprobBody(Struct):
-    """`bytes` is there since a token may be a part of a character."""
+    """`bytes` are the bytes of the token, which may be a part of a character."""
 
     token: str
     logprob: float
@@ -48,7 +48,7 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """`text_offset` counts characters from the beginning of the choice's text."""
+    """`text_offset` counts characters from the beginning of the text of the choice."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -57,7 +57,7 @@ class CompletionLogprobs(Struct):
 
 
 def tokens_of(parts: Sequence[AnswerPart]) -> tuple[TokenLogprob, ...]:
-    """Of all parts, in order."""
+    """The tokens of all parts with log probabilities, in order."""
     return tuple(each for part in parts if isinstance(part, Logprobs) for each in part.tokens)
 
 
@@ -78,7 +78,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
 def completion_logprobs(
     tokens: Sequence[TokenLogprob | PromptToken], offset: int
 ) -> CompletionLogprobs:
-    """`offset`: of the first of them."""
+    """`offset` is the text offset of the first token, in characters."""
     texts = [_text(each.text) for each in tokens]
     offsets = []
     for text in texts:
@@ -93,7 +93,7 @@ def completion_logprobs(
 
 
 def _text(token: bytes) -> str:
-    """As OpenAI writes what is no text of its own."""
+    """The text of a token. Bytes that are no UTF-8 are written as OpenAI writes them."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -101,13 +101,13 @@ def _text(token: bytes) -> str:
 
 
 class PromptTokensDetails(Struct):
-    """`cached_tokens` of the prompt were not computed anew."""
+    """`cached_tokens` of the prompt were in the prompt cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct):
-    """`reasoning_tokens` of the answer were reasoning and its tags."""
+    """`reasoning_tokens` of the answer are reasoning and its tags."""
 
     reasoning_tokens: int
 
@@ -149,7 +149,9 @@ class CallDelta(Struct, omit_defaults=True):
 
 
 class ChatAnswerMessage(Struct, omit_defaults=True):
-    """`reasoning_content` is DeepSeek's name and `reasoning` OpenRouter's; clients know either."""
+    """The reasoning stands twice: `reasoning_content` is DeepSeek's name, `reasoning` OpenRouter's,
+    and clients read one of them.
+    """
 
     role: str
     content: str | None
@@ -202,7 +204,7 @@ class ChatChunk(Struct):
 
 
 class ChatFormat:
-    """One answer to `request`, or several."""
+    """Writes one or more answers to the prompt of `request`."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class ChatFormat:
         include_reasoning: bool,
         created: int | None = None,
     ) -> None:
-        """`created` is a Unix time, if not the present one."""
+        """`created` is a Unix time; the present one if it is None."""
         self._id = f"chatcmpl-{request.id}"
         self._model_id = model_id
         self._request = request
@@ -222,7 +224,8 @@ class ChatFormat:
         self._created = int(time.time()) if created is None else created
         self._include_usage = include_usage
         self._include_reasoning = include_reasoning
-        # A request's id may be its client's, and the calls of a conversation must not meet.
+        # Clients may send the same request id twice, and the ids of calls in a conversation must
+        # differ.
         self._call_id = f"call_{secrets.token_hex(10)}"
         self._texts: dict[tuple[int, str | None], TextEvent] = {}
 
@@ -235,7 +238,7 @@ class ChatFormat:
         deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]
         choices = [ChatChunkChoice(index, each) for each in deltas]
         if tokens := tokens_of(piece.parts):
-            # Their text may come later, or have come before.
+            # The text of these tokens may be in an earlier or a later piece.
             choices = choices or [ChatChunkChoice(index, ChatChunkDelta(content=""))]
             choices[0].logprobs = chat_logprobs(tokens)
         if piece.finish_reason is not None:
@@ -288,7 +291,7 @@ class ChatFormat:
                     calls.setdefault(number, call).function.arguments += arguments
         message = ChatAnswerMessage(
             "assistant",
-            # OpenAI has null beside calls.
+            # OpenAI writes null for an empty text beside calls.
             text if text or not calls else None,
             None,
             reasoning or UNSET,

@@ -62,7 +62,7 @@ _TOKENS: Final = {
     "minItems": 1,
     "items": {"type": "integer", "minimum": 0, "maximum": LARGEST_TOKEN_ID},
 }
-# A field of a body, with what it may be, for the schema.
+# A field of a body, with its possible values for the JSON schema.
 Inputs = Annotated[
     Raw,
     Meta(
@@ -79,10 +79,11 @@ Inputs = Annotated[
 
 
 def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
-    """A text, a list of token ids, or a list of at most so many of either. `param` is the field.
+    """A text, a list of token ids, or a list of at most `most` texts or lists of token ids. `param`
+    names the field.
 
     Raises:
-        Refusal: it is something else, or too much.
+        Refusal: the value is none of these, or is too long.
     """
     text = bytes(raw).strip()
     inner = text[1:].lstrip() if text.startswith(b"[") else b""
@@ -101,7 +102,7 @@ def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
             _check_tokens(text, param)
             return [_tokens(msgspec.json.decode(text, type=list[int]), param)]
     except msgspec.DecodeError:
-        # What can't be one of these is named below.
+        # Falls through to the refusal below.
         pass
     raise invalid(
         f"{param}: send a text, a list of token ids, or a list of several of either; not an empty "
@@ -111,7 +112,7 @@ def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
 
 
 def count_strings(text: bytes, most: int) -> int:
-    """How many strings a JSON text has, or one more than `most`."""
+    """The number of strings in a JSON text; counting stops at `most` + 1."""
     return sum(1 for _ in islice(_STRING.finditer(text), most + 1))
 
 
@@ -139,7 +140,7 @@ def _tokens(token_ids: list[int], param: str) -> TokenPrompt:
     return TokenPrompt(pack(token_ids))
 
 
-# OpenAI's default for this path, which clients of completions know and rely on.
+# OpenAI's default for this path, which its clients rely on.
 _DEFAULT_MAX_TOKENS: Final = 16
 
 
@@ -148,7 +149,7 @@ class CompletionBody(StructuredBody, kw_only=True):
     prompt: Inputs
     # mlx_lm.server's clients send true or false.
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
-    # 0: nothing but the prompt, with its scores.
+    # 0: the prompt alone, with its log probabilities.
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
@@ -175,7 +176,7 @@ class CompletionChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """A whole answer, or one event of a streamed one."""
+    """A whole answer, or one event of a stream."""
 
     id: str
     object: str
@@ -213,7 +214,7 @@ def _check_best_of(body: CompletionBody) -> None:
 def _generates(body: CompletionBody) -> list[Generate]:
     constraint = constraint_of(body)
     echo = bool(body.echo)
-    # By their log probabilities the best are known.
+    # `best_of` ranks the answers by their log probabilities.
     logprobs = (
         (0 if body.logprobs is True else body.logprobs or 0)
         if body.wants_logprobs or body.best_of
@@ -245,7 +246,7 @@ def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:
 
 
 class CompletionFormat:
-    """OpenAI's completion objects."""
+    """Writes OpenAI's completion objects."""
 
     def __init__(self, model_id: str, request: Request, body: CompletionBody) -> None:
         self._id = f"cmpl-{request.id}"
@@ -257,7 +258,7 @@ class CompletionFormat:
         self._answers = body.answers
         self._wanted = body.n or 1
         self._texts: dict[tuple[int, str | None], TextEvent] = {}
-        # Of each choice: characters whose tokens have been written, and tokens of its prompt.
+        # By choice: the characters whose tokens are written, and the prompt tokens that are.
         self._offsets: Counter[int] = Counter()
         self._prompt_tokens: Counter[int] = Counter()
 
@@ -289,7 +290,7 @@ class CompletionFormat:
         )
 
     def _best(self, choices: Sequence[Choice]) -> Sequence[Choice]:
-        """Those with the highest log probability per token."""
+        """The choices with the highest mean log probability per token."""
         if self._wanted == len(choices):
             return choices
         return sorted(choices, key=_mean_logprob, reverse=True)[: self._wanted]
@@ -309,7 +310,9 @@ class CompletionFormat:
         return CompletionChoice(index, text, logprobs, finish_reason)
 
     def _prompt(self, index: int, parts: Sequence[AnswerPart]) -> list[PromptToken]:
-        """What is new of the prompt: a worker that takes over begins anew with it."""
+        """The prompt tokens that were not written yet: a worker that takes over sends them from the
+        beginning.
+        """
         found: list[PromptToken] = []
         for part in parts:
             if isinstance(part, PromptLogprobs):

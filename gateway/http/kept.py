@@ -1,4 +1,6 @@
-"""What routes need to keep answers in the mailbox, and to give them out again."""
+"""Answers that the mailbox keeps: how routes hand them to it, how clients follow them, and the kept
+chats.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,21 @@ def mailbox_of(request: HttpRequest) -> Mailbox:
 
 
 def owner_of(request: HttpRequest) -> str:
-    """To whom its answers belong; everybody is the same one while there are no keys."""
+    """The owner of the answers of this client. Without API keys all clients are the same owner."""
     return caller_of(request).owner
 
 
 def name_of(request: HttpRequest) -> Name:
-    """The answer that the path names, if it is the client's own."""
+    """The name of the answer in the path, among the client's own."""
     return owner_of(request), request.path_params["id"]
 
 
 def _work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool) -> Work:
-    """What it takes to make these requests again, which are answers to the same."""
+    """What the mailbox needs to make these requests again. They are answers to the same prompt."""
     first = requests[0]
     task = first.task
     assert isinstance(task, Generate)
-    # Whoever fetches the answer has no headers that could say what was left out.
+    # A client that fetches the answer later gets no headers that name what was left out.
     constraint, tools = task.constraint, task.tools
     task = msgspec.structs.replace(
         task,
@@ -95,12 +97,14 @@ async def accept(
     cut_is_incomplete: bool = False,
 ) -> AnswerJob:
     """Have the mailbox make the answers to these requests, within X-Deadline-S or else
-    mailbox.deadline_s. `form` is what the API's family makes their writer from, `body` is given out
-    until they are there; with `streams` a client follows the events from now on.
+    mailbox.deadline_s.
+
+    `form` is what the API's family makes the writer from. `body` is what clients get until the
+    answer is complete. With `streams` a client follows the events from now on.
 
     Raises:
-        Refusal: the header can't be read, the mailbox's queue is full, it can't be written down, or
-            its name is taken.
+        Refusal: the header can't be read, the mailbox's queue is full, the answer can't be written
+            to the mailbox's file, or its name is taken.
     """
     work = _work_of(requests, form, cut_is_incomplete=cut_is_incomplete)
     wait_s = deadline_s(call.http, call.fleet.settings.mailbox.deadline_s)
@@ -119,7 +123,9 @@ def not_found(what: str, answer_id: str) -> Refusal:
 
 
 class Followed(Response):
-    """What becomes of a job goes on without its client. A stream begins behind `after` events."""
+    """The answer of a job of the mailbox, which goes on without its client. A stream begins behind
+    the first `after` events.
+    """
 
     def __init__(
         self,
@@ -206,7 +212,7 @@ class Followed(Response):
         if job.refusal is not None:
             note_outcome(scope, job.refusal.code)
         if job.refusal is not None and job.outcome is None:
-            # Of the answer there will be more, but not on this connection.
+            # The answer goes on, but not on this connection.
             last = b"event: error\n" + server_sent_event(envelope(job.refusal, scope["path"]))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -221,7 +227,7 @@ _MESSAGES = "/messages"
 
 
 class ChatForm(Struct):
-    """What a writer is made from, also after a crash."""
+    """What the writer of a kept chat is made from, also after the gateway has ended."""
 
     model_id: str
     created: int
@@ -230,7 +236,7 @@ class ChatForm(Struct):
 
 
 class PendingBody(Struct):
-    """A chat completion that isn't there yet."""
+    """A chat completion that is not complete yet."""
 
     id: str
     created: int
@@ -258,7 +264,7 @@ class ChatFamily:
         return AnswerOutcome("failed", refusal.status, envelope(refusal, _PATH))
 
     def cancellation(self, body: bytes) -> AnswerOutcome:
-        # Only who deletes it cancels it.
+        # A chat is cancelled only by deleting it.
         return self.failure(body, Refusal("not_found", "The answer was deleted."))
 
     def first_events(self, body: bytes, number: int) -> bytes:
@@ -271,13 +277,13 @@ class ChatFamily:
 async def keep(
     call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
 ) -> Followed:
-    """The answer, which is made and kept whether or not its client stays.
+    """Have the answer made and kept, whether or not its client stays.
 
     Raises:
-        Refusal: it can't be written down, or its id is taken.
+        Refusal: it can't be written to the mailbox's file, or its id is taken.
     """
     entry = new_entry(call, f"chatcmpl-{requests[0].id}", "chat")
-    # It doesn't wait in the mailbox, but with everybody else.
+    # It waits in the model's queue like any other request, not in the mailbox's.
     entry.status, entry.attempts = "in_progress", 1
     body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
     job = await accept(call, entry, requests, msgspec.json.encode(form), body, streams=stream)
@@ -285,7 +291,7 @@ async def keep(
 
 
 async def retrieve(request: HttpRequest) -> Response:
-    """A whole chat completion, or how it failed; 202 until it is there."""
+    """A kept chat completion, or the error that it ended with; 202 until it is complete."""
     name = name_of(request)
     found = await mailbox_of(request).find(name, share_of(request.scope))
     if found is None or found.entry.api != "chat":
@@ -294,7 +300,7 @@ async def retrieve(request: HttpRequest) -> Response:
     if found.entry.pending:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     elif found.http_status != 200:
-        # It is what came of it, however often it is fetched.
+        # Fetching it again doesn't change the outcome.
         headers["x-should-retry"] = "false"
     body = _with_status(found.entry, found.body)
     return Response(
@@ -303,7 +309,7 @@ async def retrieve(request: HttpRequest) -> Response:
 
 
 async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
-    """For who asks what a chat answered, at a path that could be an id as well."""
+    """The refusal for a client that asks for a chat's messages, which could also be an id."""
     owner, asked = name
     kept_id = asked.removesuffix(_MESSAGES)
     if kept_id == asked:
@@ -320,7 +326,7 @@ async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
 
 
 async def list_kept(request: HttpRequest) -> Response:
-    """The client's own, oldest first: as they are, or with an `error`."""
+    """The client's own kept chats; those that failed have an `error`."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=False)
     mailbox, owner = mailbox_of(request), owner_of(request)
@@ -342,7 +348,7 @@ async def list_kept(request: HttpRequest) -> Response:
 
 
 async def delete(request: HttpRequest) -> Response:
-    """Whether it is there already or on its way."""
+    """Delete a chat, whether it is complete or not."""
     name = name_of(request)
     mailbox = mailbox_of(request)
     found = await mailbox.find(name, share_of(request.scope))
@@ -368,7 +374,7 @@ def _listed(entry: MailboxEntry, body: bytes) -> bytes:
 
 
 _LIST: Final = Operation(summary="Chats that are kept", tag="OpenAI", answer=dict)
-# What came of one is told with the status that it would have had.
+# The answer has the status that the chat itself would have had.
 _RETRIEVE: Final = Operation(
     summary="A chat that is kept", tag="OpenAI", answer=dict, refusals=(*GENERATES, "not_found")
 )

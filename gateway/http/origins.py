@@ -18,7 +18,7 @@ from gateway.system.notation import is_loopback
 from gateway.system.refusal import Refusal
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
-# Ports tell origins apart and sites not, so any other server of this machine is of the same site.
+# Ports separate origins but not sites, so every other server of this machine is the same site.
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
 
@@ -32,12 +32,14 @@ def complaint(
     addresses: bool = False,
     opens_page: bool = False,
 ) -> str | None:
-    """Why a request is refused; None: it isn't. `hosts` and `origins` are allowed beside ours, and
-    with `addresses` every one in figures: no name was looked up for it, so none can have been bent.
-    With `opens_page` it may be a link that was followed to a page of ours.
+    """Why a request is refused. None: it is allowed.
+
+    `hosts` and `origins` are allowed in addition to this machine's own. With `addresses` every
+    numeric address is: no DNS lookup was made for it, so DNS rebinding is impossible. With
+    `opens_page` the request may come from a link on another site.
     """
     host = _only(headers, "host")
-    # What was made before there were browsers needs none, and no page can leave it out.
+    # Clients of HTTP/1.0 may send no Host. No page in a browser can leave it out.
     if not (http_1_0 and "host" not in headers):
         if host is None:
             return "One Host is needed."
@@ -78,7 +80,7 @@ def _is_address(name: str | None) -> bool:
 
 
 def _is_followed_link(headers: Headers) -> bool:
-    """The answer is shown in a window of its own, and the page with the link sees none of it."""
+    """Whether a link was followed: the page with the link sees nothing of the answer."""
     return (
         _only(headers, "sec-fetch-mode") == "navigate"
         and _only(headers, "sec-fetch-dest") == "document"
@@ -110,17 +112,19 @@ _EXPOSED: Final = (
 )
 
 
-# What is the same for everybody, and does nothing: the page signs in by itself.
+# Pages that are the same for everybody and change nothing: the operator signs in on the page.
 _PAGES: Final = ("/", "/ui", "/ui/")
 
 
 class OriginMiddleware:
-    """Refuses requests with a foreign Host or Origin, on every path. Only links from elsewhere may
-    be followed to the pages.
+    """Refuses requests with a foreign Host or Origin, on every path. Links on other sites may lead
+    to the pages of `_PAGES`, and to nothing else.
     """
 
     def __init__(self, app: ASGIApp, fleet: Fleet, *, exposed: bool) -> None:
-        """`exposed`: others than this machine come, by its addresses and its own names."""
+        """With `exposed` other machines may connect, by the addresses and the names of this
+        machine.
+        """
         self._app = app
         self._fleet = fleet
         self._exposed = exposed
@@ -148,7 +152,7 @@ class OriginMiddleware:
             await self._app(scope, receive, send)
 
     def _cors(self, origins: tuple[str, ...]) -> ASGIApp:
-        """For the origins that are allowed at present."""
+        """The application behind CORS for the origins that are allowed at present."""
         if origins != self._origins:
             self._origins = origins
             self._for_pages = CORSMiddleware(
@@ -163,6 +167,6 @@ class OriginMiddleware:
 
 
 def _own_names() -> tuple[str, ...]:
-    """As the machine calls itself, and as Bonjour and Avahi do in its network."""
+    """The host name, and the name that Bonjour and Avahi give it in the local network."""
     name = socket.gethostname().lower().removesuffix(".local")
     return name, f"{name}.local"
