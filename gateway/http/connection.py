@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's protocol, with bounds on everything that a client decides."""
+"""A client's connection: uvicorn's protocol with a bound on everything that a client decides."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from gateway.system.refusal import Refusal
 
 logger = logging.getLogger(__name__)
 
-# What is not body may have so many bytes in one piece: a head; trailers, or a chunk's extension.
-# The parser joins a header's parts again and again, which takes quadratic time without a bound.
+# The most bytes in one piece that are no body: a head, trailers, or the extension of a chunk. The
+# parser joins the pieces of a header again and again, which takes quadratic time.
 MOST_FRAMING_BYTES: Final = 64 << 10
-# Requests, and their bytes, that may be sent before the answer to an earlier one is there.
+# The most requests, and bytes of them, that a client may send before an earlier answer is complete.
 _MOST_AHEAD: Final = 16
 _MOST_AHEAD_BYTES: Final = 64 << 10
 _PROBES: Final = ("/livez", "/readyz", "/health")
-# Until an answer has left for the system.
+# How often to look whether an answer has been handed to the system.
 _WRITTEN_S: Final = 0.01
 
 
 class _TooMuchAheadError(Exception):
-    """Leaves the parser."""
+    """Ends the parsing of data."""
 
 
 class Connection(HttpToolsProtocol):
-    """Reads on while a request is answered, so that a client that leaves is noticed at once.
+    """Keeps reading while a request is answered, so that it notices at once when the client leaves.
 
-    A request that can't be parsed is answered here; what goes wrong with a body is raised where
-    the application reads it.
+    A request that can't be parsed is answered here. An error in a body is raised where the
+    application reads the body.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Connection(HttpToolsProtocol):
         self.timeouts = ClientTimeouts(self.loop.time())
         self._limiter = limiter
         self._place = Place.NONE
-        # Those without a complete response; the first is being served.
+        # Requests whose answers are not complete; the first is being served.
         self._exchanges: deque[Exchange] = deque()
         self._in_head = False
         self._in_request = False
         self._framing_bytes = 0
         self._ahead = bytearray()
-        # Whatever still comes is dropped.
+        # Whether incoming data is dropped.
         self._deaf = False
         self._peer: Peer
 
@@ -82,7 +82,7 @@ class Connection(HttpToolsProtocol):
         self._peer = Peer(transport)
         self._place = self._limiter.enter(self, "" if self.client is None else self.client[0])
         if self._place in (Place.NONE, Place.TOO_MANY):
-            # At once: every descriptor counts.
+            # At once, since descriptors are few.
             self._deaf = True
             refusal = self._limiter.no_place(self._place)
             self._limiter.refused[refusal.code] += 1
@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
             self._turn()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open in the other direction."""
+        """Returns whether the connection stays open for writing."""
         if not self.transport.can_write_eof() or (self._deaf and not self._exchanges):
             return False
         if not self._exchanges:
@@ -152,7 +152,8 @@ class Connection(HttpToolsProtocol):
                 )
             )
             self._close_after_these()
-            # Whoever reads the body answers now; should nobody, the time for leaving ends it.
+            # The application reads the failure and answers. If it does not, the time for leaving
+            # ends the connection.
             self._limiter.turn(self, Doing.LEAVING)
         elif doing in (Doing.IDLE, Doing.HEAD):
             self._leave()
@@ -160,8 +161,8 @@ class Connection(HttpToolsProtocol):
             self._peer.reset()
 
     def offer(self) -> None:
-        """Let the next gateway have it, if nothing of a request is here and no answer on its way.
-        One that is encrypted can't be given away.
+        """Give the connection to the next gateway, if it is idle: no part of a request has come and
+        no answer is being sent. An encrypted connection can't be given away.
         """
         heir = self._limiter.heir
         if heir is None or self._deaf or self.transport.is_closing() or self._peer.encrypted:
@@ -174,7 +175,7 @@ class Connection(HttpToolsProtocol):
         self.transport.pause_reading()
         self._deaf = True
         heir(self._peer.duplicate())
-        # Closes this process's descriptor, not the connection.
+        # This closes this process's descriptor, not the connection.
         self.transport.abort()
 
     # From the parser
@@ -184,7 +185,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_request = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers come this way too, when the request is on its way already.
+        # The parser reports trailers here too, after the request has begun.
         if self._in_head:
             super().on_header(name, value)
 
@@ -240,7 +241,7 @@ class Connection(HttpToolsProtocol):
             exchange.fail(refusal)
             return
         exchange.body += body
-        # Of one that waits for its turn there is little: see `_keep`.
+        # The body of a request that waits for an earlier answer is small: see `_keep`.
         if exchange is self._exchanges[0] and len(exchange.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         exchange.message_event.set()
@@ -275,25 +276,27 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _serving(self) -> bool:
-        """A request is there as a whole, and its answer isn't."""
+        """The first request has come as a whole, and its answer is not complete."""
         return bool(self._exchanges) and self._exchanges[0].whole
 
     def _served(self) -> Exchange | None:
-        """What an answer is on its way for, or will be."""
+        """The request that is being answered, or that will be."""
         if not self._exchanges or self.transport.is_closing():
             return None
         return self._exchanges[0]
 
     @property
     def _receiving(self) -> Exchange | None:
-        """Whose body comes in. None: it is dropped, as its request has been answered already."""
+        """The request whose body is coming in. None: the body is dropped, since its request was
+        answered already.
+        """
         if not self._exchanges or self._exchanges[-1] is not self.cycle:
             return None
         exchange = self._exchanges[-1]
         return None if exchange.whole or exchange.failure is not None else exchange
 
     def _turn(self) -> None:
-        """What the client is doing now."""
+        """Tell the limiter what the client is doing now."""
         if self.timeouts.doing is Doing.LEAVING:
             return
         if self._exchanges:
@@ -317,7 +320,7 @@ class Connection(HttpToolsProtocol):
             try:
                 self.parser.feed_data(part)
             except httptools.HttpParserUpgrade:
-                # To nothing that is spoken here: it is answered in HTTP/1.1, and that is all.
+                # No other protocol is supported: answer in HTTP/1.1, then close.
                 self._close_after_these()
             except httptools.HttpParserError as error:
                 self._not_http(error)
@@ -326,7 +329,7 @@ class Connection(HttpToolsProtocol):
                     self._too_much_framing()
 
     def _keep(self, data: bytes | memoryview) -> None:
-        """Parse it when the answers that come before it are complete."""
+        """Keep the data, and parse it when the earlier answers are complete."""
         if len(self._ahead) + len(data) > _MOST_AHEAD_BYTES:
             self._close_after_these()
         else:
@@ -352,7 +355,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(_invalid("its body has more framing than content"))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """The bytes that come in are of no use; nor is what follows them."""
+        """Refuse data that is no HTTP. Nothing that follows it can be read."""
         if self._exchanges and not self._exchanges[0].whole:
             self._fail(refusal)
         if self._exchanges:
@@ -361,7 +364,7 @@ class Connection(HttpToolsProtocol):
             self._answer_here(refusal)
 
     def _fail(self, refusal: Refusal) -> None:
-        """The rest of the body that is being read won't come."""
+        """Fail the request whose body is being read: the rest of the body will not come."""
         exchange = self._exchanges[0]
         if exchange.response_started:
             self.transport.abort()
@@ -369,16 +372,16 @@ class Connection(HttpToolsProtocol):
             exchange.fail(refusal)
 
     def _close_after_these(self) -> None:
-        """Answer what is there, take nothing more."""
+        """Answer the requests that have come, and take no more."""
         self._deaf = True
         self._ahead.clear()
         if self._exchanges:
             self._exchanges[-1].keep_alive = False
 
     def _answer_here(self, refusal: Refusal, name: str | None = None) -> None:
-        """Answer what doesn't come as far as the application, and close.
+        """Answer without the application, and close.
 
-        Only our side at first: unread data would have the system throw the answer away.
+        Closes only the sending side at first: with unread data the system would drop the answer.
         """
         name = name or new_request_id()
         logger.info(
@@ -390,7 +393,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
-            # TLS has no half-closed connections, and takes in what is unread before it ends.
+            # TLS has no half-closed connections. It reads the rest of the data before it closes.
             self.transport.close()
         self._limiter.turn(self, Doing.LEAVING)
 

@@ -17,21 +17,23 @@ from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Tasks
 
 # Longer than clients and proxies keep a connection for later use (aiohttp 15 s, nginx 60 s; httpx
-# and Node 5 s): who closes first must be the one that would use it again.
+# and Node 5 s): if the server closed first, a client could send a request on a closed connection.
 IDLE_S: Final = 75.0
 HEAD_S: Final = 20.0
-# For TLS's handshake: a few packets to and fro.
+# For the few packets of a TLS handshake.
 HANDSHAKE_S: Final = 10.0
 BODY_S: Final = 30.0
-# A slower body than this must be done within BODY_S.
+# A body that comes more slowly must be complete within BODY_S.
 BODY_BYTES_PER_S: Final = 512 << 10
-# Also for an answer that is written and not taken: the system holds what fits its buffers.
+# For a client that does not read. The system may hold an answer as large as its buffers.
 UNREAD_S: Final = 60.0
 LEAVING_S: Final = 30.0
 
 
 class Doing(Enum):
-    """What a connection is busy with. LEAVING: it is closed once its client has read the rest."""
+    """What a connection is busy with. LEAVING: its answer is sent, and it closes once its client
+    has read the rest.
+    """
 
     HANDSHAKE = "shaking hands"
     IDLE = "idle"
@@ -52,7 +54,7 @@ _ALLOWED_S: Final = {
 
 
 class ClientTimeouts:
-    """What the client of a connection is doing, and until when it may. Times are in seconds of one
+    """What the client of a connection is doing, and its deadline for that. Times are seconds of one
     clock.
     """
 
@@ -63,7 +65,7 @@ class ClientTimeouts:
 
     @property
     def deadline_at(self) -> float:
-        """Infinite while the gateway is to act."""
+        """Infinite while the client is waiting for the gateway."""
         return min(self._until, self._unread_until)
 
     def turn(self, doing: Doing, now: float) -> None:
@@ -85,15 +87,17 @@ class ClientTimeouts:
         self._unread_until = math.inf
 
 
-# Beyond the bound, for health checks: an operator must see why nobody else gets in.
+# Places beyond the bound, for health checks: operators must be able to see why new connections are
+# refused.
 SPARE_PLACES: Final = 32
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Place(Enum):
-    """What a new connection gets. PROBE: only health checks are answered. TOO_MANY: its network has
-    as many connections as are allowed, and all are being served.
+    """What a new connection gets. PROBE: only health checks are answered. NONE: it is closed.
+    TOO_MANY: it is closed too, since its network has as many connections as are allowed, and all
+    are being served.
     """
 
     FULL = "full"
@@ -105,13 +109,14 @@ class Place(Enum):
 class ConnectionTable(Generic[Key]):
     """All connections, by what they are busy with.
 
-    A connection that is being served is never ended for a new one. Others are, the longest idle
-    first: a client that opens thousands must not keep others out. A network at its own bound makes
-    place for a new connection with one of its own.
+    A connection that is being served is never ended for a new one. Other connections are, the
+    longest idle first, so that a client that opens thousands can't keep others out. A network that
+    has reached its own bound gives up one of its own connections for a new one.
     """
 
     def __init__(self) -> None:
-        # Dictionaries keep the order in which keys came in.
+        # A dictionary keeps the order of its keys, so the first has been busy with this for
+        # longest.
         self._among: dict[Doing, dict[Key, None]] = {doing: {} for doing in Doing}
         self._doing: dict[Key, Doing] = {}
         self._network: dict[Key, str] = {}
@@ -127,8 +132,9 @@ class ConnectionTable(Generic[Key]):
         self, key: Key, most: int, network: str | None = None, most_from_there: int = 0
     ) -> tuple[Place, Key | None]:
         """Add a connection where `most` are allowed. Returns its place, and the connection that has
-        to end for it, if any. Without a place it isn't added. `network` is where it comes from;
-        None: no bound on connections from one network applies to it.
+        to end for it, if any. A connection without a place isn't added. `network` is where the
+        connection comes from; None: the bound of `most_from_there` connections from one network
+        doesn't apply.
         """
         if network is not None and self._from[network] >= most_from_there:
             victim = self._to_end(network)
@@ -148,7 +154,7 @@ class ConnectionTable(Generic[Key]):
         return Place.FULL if len(self) <= most else Place.PROBE, victim
 
     def turn(self, key: Key, doing: Doing) -> None:
-        """The connection is busy with this now. One that has left already isn't added again."""
+        """The connection is busy with this now. A connection that has left is not added again."""
         before = self._doing.get(key)
         if before is not None and before is not doing:
             del self._among[before][key]
@@ -173,13 +179,13 @@ class ConnectionTable(Generic[Key]):
         return None
 
 
-# A household or a machine gets a network of this size in IPv6, and may use any address of it.
+# A household or a machine usually gets an IPv6 network of this size.
 _OWN_BITS: Final = 64
 
 
 def network_of(host: str) -> str | None:
-    """An address, or for IPv6 the network that it is in. None for this machine: all clients behind
-    a proxy or a tunnel come from it.
+    """The network of a client: its IPv4 address, or the /64 network of its IPv6 address. None for
+    this machine, from which all clients behind a proxy or a tunnel come.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -194,7 +200,7 @@ def network_of(host: str) -> str | None:
     return str(address)
 
 
-# Eight of the largest bodies that are taken.
+# Eight times the largest body.
 ALL_BODIES_BYTES: Final = 256 << 20
 _TICK_S: Final = 0.5
 _RETRY_AFTER_S: Final = 5
@@ -206,23 +212,27 @@ class TrackedConnection(Hashable, Protocol):
     timeouts: ClientTimeouts
 
     def make_place(self) -> None:
-        """End now, for another."""
+        """End now, so that another connection can take the place."""
 
     def overdue(self) -> None:
         """The deadline has passed."""
 
 
 class ConnectionLimiter:
-    """Bounds the connections and what their bodies hold, and ends overdue ones.
+    """Bounds the number of connections and the bytes of their bodies, and ends connections whose
+    deadline has passed.
 
-    `refused` counts connections and requests that were refused before the application, by code.
+    `refused` counts, by code, the connections and requests that were refused before they reached
+    the application.
     """
 
     def __init__(self, capacity: Callable[[], int], from_one_place: Callable[[], int]) -> None:
-        """Both say how many connections may be open at present: in all, and from one network."""
+        """`capacity` and `from_one_place` return how many connections may be open now: in all, and
+        from one network.
+        """
         self.refused: Counter[Code] = Counter()
         self.bodies = ByteBudget(ALL_BODIES_BYTES)
-        # Gets the descriptors of connections on which no request is being served; None: they stay.
+        # Takes the descriptors of idle connections. None: there is no next gateway.
         self.heir: Callable[[int], None] | None = None
         self._capacity = capacity
         self._from_one_place = from_one_place
@@ -230,8 +240,8 @@ class ConnectionLimiter:
         self._tracked: set[TrackedConnection] = set()
 
     def enter(self, connection: TrackedConnection, host: str) -> Place:
-        """Add a connection from the address `host`. It is watched until it leaves, even if it gets
-        no place.
+        """Add a connection from the address `host`. Even without a place it is watched until it
+        leaves.
         """
         self._tracked.add(connection)
         place, victim = self._table.enter(
@@ -260,7 +270,7 @@ class ConnectionLimiter:
     async def _look(self, tasks: Tasks) -> None:
         now = asyncio.get_running_loop().time()
         for connection in [each for each in self._tracked if each.timeouts.deadline_at <= now]:
-            # A defect in one must not end the watch over all.
+            # An error in one connection must not end the watch over the others.
             tasks.attempt(connection.overdue, "end of an overdue connection")
 
     def no_place(self, place: Place) -> Refusal:
@@ -284,17 +294,17 @@ class ConnectionLimiter:
         )
 
 
-# The log, the listener, the event loop, ZeroMQ's own, files that are read; and connections that
-# are accepted before an earlier one's descriptor is free.
+# The log, the listener, the event loop, the descriptors of ZeroMQ, files that are read, and
+# connections that are accepted before the descriptors of closed ones are free.
 _OWN_FILES: Final = 96
-# A worker's output, its log, its record, its endpoint's sockets, and what a reading of it opens.
+# A worker's output, its log, its record, the sockets of its endpoint, and what measuring it opens.
 _FILES_PER_WORKER: Final = 16
-# With fewer nobody could ask what is wrong.
+# With fewer an operator could not ask what is wrong.
 _LEAST: Final = 8
 
 
 def capacity(most: int, files: int, workers: int) -> int:
-    """How many connections there may be, where `most` are wanted, so many files may be open, and
-    there may be so many workers.
+    """How many connections may be open: at most `most`, with `files` descriptors for the process
+    and `workers` workers at most.
     """
     return max(_LEAST, min(most, files - _OWN_FILES - _FILES_PER_WORKER * workers))

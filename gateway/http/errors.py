@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's envelope, and on their paths in Anthropic's and Ollama's."""
+"""Refusals as responses: in OpenAI's envelope, and in Anthropic's and Ollama's on their paths."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gateway.system.refusal import Refusal
 
 
 def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
-    """What may be done at the path of a request, by all routes that have it."""
-    # A mount has left its mark in the scope.
+    """The methods that the routes at the path of a request allow."""
+    # Starlette has changed the root path if the request reached a mount.
     return _allowed(routes, {**scope, "root_path": scope.get("app_root_path", "")})
 
 
@@ -78,7 +78,7 @@ class AnthropicErrorBody(Struct):
 
 
 class AnthropicErrorEnvelope(Struct, tag_field="type", tag="error"):
-    """The request's id is in a header."""
+    """Anthropic's `request_id` is null: the id is in the header x-request-id."""
 
     error: AnthropicErrorBody
     request_id: None = None
@@ -89,7 +89,7 @@ class OllamaErrorEnvelope(Struct):
 
 
 def envelope_type(path: str) -> type[Struct]:
-    """What errors look like on a path."""
+    """The type of errors on a path."""
     if path.startswith(_ANTHROPIC):
         return AnthropicErrorEnvelope
     return OllamaErrorEnvelope if path.startswith(_OLLAMA) else ErrorEnvelope
@@ -113,7 +113,7 @@ def envelope(refusal: Refusal, path: str) -> bytes:
 
 
 class ErrorResponse(Response):
-    """Tells the request's record what it ended with."""
+    """A refusal. Sending it notes its code in the request's record."""
 
     def __init__(self, refusal: Refusal, path: str, headers: Mapping[str, str]) -> None:
         super().__init__(
@@ -147,7 +147,7 @@ async def on_refusal(request: HttpRequest, error: Exception) -> Response:
 
 
 async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Starlette's own errors: no such path, no such method."""
+    """Answer unknown paths and methods, which Starlette raises as exceptions."""
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
         refusal = Refusal(
@@ -164,7 +164,7 @@ async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
 
 
 async def on_defect(request: HttpRequest, _error: Exception) -> Response:
-    """The traceback goes to the log, not to the client."""
+    """Answer after an unexpected exception. The traceback goes to the log, not to the client."""
     return error_response(
         Refusal("internal_error", "The gateway failed on this request; its log says why."),
         request.url.path,

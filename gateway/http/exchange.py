@@ -1,4 +1,4 @@
-"""One request and its response on a connection."""
+"""A request and its response on a connection."""
 
 from __future__ import annotations
 
@@ -20,56 +20,58 @@ from gateway.http.record import HEADER
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 
-# In a scope's "state".
+# The key of the writer in the "state" of a scope.
 DIRECT_WRITER: Final = "direct_writer"
 
 
 class DirectWriter(Protocol):
-    """Writes more of a body whose response has begun, past the layers of the application: awaiting
-    each of them for every token would cost more than all else that is done for it.
+    """Writes more of a body whose response has begun, without the middlewares of the application:
+    awaiting each of them for every token would cost more than all other work for the token.
     """
 
     @property
     def writable(self) -> bool:
-        """The client is there, and takes what is written. Otherwise the long way waits for it."""
+        """Whether the client is connected and reads. If not, the normal way waits for it."""
 
     def write(self, body: bytes) -> None:
-        """Once it is writable."""
+        """Write now. Call this only while `writable`."""
 
 
 def direct_writer_of(scope: Scope) -> DirectWriter | None:
-    """That of its response, where the server has one."""
+    """The writer of the request's response. None: the server has none."""
     writer: DirectWriter | None = scope.get("state", {}).get(DIRECT_WRITER)
     return writer
 
 
-# What the flow control of a connection lets in before anybody reads; the bound on connections
-# bounds this, so that small requests are served whatever large ones take.
+# What flow control lets in before the body is read. The bound on connections bounds the sum, so
+# small requests are served even if large ones fill the budget.
 _FREE_BYTES: Final = 64 << 10
-# What changes nothing for who reads a stream: a comment, or a space before a line of JSON.
+# What clients of a stream ignore: a comment, or a space before a line of JSON.
 _SIGNS_OF_LIFE: Final = {b"text/event-stream": b":\n\n", b"application/x-ndjson": b" "}
 
 
 class Exchange(RequestResponseCycle):
-    """Has its share of the bound on all bodies until it is over, as its prompt stays that long."""
+    """Holds its share of the bound on all bodies until the response is complete, since the prompt
+    stays in memory until then.
+    """
 
     def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.failure: Refusal | None = None
         self.share = Share(bodies, _FREE_BYTES)
         self._sign_of_life = b""
-        # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
+        # HTTP/1.0 has no chunked encoding: there the end of the connection ends the body.
         self._closes = self.scope["http_version"] == "1.0"
         if self._closes:
             self.chunked_encoding = False
 
     @property
     def whole(self) -> bool:
-        """The request has come to its end."""
+        """Whether the request has come to its end."""
         return not self.more_body
 
     def fail(self, refusal: Refusal) -> None:
-        """Whoever reads the body gets this instead of the rest."""
+        """Have the reader of the body get this refusal instead of the rest of the body."""
         self.failure = refusal
         self.body = bytearray()
         self.message_event.set()
@@ -80,7 +82,7 @@ class Exchange(RequestResponseCycle):
         self.message_event.set()
 
     def nudge(self) -> None:
-        """Write what changes nothing for who reads it, if there is such a thing at this point."""
+        """Write something that clients ignore, if the protocol allows that at this point."""
         if self.response_started:
             if sign := self._sign_of_life:
                 chunked = b"%x\r\n%s\r\n" % (len(sign), sign)
@@ -94,13 +96,13 @@ class Exchange(RequestResponseCycle):
         try:
             await super().run_asgi(app)
         finally:
-            # Nobody looks for cycles for a long time.
+            # Break the reference cycle: the garbage collector runs rarely.
             del self.scope["state"][DIRECT_WRITER]
             self.share.release()
 
     @property
     def writable(self) -> bool:
-        """As `DirectWriter` has it. Without chunks the long way counts the bytes."""
+        """As in `DirectWriter`. Without chunked encoding the normal way counts the bytes."""
         return (
             self.response_started
             and self.chunked_encoding is True
@@ -108,12 +110,12 @@ class Exchange(RequestResponseCycle):
         )
 
     def write(self, body: bytes) -> None:
-        # An empty chunk would be the last one.
+        # An empty chunk would end the body.
         if body:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     async def receive(self) -> ASGIReceiveEvent:
-        """Raises: Refusal if the body doesn't come as it should."""
+        """Raises: Refusal: the body ended early, is too slow, or is no HTTP."""
         message = await super().receive()
         if self.failure is not None and message["type"] == "http.request":
             raise self.failure
@@ -129,7 +131,7 @@ class Exchange(RequestResponseCycle):
 
 
 def plain_response(refusal: Refusal, request_id: str) -> bytes:
-    """A whole response, after which the connection closes."""
+    """A whole response as bytes, for a connection that closes after it."""
     response = error_response(refusal)
     headers = [
         *response.raw_headers,
@@ -142,21 +144,21 @@ def plain_response(refusal: Refusal, request_id: str) -> bytes:
     return head + lines + b"\r\n" + bytes(response.body)
 
 
-# A client that has closed its side may have gone, or wait for its answer: both look the same
-# until something is written, and then until the other side's system had time to object. Answers
-# that haven't begun are often there sooner than that is worth asking.
+# A client that has closed its sending side may be gone or may wait for its answer. To tell which,
+# write something and give the other system time to reset the connection. Wait first: most answers
+# begin sooner than this.
 _ASKED_S: Final = 1.0
 _HEARD_S: Final = 0.05
-# What the system takes of an answer ahead of what it has sent. It would be megabytes otherwise, for
-# each client that doesn't read, before anybody noticed that it doesn't.
+# How much of an answer the system takes before it is sent. The default is megabytes for each client
+# that does not read.
 _UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _UNSENT_BYTES: Final = 128 << 10
-# For SO_LINGER: on, for no time.
+# For SO_LINGER: on, with a time of 0.
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 
 
 class Peer:
-    """Whoever is connected by `transport`."""
+    """The client at the other end of `transport`."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -175,16 +177,16 @@ class Peer:
         return os.dup(self._socket.fileno())
 
     def reset(self) -> None:
-        """End it, and have the system forget what it holds for it: it would keep that for minutes
-        otherwise, for a client that doesn't take it.
+        """Reset the connection, so that the system drops the data that it holds for a client that
+        doesn't read. Otherwise it would keep that data for minutes.
         """
         with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()
 
     def watch(self, served: Callable[[], Exchange | None]) -> None:
-        """It has closed its side: end the connection once it is known that nobody is there. What is
-        being `served` at the time may be nothing any more.
+        """The client has closed its sending side: end the connection if the client is gone.
+        `served` returns the exchange that is being served, which may end meanwhile.
         """
         present = served()
         if present is not None and present.response_started:
@@ -197,13 +199,13 @@ class Peer:
             self._look.cancel()
 
     def _ask(self, served: Callable[[], Exchange | None]) -> None:
-        """Write something, if that changes nothing for a client that is still there."""
+        """Write something that a client ignores if it is still there."""
         if (present := served()) is not None:
             present.nudge()
             self._look = self._loop.call_later(_HEARD_S, self._hear, served)
 
     def _hear(self, served: Callable[[], Exchange | None]) -> None:
-        """What the other side's system says of it."""
+        """End the connection if the client's system has answered with a reset."""
         if served() is None:
             return
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

@@ -1,4 +1,4 @@
-"""The generation parameters that chat and completions share."""
+"""The generation parameters of the APIs, from a body to the message for a worker."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from protocol.requests import Constraint, Generate, Prompt, Sampling
 # Each message takes some tokens in every template.
 _MOST_MESSAGES: Final = 200_000
 _MOST_STOPS: Final = 16
-# A machine is built from them before the answer begins, and its size grows with theirs.
+# An automaton is built from the stop sequences before the answer begins, and grows with them.
 _LONGEST_STOP: Final = 1000
 _LONGEST_SALT: Final = 256
-# As OpenAI has it.
+# OpenAI's bound.
 MOST_ANSWERS: Final = 128
 MOST_PRIORITY: Final = 1000
 _LARGEST_PENALTY: Final = 10.0
-# As mlx-lm has it.
+# mlx-lm's default.
 _XTC_THRESHOLD: Final = 0.1
-# As mlx_lm.server has it.
+# mlx_lm.server's default.
 _REPETITION_CONTEXT: Final = 20
-# mlx_lm.server's clients send 0 for "none", all others 1.
+# 0 means no penalty for mlx_lm.server's clients, 1 for all others.
 _NO_PENALTY: Final = (None, 0, 1)
 LARGEST_COUNT: Final = (1 << 31) - 1
 _MOST_BIASES: Final = 1024
 _MOST_STOP_TOKENS: Final = 256
 _MOST_BAD_WORDS: Final = 256
-# More than vocabularies have.
+# More tokens than any vocabulary has.
 _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
-# What a context has no room for is cut off, however much it is.
+# A value beyond the context is cut to the context, so there is no upper bound.
 Tokens = Annotated[int, Meta(ge=1)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
@@ -58,7 +58,7 @@ class StreamOptions(Struct):
 
 
 class GenerationBody(Struct, kw_only=True):
-    """What is done on both paths; the table of parameters has the rest."""
+    """The parameters that are done for both chat and completions. `parameters` lists the others."""
 
     model: str
     stream: bool | None = None
@@ -91,7 +91,7 @@ class GenerationBody(Struct, kw_only=True):
 
     @property
     def answers(self) -> int:
-        """How many are wanted of each prompt."""
+        """The number of answers for each prompt."""
         return self.n or 1
 
     @property
@@ -100,12 +100,12 @@ class GenerationBody(Struct, kw_only=True):
 
     @property
     def constraint_param(self) -> str:
-        """Where it says what the answer must match."""
+        """The field that says what the answer must match."""
         return "response_format"
 
     @property
     def limit(self) -> int | None:
-        """How long the answer may be, in tokens, if that was said."""
+        """The most tokens of the answer. None: the body sets no limit."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
@@ -116,7 +116,7 @@ class GenerationBody(Struct, kw_only=True):
 
 
 def check_number(messages: int, param: str = "messages") -> None:
-    """Raises: Refusal: so many messages fit the context of no model."""
+    """Raises: Refusal: there are more messages than fit the context of any model."""
     if messages > _MOST_MESSAGES:
         raise Refusal(
             "context_length_exceeded",
@@ -126,7 +126,9 @@ def check_number(messages: int, param: str = "messages") -> None:
 
 
 def check_generation(body: GenerationBody, place: Place) -> None:
-    """Raises: Refusal: it asks for something that this server doesn't do, or nobody can."""
+    """Raises: Refusal: the body has parameters that are not supported, or that contradict each
+    other.
+    """
     check_supported(body, place)
     if body.limit is not None and (body.min_tokens or 0) > body.limit:
         raise invalid(
@@ -138,8 +140,8 @@ def check_generation(body: GenerationBody, place: Place) -> None:
 
 
 def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
-    """What the worker is told, but for an id. A seed is always assigned: a request stays the same
-    request.
+    """The message for a worker, without an id. It always has a seed, so that a request that is sent
+    to another worker gets the same answer.
     """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
@@ -197,7 +199,7 @@ class JsonSchemaBody(Struct, rename={"schema_": "schema"}):
 
 
 class ResponseFormatBody(Struct, rename={"schema_": "schema"}):
-    """The schema may stand beside `json_object`, as llama.cpp has it."""
+    """As in llama.cpp, `json_object` may have a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None
@@ -205,7 +207,7 @@ class ResponseFormatBody(Struct, rename={"schema_": "schema"}):
 
 
 class StructuredOutputs(Struct):
-    """vLLM's."""
+    """vLLM's newer names."""
 
     json: Raw = ABSENT
     regex: Pattern | None = None
@@ -215,7 +217,7 @@ class StructuredOutputs(Struct):
 
 
 class StructuredBody(GenerationBody, kw_only=True):
-    """vLLM has the same by two sets of names."""
+    """The fields that say what the answer must match: OpenAI's, and two sets of names of vLLM."""
 
     response_format: ResponseFormatBody | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -231,7 +233,9 @@ class StructuredBody(GenerationBody, kw_only=True):
 
 
 def constraint_of(body: StructuredBody) -> Constraint | None:
-    """Raises: Refusal: there are several, or one is too large or no schema."""
+    """Raises: Refusal: there are several constraints, one is too large, or a schema is no JSON
+    object.
+    """
     found = {
         "response_format": _of_format(body.response_format),
         "structured_outputs": _of_outputs(body.structured_outputs),
@@ -269,7 +273,7 @@ def _of_format(body: ResponseFormatBody | None) -> Constraint | None:
 
 
 def _object(raw: Raw, name: str) -> Constraint:
-    """A schema that says no type is that of an object here."""
+    """The constraint of a schema. A schema without a type is one of an object."""
     schema = _schema(raw, name)
     if schema is None:
         return Constraint("json_object")
@@ -305,7 +309,7 @@ def _choice(texts: list[str]) -> Constraint:
 
 
 def _schema(raw: Raw, name: str) -> Constraint | None:
-    """An object; vLLM also takes it as text."""
+    """The constraint of a JSON schema. As in vLLM, the schema may be a text."""
     if not given(raw):
         return None
     text = bytes(raw).decode()
@@ -335,13 +339,13 @@ class TemplateBody(StructuredBody, kw_only=True):
 
 
 def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:
-    """A JSON object as text; empty if there is nothing to tell. `defaults` are the model's.
+    """The arguments for the chat template, as a JSON object; empty if there are none. `defaults`
+    are those of the model.
 
-    Templates have no common word for effort: gpt-oss knows its degrees, most others know thinking
-    to be on or off.
+    Templates differ: gpt-oss has degrees of effort, most others only switch thinking on or off.
 
     Raises:
-        Refusal: they are no object.
+        Refusal: chat_template_kwargs is no object, or too large.
     """
     arguments = dict(defaults)
     if body.reasoning_effort is not None:
@@ -358,7 +362,7 @@ def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:
 
 
 def thinks(arguments: str) -> bool:
-    """Whether the model may think, by what its template is told."""
+    """Whether the arguments of the chat template let the model think."""
     told = msgspec.json.decode(arguments) if arguments else {}
     return told.get("enable_thinking") is not False and told.get("thinking") is not False
 
@@ -368,7 +372,7 @@ def _arguments_object(raw: Raw) -> dict[str, Any]:
         try:
             return msgspec.json.decode(raw, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
-            # Raw text may be broken beneath its beginning.
+            # msgspec has not checked raw text to its end.
             pass
     raise invalid(
         f"chat_template_kwargs: send an object of {_MOST_ARGUMENT_BYTES >> 10} KiB at most.",

@@ -1,4 +1,4 @@
-"""TLS before HTTP."""
+"""TLS handshakes, within the bounds on connections."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from gateway.system.tasks import Tasks
 
 
 class Handshake(asyncio.Protocol):
-    """A connection until its handshake is done.
+    """A connection until its TLS handshake is done.
 
-    The event loop's own servers tell of no connection before that: whoever opened thousands and
-    never spoke would have a descriptor for each, without a bound. Here it is among all connections
-    from the beginning, with a deadline of its own, and the first to make place.
+    asyncio's own servers report a connection only after the handshake, so a client that opened
+    thousands and sent nothing would use a descriptor for each, without a bound. Here the connection
+    counts from the beginning, has a deadline for the handshake, and is the first to be ended for
+    another.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Handshake(asyncio.Protocol):
         context: ssl.SSLContext,
         tasks: Tasks,
     ) -> None:
-        """`tasks` has one for each handshake."""
+        """Each handshake is a task in `tasks`."""
         self.timeouts = ClientTimeouts(asyncio.get_running_loop().time())
         self._secured = functools.partial(
             _Secured, config, server_state, app_state, _loop, limiter=limiter
@@ -49,8 +50,10 @@ class Handshake(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Leave the transport: what it reads is for the one that the loop makes for TLS."""
-        # uvloop's transports have its interface, but not its base class.
+        """Hand a copy of the socket to the event loop, which makes a transport with TLS; this
+        transport must read nothing.
+        """
+        # uvloop's transports have the interface of asyncio.Transport, but not its base class.
         accepted = cast(asyncio.Transport, transport)
         address = get_remote_addr(accepted)
         try:
@@ -63,7 +66,7 @@ class Handshake(asyncio.Protocol):
             try:
                 plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
             except OSError:
-                # No descriptor is left.
+                # There is no free descriptor.
                 self._limiter.leave(self)
                 return
             self._task = self._tasks.start(self._shake_hands(plain), "handshake")
@@ -88,14 +91,14 @@ class Handshake(asyncio.Protocol):
         try:
             await loop.connect_accepted_socket(secured, plain, ssl=self._context)
         except OSError:
-            # It has left, or speaks no TLS that is spoken here.
+            # The client has left, or has no TLS version in common with this server.
             pass
         finally:
             self._limiter.leave(self)
 
 
 class _Secured(Connection):
-    """A connection after its handshake, which gives up its place for it."""
+    """A connection whose handshake is done. It takes the place of its `Handshake`."""
 
     def __init__(self, *arguments: Any, leave: Callable[[], None], **options: Any) -> None:
         super().__init__(*arguments, **options)

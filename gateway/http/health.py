@@ -1,4 +1,4 @@
-"""GET /livez, /readyz and /health: for probes, so none of them waits for a worker."""
+"""GET /livez, /readyz and /health. No probe waits for a worker, except a deep check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class ModelHealth(Struct):
 
 
 class DeepHealth(Struct):
-    """Whether a model generates; `seconds` until its token came, or until that was given up."""
+    """Whether a model generates. `seconds` is the time until its token came, or until the check
+    gave up.
+    """
 
     model: str
     ok: bool
@@ -102,8 +104,8 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
-    """Have a loaded model generate one token, or what else it makes of a text. One that isn't
-    loaded is not loaded for this.
+    """Have a loaded model generate one token, or a vector or score if it generates no text. A model
+    that isn't loaded stays unloaded.
     """
     began = time.monotonic()
     reason: str | None = None

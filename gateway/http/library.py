@@ -1,4 +1,4 @@
-"""/admin/v1/library: the models on this machine's disks."""
+"""The models: /v1/models, those on this machine's disks, and downloads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from protocol.life import Ability
 
 
 class ModelBody(Struct):
-    """OpenAI's model object and Anthropic's in one, what prompts may have (OpenRouter's name:
-    "text", and "image" of those that look at pictures), the state with its reason, vLLM's name for
-    the context in force, when it was last used since the gateway's start (a Unix time), and what
-    the model holds of the memory: its floor, what was lent to it,
-    and what it wants in all (null until the model is loaded). `abilities` are what it makes of
-    texts: text, embedding, score (null until it is loaded). `prompt_cache` is what is kept of its
-    prompts, which is null for keys that share none: it tells what others ask.
+    """OpenAI's and Anthropic's model object in one.
+
+    `input_modalities` (OpenRouter's name) are "text", and "image" for models with vision.
+    `max_model_len` (vLLM's name) is the context in force. `last_used_at` is a Unix time, null if
+    the model wasn't used since the gateway's start. The bytes are the model's floor, what is lent
+    to it, and what it wants in all; they are null until it is loaded. `abilities` are what it makes
+    of texts: text, embedding, score; null until it is loaded. `prompt_cache` tells what others ask,
+    so it is null for keys that don't share prompts.
     """
 
     id: str
@@ -57,7 +58,7 @@ class ModelBody(Struct):
 
 
 class ModelList(Struct):
-    """OpenAI's, and the rest Anthropic's: one page has them all."""
+    """OpenAI's list with Anthropic's fields for pages: one page has all models."""
 
     object: str
     data: list[ModelBody]
@@ -116,7 +117,7 @@ class EntryList(Struct):
 
 
 class Removed(Struct):
-    """What it was, or is, and the bytes that are free without it."""
+    """The source of the model, and the bytes that its removal frees."""
 
     source: str
     reclaimed_bytes: int
@@ -131,7 +132,7 @@ async def show(request: HttpRequest) -> Response:
 
 
 async def removal(request: HttpRequest) -> Response:
-    """What `remove` would do, or why not."""
+    """What `remove` would do, or why it is refused."""
     library = _library(request)
     entry = await library.find(request.path_params["name"])
     await library.check_removable(entry)
@@ -140,7 +141,7 @@ async def removal(request: HttpRequest) -> Response:
 
 async def remove(request: HttpRequest) -> Response:
     if "dry_run" in request.query_params:
-        # What removes must not do so for who only asks.
+        # A client that only asks must not remove anything by mistake.
         raise invalid(
             "dry_run: nothing was removed. GET /admin/v1/removals/NAME says what would be.",
             "dry_run",
@@ -178,7 +179,9 @@ _COMMENT: Final = b": nothing new\n\n"
 
 
 class Wanted(Struct, forbid_unknown_fields=True):
-    """`model` is OWNER/NAME or OWNER/NAME:QUANT; with `force` also what will not fit is pulled."""
+    """`model` is OWNER/NAME or OWNER/NAME:QUANT. With `force` a model that will not fit is
+    downloaded too.
+    """
 
     model: str
     force: bool = False
@@ -189,7 +192,7 @@ class PullList(Struct):
 
 
 async def begin(request: HttpRequest) -> Response:
-    """202; who asks for what is being pulled already joins that."""
+    """Answers 202. A client that asks for a model that is being downloaded joins that download."""
     wanted = await read_json(request, Wanted)
     fleet: Fleet = request.app.state.fleet
     fleet.check_serves()
@@ -197,12 +200,14 @@ async def begin(request: HttpRequest) -> Response:
 
 
 async def list_pulls(request: HttpRequest) -> Response:
-    """Those that run, and the last that have ended."""
+    """The downloads that run, and the last ones that have ended."""
     return json_response(PullList(_pulls(request).statuses))
 
 
 async def follow(request: HttpRequest) -> Response:
-    """An event for each change, until it is over; `follow=0` answers once, in JSON."""
+    """A stream with an event for each change until the download is over. With `follow=0` one JSON
+    object.
+    """
     pull = _pulls(request).find(request.path_params["pull_id"])
     if request.query_params.get("follow", "1") in ("0", "false"):
         return json_response(pull.status)
@@ -210,7 +215,9 @@ async def follow(request: HttpRequest) -> Response:
 
 
 async def cancel(request: HttpRequest) -> Response:
-    """Answers when its process is gone. What it has got is kept for another time."""
+    """Answers when the process of the download has ended. What was downloaded is kept for another
+    time.
+    """
     pull = _pulls(request).find(request.path_params["pull_id"])
     await _pulls(request).cancel(pull)
     return json_response(pull.status)

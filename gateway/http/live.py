@@ -1,4 +1,4 @@
-"""GET /admin/v1/live: all that the page shows, in one stream of server-sent events."""
+"""The operator's streams: events, requests, the page's snapshots, and logs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _EVENT_ID: Final = re.compile("[0-9]{1,18}")
 
 
 async def events(request: HttpRequest) -> Response:
-    """`recent=N` begins with the last N, `follow=0` ends after them. A client that comes back with
-    Last-Event-ID gets what it missed, as far as it is kept.
+    """`recent=N` begins with the last N events; `follow=0` ends after them. A client that
+    reconnects with Last-Event-ID gets the events that it missed, as far as they are kept.
     """
     fleet: Fleet = request.app.state.fleet
     going_on = follows(request)
@@ -50,13 +50,13 @@ async def events(request: HttpRequest) -> Response:
 
 
 def follows(request: HttpRequest) -> bool:
-    """Whether the stream goes on with what comes."""
+    """Whether the stream goes on with new events."""
     return request.query_params.get("follow", "1") not in ("0", "false")
 
 
 def events_since(request: HttpRequest, log: EventLog, default: int) -> Callable[[], bytes]:
-    """What a follower begins with, once it is called: the messages behind Last-Event-ID, else the
-    last of `recent`.
+    """A function that returns the first messages of a stream: the events behind Last-Event-ID, else
+    the last `recent` events.
     """
     count = read_count(request, "recent", default)
     last_id = request.headers.get("last-event-id", "")
@@ -104,10 +104,10 @@ State: TypeAlias = Literal["running", "parked", "waiting"]
 
 
 class RequestStatus(Struct):
-    """`place` is 1 for the one of its model that starts next, and null for one that runs. A parked
-    one ran already, in a worker that is gone. `age_s` counts from its arrival. `key` is the name
-    of its API key, null without keys. `prompt_tokens` are 0 until they are counted. What asks for
-    several answers is as many requests, all with its id.
+    """`place` is 1 for the request of the model that starts next, and null for one that runs. A
+    parked request ran in a worker that is gone. `age_s` counts from its arrival. `key` is the name
+    of its API key, null without keys. `prompt_tokens` are 0 until they are counted. A request for
+    several answers is listed once for each, with the same id.
     """
 
     id: str
@@ -121,7 +121,7 @@ class RequestStatus(Struct):
 
 
 class RequestList(Struct):
-    """For each model those that run, oldest first, then those that wait, in their order."""
+    """For each model the requests that run, oldest first, then those that wait, in their order."""
 
     requests: list[RequestStatus]
 
@@ -132,7 +132,7 @@ async def requests(request: HttpRequest) -> Response:
 
 
 def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatus]:
-    """Of all requests, or of the first so many of each model."""
+    """The requests of all models; with `most` only the first so many of each model."""
     now = fleet.now()
     each_model = (
         (
@@ -162,24 +162,24 @@ def _status(request: Request, place: int | None, model_id: str, now: float) -> R
 _REQUESTS: Final = Operation(summary="What runs and waits", tag="operation", answer=RequestList)
 
 
-# Tokens a second and ages move all the time; nobody sees more than so much of it.
+# Rates and ages change all the time; the page is updated this often.
 _EVERY_S: Final = 1.0
-# What comes at once is told at once: a load is five events within milliseconds.
+# Events that come together are sent together: a load makes five within milliseconds.
 _BETWEEN_S: Final = 0.1
-# A queue may hold thousands, and this comes every second.
+# A queue may hold thousands, and a snapshot is sent every second.
 _MOST_REQUESTS: Final = 100
 
 
 class Snapshot(Struct):
-    """`requests` are the first of each model."""
+    """`requests` are the first requests of each model."""
 
     status: Status
     requests: list[RequestStatus]
 
 
 async def live(request: HttpRequest) -> Response:
-    """An event `snapshot` every second and after each event; between them the events themselves,
-    under their kinds. `recent`, `follow` and Last-Event-ID are as for /events.
+    """Sends an event `snapshot` every second and after each event, and the events themselves under
+    their kinds. `recent`, `follow` and Last-Event-ID work as in /events.
     """
     fleet: Fleet = request.app.state.fleet
     reloader: Reloader = request.app.state.reloader
@@ -223,26 +223,26 @@ _LIVE: Final = Operation(
 
 
 _DEFAULT_LINES: Final = 200
-# An answer is made in memory.
+# The answer is built in memory.
 _MOST_LINES: Final = 10_000
 _POLL_S: Final = 0.2
 # Proxies and clients take a silent connection for a dead one.
 T = TypeVar("T")
 
-# For a reading of up to 10,000 lines, behind those of others.
+# To read up to 10,000 lines, after the reads of other clients.
 _ANSWER_S: Final = 20.0
 
 _lane: Final = Lane("log reader")
 
 
 async def gateway_log(request: HttpRequest) -> Response:
-    """Lines of JSON."""
+    """The log of the gateway: lines of JSON."""
     fleet: Fleet = request.app.state.fleet
     return await _answer(request, fleet.log_path)
 
 
 async def model_log(request: HttpRequest) -> Response:
-    """What its workers print, each line after its time."""
+    """The output of a model's workers, a time before each line."""
     fleet: Fleet = request.app.state.fleet
     return await _answer(
         request, fleet.roster.find(request.path_params["model_id"], caller_of(request)).log.path
@@ -250,7 +250,9 @@ async def model_log(request: HttpRequest) -> Response:
 
 
 async def _answer(request: HttpRequest, path: Path) -> Response:
-    """`lines=N` of the last lines, `since` a time or how long ago; `follow=1` goes on."""
+    """`lines=N` sends the last N lines; `since` is a time or a duration; `follow=1` goes on with
+    new lines.
+    """
     fleet: Fleet = request.app.state.fleet
     count = min(_MOST_LINES, read_count(request, "lines", _DEFAULT_LINES))
     since = _since(request)
@@ -274,7 +276,8 @@ async def _follow_log(
         yield b"".join(map(_message, lines)) or _COMMENT
         said_at = loop.time()
         while True:
-            # Asked first: what comes before the end is read after it.
+            # Look at the phase before reading: lines that are written before the end are then still
+            # read.
             stopped = fleet.phase is Phase.STOPPED
             while lines := await _beside(reader.read, path):
                 yield b"".join(map(_message, lines))
@@ -286,12 +289,12 @@ async def _follow_log(
                 said_at = loop.time()
             await asyncio.sleep(_POLL_S)
     finally:
-        # After a read that may still run.
+        # Runs behind a read that may still be going on.
         _lane.soon(reader.close)
 
 
 async def _beside(call: Callable[[], T], path: Path) -> T:
-    """Raises: Refusal if the disk doesn't answer."""
+    """Raises: Refusal: the disk doesn't answer."""
     try:
         return await _lane.run(call, _ANSWER_S, str(path))
     except OSError as error:

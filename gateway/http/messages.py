@@ -45,8 +45,9 @@ from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 
 
 class ToolDefinition(BodyPart):
-    """A client's own tool; Anthropic's have another `type`, and some no name. One whose loading is
-    deferred is told of where a result refers to it.
+    """A tool. The client's own have no type or "custom"; Anthropic's server tools have other types,
+    and some have no name. A deferred tool is described to the model only where a result refers to
+    it.
     """
 
     name: str = ""
@@ -72,23 +73,23 @@ class AnthropicToolChoice(Struct):
 
 
 def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
-    """Those that are told of where they are referred to, by their names."""
+    """The deferred tools, by name."""
     return {each.name: each.function for each in tools if each.is_own and each.defer_loading}
 
 
 def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
-    """Of tools that nobody here can run, or describe to a model."""
+    """The types of Anthropic's server tools, which can't run here."""
     return {named(each.type or "", "tool") for each in tools if not each.is_own}
 
 
 def callable_tools(
     tools: Collection[ToolDefinition], choice: AnthropicToolChoice | None, referred: Collection[str]
 ) -> Tools | None:
-    """What the model may call: nothing that is deferred, unless results have `referred` to it. A
-    choice of what only Anthropic has is none.
+    """The tools that the model may call. Deferred tools are left out unless results have `referred`
+    to them. A choice of a tool that only Anthropic runs is ignored.
 
     Raises:
-        Refusal: a name or a schema can't be one, or a choice is of what isn't there.
+        Refusal: a name or a schema is invalid, or the choice names a tool that isn't there.
     """
     own = [each for each in tools if each.is_own]
     told = [each for each in own if not each.defer_loading or each.name in referred]
@@ -136,16 +137,16 @@ class OutputConfig(Struct):
 
 
 class CountBody(AnthropicConversation, kw_only=True):
-    """What a prompt is made of."""
+    """The fields that make up a prompt."""
 
     model: str
     tools: list[ToolDefinition] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingOption | None = None
     output_config: OutputConfig | None = None
-    # As it was named before.
+    # The older name of output_config.format.
     output_format: OutputFormat | None = None
-    # What happens on Anthropic's machines.
+    # Features that run on Anthropic's servers.
     mcp_servers: Raw = ABSENT
     container: Raw = ABSENT
 
@@ -182,7 +183,7 @@ async def create_message(http_request: HttpRequest) -> Response:
 
 async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
-    # Nothing is computed for an answer of no token.
+    # With a limit of 0 tokens nothing is computed.
     generation = GenerationBody(model=body.model, max_tokens=0)
     call, generate, left_out = await _read(http_request, body, generation)
     requests = call.requests(generation, [generate], "messages")
@@ -193,7 +194,7 @@ async def count_tokens(http_request: HttpRequest) -> Response:
 async def _read(
     http_request: HttpRequest, body: CountBody, generation: GenerationBody
 ) -> tuple[ModelCall, Generate, set[str]]:
-    """Whom the body asks, what it asks, and what is left out of that."""
+    """The call, the message for a worker, and what is left out of the body."""
     call = ModelCall(http_request, body.model)
     check_number(len(body.messages))
     sources = await call.beside_the_loop(picture_sources, body) if call.looks else []
@@ -207,7 +208,7 @@ async def _read(
 def _generate(
     body: CountBody, generation: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> tuple[Generate, set[str]]:
-    """And what is left out of it."""
+    """The message for a worker, and what is left out of the body."""
     looks = model.settings.pictures
     tools = body.tools or []
     left_out = foreign_types(tools) | unread(body, looks=looks)

@@ -1,4 +1,4 @@
-"""Anthropic's messages, from a body to what a worker renders."""
+"""Anthropic's messages: their types, and how they become the messages that a worker renders."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.http.tools import FunctionBody, written
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
-# A line of Claude Code's that is about its bill, and another one in each conversation: at the front
-# of a prompt it would keep all that follows from being found in the prompt cache.
+# A line that Claude Code adds for billing, different in each conversation. At the beginning of a
+# prompt it would keep the rest from being found in the prompt cache.
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 _UNGIVEN: Final = "(Here is something that this model can't be given.)"
 _UNREAD: Final = "(Here is a file such as a PDF, of which this model can't be given the text.)"
-# Where blocks that nobody here knows have texts, in the order in which they are told.
+# The fields in which blocks of unknown types have texts, in the order in which they are read.
 _READABLE: Final = (
     "title",
     "url",
@@ -65,7 +65,7 @@ class ImageBlock(BodyPart, tag="image"):
 
 
 class DocumentBlock(BodyPart, tag="document"):
-    """Of texts; nothing here reads PDF."""
+    """A document. Only its text is read; PDF files are not."""
 
     source: TextSource | Base64Source | UrlSource
     title: str | None = None
@@ -73,13 +73,15 @@ class DocumentBlock(BodyPart, tag="document"):
 
 
 class ToolReferenceBlock(BodyPart, tag="tool_reference"):
-    """A deferred tool that can be called from there on."""
+    """A deferred tool, which can be called from here on."""
 
     tool_name: str
 
 
 class ForeignBlock(Struct):
-    """Of Anthropic's servers, or of a time to come. `text` is what a model can read of it."""
+    """A block of an unknown type: of Anthropic's server tools, or of a later API. `text` is the
+    text found in it.
+    """
 
     type: str
     text: str
@@ -91,7 +93,7 @@ if TYPE_CHECKING:
     ResultBlocks: TypeAlias = "list[ResultBlock | ForeignBlock]"
     Blocks: TypeAlias = "list[Block | ForeignBlock]"
 else:
-    # msgspec has no type for what has another tag than those it knows: each is decoded by itself.
+    # msgspec rejects unions with unknown tags, so each block is decoded by itself.
     _AnyBlock = Annotated[
         Raw,
         Meta(
@@ -116,7 +118,7 @@ class ToolResultBlock(BodyPart, tag="tool_result"):
 
 
 class ThinkingBlock(BodyPart, tag="thinking"):
-    """What was thought; nothing is proved by its `signature` here."""
+    """Reasoning. Its `signature` is not checked."""
 
     thinking: str
     signature: str = ""
@@ -141,7 +143,7 @@ _KIND: Final = msgspec.json.Decoder(_Kind)
 
 
 def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
-    """Raises: ValueError: one of a known type is malformed."""
+    """Raises: ValueError: a block of a known type is malformed."""
     return [_block(each, known, place) for place, each in enumerate(blocks)]
 
 
@@ -156,14 +158,14 @@ def _block(block: Raw, known: msgspec.json.Decoder[Any], place: int) -> Any:
 
 
 def _gather(value: Any, texts: list[str]) -> list[str]:
-    """What can be read, in order."""
+    """The texts in a block of an unknown type, in order."""
     if isinstance(value, str) and value:
         texts.append(value)
     elif isinstance(value, list):
         for each in value:
             _gather(each, texts)
     elif isinstance(value, dict):
-        # Of a document; of others that is no text.
+        # The data of a text document is text; other data is not.
         data = ("data",) if value.get("type") == "text" else ()
         for name in (*_READABLE, *data):
             _gather(value.get(name), texts)
@@ -190,7 +192,7 @@ def references(body: AnthropicConversation) -> set[str]:
 
 
 def unread(body: AnthropicConversation, *, looks: bool) -> set[str]:
-    """The kinds of blocks of which a model can't read a text."""
+    """The kinds of blocks that the model is not given, or not as text."""
     found = set()
     for each in _blocks(body):
         if isinstance(each, ImageBlock) and not looks:
@@ -203,7 +205,7 @@ def unread(body: AnthropicConversation, *, looks: bool) -> set[str]:
 
 
 def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
-    """Of all messages; those of results behind theirs."""
+    """The blocks of all messages; those within a result come behind the result."""
     for message in body.messages:
         for block in message.content if isinstance(message.content, list) else ():
             yield block
@@ -212,7 +214,7 @@ def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | Forei
 
 
 def picture_sources(body: AnthropicConversation) -> list[Source]:
-    """Where the pictures of all messages are, in order; those of results among them."""
+    """The pictures of all messages and results, in order."""
     return [
         Source(_url(block), name)
         for index, message in enumerate(body.messages)
@@ -221,7 +223,7 @@ def picture_sources(body: AnthropicConversation) -> list[Source]:
 
 
 def _pictures(message: AnthropicMessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
-    """In the order in which a worker gets them: results come first."""
+    """The pictures of a message as a worker gets them: those of results first."""
     if isinstance(message.content, str):
         return
     blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.content)]
@@ -250,11 +252,12 @@ def chat_messages(
     looks: bool = True,
     deferred: Mapping[str, FunctionBody] | None = None,
 ) -> tuple[ChatMessage, ...]:
-    """`pictures` are those of `picture_sources`. A model that doesn't look at any is told that they
-    are there, and each is told of `deferred` tools where a result refers to them.
+    """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
+    `looks` a note in the text stands for each picture. A `deferred` tool is described where a
+    result first refers to it.
 
     Raises:
-        Refusal: a message, or a part of one, can't stand where it is.
+        Refusal: a message, or a block of one, can't stand where it is.
     """
     if body.messages[-1].role == "assistant":
         raise invalid(
@@ -311,8 +314,9 @@ def _users(
     pictures: Iterator[bytes] | None,
     untold: dict[str, FunctionBody],
 ) -> Iterator[ChatMessage]:
-    """Results come before what the user says to them, as templates have it. Their pictures are the
-    user's: templates have none in results. `pictures` None: nobody looks at any.
+    """The messages of a user. Results come before the user's text, as chat templates expect.
+    Templates allow no pictures in results, so those belong to the user's message. `pictures` None:
+    the model has no vision.
     """
     if isinstance(body.content, str):
         yield ChatMessage("user", body.content)
@@ -355,13 +359,13 @@ def _document(block: DocumentBlock) -> str:
 
 
 class _Said:
-    """What a user says and shows, as it is put together."""
+    """The text and the pictures of a user's message while it is put together."""
 
     def __init__(
         self, pictures: list[tuple[bytes, str]] | None, untold: dict[str, FunctionBody]
     ) -> None:
-        """Pictures with their names, in the order in which they are to be shown; None: nobody looks
-        at any. Tools that are told of are taken out of the `untold`.
+        """`pictures` are files with their names, in the order in which they are shown; None: the
+        model has no vision. Tools that are described are removed from `untold`.
         """
         self.pictures = pictures
         self.texts: list[str] = []
@@ -370,12 +374,12 @@ class _Said:
         self._length = 0
 
     def add(self, text: str) -> None:
-        # One more, for the line break before it.
+        # One more for the line break before the text.
         self._length += len(text) + bool(self.texts)
         self.texts.append(text)
 
     def show(self) -> bool:
-        """The next picture, behind the text so far. False: nobody looks."""
+        """Place the next picture behind the text so far. False: the model has no vision."""
         if self.pictures is None:
             return False
         data, name = self.pictures[len(self.shown)]
@@ -383,13 +387,15 @@ class _Said:
         return True
 
     def _told(self, names: Sequence[str]) -> str:
-        """Of each tool once: what refers to it is much shorter."""
+        """The text that makes tools callable. Each tool is described once, since its description is
+        long.
+        """
         new = [written(self._untold.pop(each)) for each in names if each in self._untold]
         told = f"These functions can be called from now on: {', '.join(names)}"
         return f"{told}\n{msgspec.json.encode(new).decode()}" if new else told
 
     def result(self, block: ToolResultBlock) -> str:
-        """The text of a result; its pictures are shown."""
+        """The text of a result. Its pictures are placed."""
         if block.content is None or isinstance(block.content, str):
             text = block.content or ""
         else:
@@ -420,5 +426,5 @@ def _misplaced(index: int, place: int, kind: str, whose: str) -> Refusal:
 
 
 def named(kind: str, otherwise: str) -> str:
-    """As it can stand in a header."""
+    """A type as a header may have it; `otherwise` if it has other characters."""
     return kind if _TYPE.fullmatch(kind) else otherwise

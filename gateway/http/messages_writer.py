@@ -1,4 +1,4 @@
-"""Anthropic's message objects and events."""
+"""Writes Anthropic's message objects and events."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
-# A client sends it back with what was thought; nobody checks it here.
+# Clients send this back with the reasoning; it is not checked.
 _SIGNATURE: Final = "bulkhead"
 
 
 class AnthropicOutputDetails(Struct):
-    """`thinking_tokens` of the output were reasoning and its tags."""
+    """`thinking_tokens` of the output are reasoning and its tags."""
 
     thinking_tokens: int
 
 
 class DeltaUsage(Struct):
-    """Unlike OpenAI's, `input_tokens` don't count what was found in the cache."""
+    """Unlike OpenAI's, `input_tokens` don't include tokens from the prompt cache."""
 
     input_tokens: int
     output_tokens: int
@@ -59,7 +59,7 @@ class DeltaUsage(Struct):
 
 
 class AnthropicUsage(DeltaUsage):
-    """Strict decoders want what is Anthropic's own, too."""
+    """With the fields that only Anthropic fills, since strict decoders require them."""
 
     cache_creation: None = None
     inference_geo: None = None
@@ -78,7 +78,7 @@ class AnswerThinkingBlock(Struct, tag_field="type", tag="thinking"):
 
 
 class DirectCaller(Struct, frozen=True, tag_field="type", tag="direct"):
-    """The model itself calls, and no program that it wrote."""
+    """The model itself made the call, not a program that it wrote."""
 
 
 class AnswerToolUseBlock(Struct, tag_field="type", tag="tool_use"):
@@ -112,15 +112,16 @@ class MessageDelta(Struct):
 
 
 class MessageFormat:
-    """One answer, streamed or whole."""
+    """Writes one answer, streamed or whole."""
 
     def __init__(self, model_id: str, request: Request) -> None:
         self._id = f"msg_{request.id}"
         self._model_id = model_id
         self._request = request
-        # A request's id may be its client's, and the calls of a conversation must not meet.
+        # Clients may send the same request id twice, and the ids of calls in a conversation must
+        # differ.
         self._call_id = f"toolu_{secrets.token_hex(10)}"
-        # Of the blocks that were begun: how many, and what the open one is.
+        # The number of blocks that were begun, and the kind of the open one.
         self._begun = 0
         self._open: str | None = None
 
@@ -195,7 +196,7 @@ class MessageFormat:
                 return b""
 
     def _begin(self, kind: str, block: AnswerBlock) -> bytes:
-        """Nothing, if such a block is open."""
+        """Open a block, unless one of this kind is open."""
         if self._open == kind:
             return b""
         events = self._close()

@@ -1,4 +1,4 @@
-"""What the status knows, as Prometheus has it. What isn't known yet is left out."""
+"""Metrics for Prometheus. A value that is not known yet is left out."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _REQUESTS: Final = {
 
 
 def gauges(status: Status) -> Iterator[Metric]:
-    """Of the gateway, the memory, and every model."""
+    """The gauges of the gateway, the memory, and each model."""
     build = InfoMetricFamily("bulkhead_build", "The version that runs.")
     build.add_metric((), {"version": status.version})
     yield build
@@ -132,7 +132,7 @@ def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:
 def _one(
     name: str, about: str, of: Iterable[tuple[tuple[str, ...], Struct]], field: str
 ) -> GaugeMetricFamily:
-    """A gauge of this field of each, with its labels."""
+    """A gauge of one field of several objects, with their labels."""
     of = list(of)
     family = GaugeMetricFamily(name, about, labels=(MODEL,) if any(ids for ids, _ in of) else ())
     for labels, each in of:
@@ -168,8 +168,8 @@ def _prompt_cache(models: list[ModelStatus]) -> GaugeMetricFamily:
 
 
 class Counted(NamedTuple):
-    """One model's: what its traffic and its recovery have counted. Of `queried_tokens` in prompts
-    that were answered, `found_tokens` were not computed anew.
+    """The counters of a model. `found_tokens` of the `queried_tokens` in answered prompts were in
+    the prompt cache.
     """
 
     model_id: str
@@ -227,7 +227,7 @@ _HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ModelMeter], Histogram]]]] = {
 
 
 def counted(models: Iterable[Counted]) -> Iterator[Metric]:
-    """Of every model."""
+    """The counters of all models."""
     models = list(models)
     for name, (about, value) in _COUNTERS.items():
         counter = CounterMetricFamily(f"bulkhead_{name}", about, labels=(MODEL,))
@@ -254,7 +254,7 @@ def counted(models: Iterable[Counted]) -> Iterator[Metric]:
 
 
 def counted_http(meter: HttpMeter) -> Iterator[Metric]:
-    """Of requests as their clients see them."""
+    """The counters of HTTP requests."""
     requests = CounterMetricFamily(
         "bulkhead_requests",
         "HTTP requests that are over.",
@@ -271,7 +271,7 @@ def counted_http(meter: HttpMeter) -> Iterator[Metric]:
 
 
 def events(counts: Mapping[tuple[Kind, str | None], int]) -> Metric:
-    """By kind and model."""
+    """The counter of events, by kind and model."""
     family = CounterMetricFamily(
         "bulkhead_events", "Events, as `bulkhead events` tells them.", labels=("event", MODEL)
     )
@@ -290,7 +290,7 @@ def connections(by_doing: Mapping[str, int]) -> Metric:
 
 
 def refusals(by_code: Mapping[Code, int]) -> Metric:
-    """Of what never came as far as a route."""
+    """The counter of requests that were refused before they reached a route."""
     family = CounterMetricFamily(
         "bulkhead_connections_refused",
         "Connections that were refused, or ended for what they sent or didn't send.",
@@ -322,7 +322,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def process() -> Iterator[Metric]:
-    """Read just now; it may take some milliseconds."""
+    """Figures of the gateway's process, read now, which may take some milliseconds."""
     own = psutil.Process()
     times, memory = own.cpu_times(), own.memory_info()
     yield CounterMetricFamily(
@@ -344,7 +344,7 @@ def process() -> Iterator[Metric]:
         yield GaugeMetricFamily(name, about, value=value)
 
 
-# A text of many models takes longer to write than the loop may stand still.
+# With many models the text takes too long to write on the event loop.
 _writer: Final = Lane("metrics")
 _WRITTEN_S: Final = 10.0
 _RETRY_AFTER_S: Final = 10

@@ -1,4 +1,4 @@
-"""One HTTP request to a model, from its headers to the requests in the model's queue."""
+"""One HTTP request to a model: from its headers to requests in the model's queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gateway.requests.use import parse_keep_alive
 from protocol.answers import RequestField
 from protocol.requests import Generate
 
-# What clients call as the worker does.
+# Fields that have the same name in bodies and in messages for workers.
 _SAME_NAMES: Final[tuple[RequestField, ...]] = (
     "tools",
     "suffix",
@@ -42,13 +42,15 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class ModelCall:
-    """The model that a request names, and who asks: the only place where a route looks them up."""
+    """The model of a request and the caller. A route makes one, so a request looks its model up
+    once.
+    """
 
     def __init__(self, http: HttpRequest, model: str) -> None:
-        """`model` is an id or alias.
+        """`model` is an id or an alias.
 
         Raises:
-            Refusal: there is none, or none that the caller may know of.
+            Refusal: there is no such model, or the caller may not use it.
         """
         self.http = http
         self.fleet: Fleet = http.app.state.fleet
@@ -62,25 +64,25 @@ class ModelCall:
 
     @property
     def looks(self) -> bool:
-        """The model takes pictures."""
+        """Whether the model takes pictures."""
         return self.model.settings.pictures
 
     async def beside_the_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
     ) -> T:
-        """Call it, in a thread of its own if the body is large.
+        """Call the function, in a thread if the body is large.
 
         Raises:
-            Refusal: there is no thread for it, or too much before it.
+            Refusal: no thread is free in time.
         """
         body_bytes: int = self.http.state.body_bytes
         return await beside_the_loop(body_bytes, function, *arguments)
 
     async def read_pictures(self, sources: Sequence[Source]) -> list[bytes]:
-        """The files' bytes, in order.
+        """The bytes of the pictures, in order.
 
         Raises:
-            Refusal: the model takes none, or one of them can't be had.
+            Refusal: the model takes no pictures, or one of them can't be read.
         """
         check_pictures(sources, self.model)
         reader: PictureReader = self.http.app.state.pictures
@@ -92,11 +94,12 @@ class ModelCall:
         keep_alive: float | str | None,
         params: dict[RequestField, str],
     ) -> Terms:
-        """What the headers say, or else the body's own `priority` and `keep_alive`, as far as the
-        caller may have them. `params` are the client's names for fields of the message.
+        """The terms of the request: from its headers, else from the body's `priority` and
+        `keep_alive`, within what the caller may have. `params` are the client's names for fields of
+        the message.
 
         Raises:
-            Refusal: a header, or keep_alive, can't be read.
+            Refusal: a header or keep_alive can't be read.
         """
         record = record_of(self.http)
         record.model = self.model.id
@@ -114,12 +117,12 @@ class ModelCall:
     def requests(
         self, body: GenerationBody, generates: Sequence[Generate], prompt_param: str
     ) -> list[Request]:
-        """`body.answers` for each of these messages, one after the other; none is in the queue
-        yet. What the client calls the prompt is `prompt_param`.
+        """`body.answers` requests for each message, in order. They are counted against the caller's
+        limits, but not in the queue yet. `prompt_param` is the body's field with the prompt.
 
         Raises:
-            Refusal: a header, or keep_alive, can't be read, or it is too much at once, for anybody
-                or for the caller's key.
+            Refusal: a header or keep_alive can't be read, or the body asks for more answers than
+                the server or the caller's key allows.
         """
         check_mailbox(self.http)
         if len(generates) * body.answers > MOST_ANSWERS:
@@ -130,7 +133,7 @@ class ModelCall:
             )
         shared = self.fleet.settings.prompt_cache.shared
         salt = self.caller.cache_salt(body.cache_salt or "", shared=shared)
-        # The prompt is sent for each of its answers.
+        # The prompt is sent once for each of its answers.
         self.share.take(self.share.size_bytes * (body.answers - 1))
         terms = self.terms(body.priority, body.keep_alive, _params(body, prompt_param))
         requests: list[Request] = []
@@ -141,7 +144,7 @@ class ModelCall:
         return requests
 
     def count(self, requests: Sequence[Request]) -> None:
-        """Count them against the limits of the caller's key, and have the log tell their times.
+        """Count the requests against the limits of the caller's key, and have their times logged.
 
         Raises:
             Refusal: they are too many at once for the key.
@@ -181,18 +184,18 @@ class ModelCall:
         )
 
     def _priority(self, own: int | None) -> int | None:
-        """X-Priority, or that of the body; None is the model's own. Raises: Refusal."""
+        """X-Priority, else the body's priority; None: the model's. Raises: Refusal."""
         text = self.http.headers.get("x-priority")
         wanted = own if text is None else _read_priority(text)
         priority = self.caller.priority_of(wanted, self.model.settings.priority)
         if priority is not None and from_page(self.http.headers):
-            # A page may wait longer than others, but not push itself before them.
+            # A page in a browser may lower its priority, but not raise it.
             return min(priority, self.model.settings.priority)
         return priority
 
 
 def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
-    """What the client calls the fields of `Generate`."""
+    """The client's names for the fields of `Generate`."""
     names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
     names |= {"prompt": prompt_param, "prompt_logprobs": "echo"}
     names["template_arguments"] = "chat_template_kwargs"
@@ -210,7 +213,7 @@ def _read_priority(text: str) -> int:
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Seconds, if that was given.
+    """Seconds. None: the body has no keep_alive.
 
     Raises:
         Refusal: it can't be read.
@@ -224,10 +227,10 @@ def keep_alive_s(value: float | str | None) -> float | None:
 
 
 def check_mailbox(request: HttpRequest) -> bool:
-    """Whether the answer is to be kept for a client that leaves.
+    """Whether the header asks to keep the answer for a client that leaves.
 
     Raises:
-        Refusal: the header says something else, or this path keeps no answers.
+        Refusal: the header has another value, or answers of this path can't be kept.
     """
     text = request.headers.get("x-mailbox")
     if text is None:
@@ -244,7 +247,7 @@ def check_mailbox(request: HttpRequest) -> bool:
 
 
 def deadline_s(request: HttpRequest, default_s: float) -> float:
-    """X-Deadline-S, or the configured deadline.
+    """X-Deadline-S, else the configured deadline, in seconds.
 
     Raises:
         Refusal: the header isn't a positive number.
