@@ -1,4 +1,6 @@
-"""POST /api/chat and /api/generate."""
+"""Ollama's routes that generate or make vectors: chat, generate, embed, embeddings; and those that
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,11 @@ from protocol.requests import (
 
 
 def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
-    """An object that says what was done. It waits for the load as every request does: as one that
-    nothing is computed for.
+    """Load or unload a model, as Ollama does for a body without a prompt. The answer says what was
+    done. A load waits in the queue as a request that computes nothing.
 
     Raises:
-        Refusal: keep_alive can't be read, or isn't the caller's to choose.
+        Refusal: keep_alive can't be read, or the caller may not unload.
     """
     unload = keep_alive_s(body.keep_alive) == 0
     if unload and not call.caller.admin:
@@ -151,7 +153,7 @@ def _told(body: AnswerBody, model: Model) -> str:
 
 
 def _prompt(body: GenerateBody, model: Model, pictures: Sequence[bytes]) -> Prompt:
-    """A conversation of one message, unless it is raw or has something behind it."""
+    """A conversation of one message. A raw prompt, and one with a suffix, is a text."""
     text = body.prompt or ""
     if not body.raw and not body.suffix:
         messages = [ChatMessage("system", body.system)] if body.system else []
@@ -202,7 +204,7 @@ _GENERATE: Final = Operation(
 
 
 _MOST_DIMENSIONS: Final = 1 << 16
-# What is beyond the context is cut off, unless the client wants an error.
+# Truncate texts to the context. Clients can ask for an error instead.
 _CONTEXT: Final = -1
 
 Texts = Annotated[
@@ -213,12 +215,12 @@ Texts = Annotated[
         }
     ),
 ]
-# How an answer is written, once its vectors are there.
+# Makes the pieces of an answer, once its vectors are there.
 Written = Callable[[Request, Usage], Iterator[bytes]]
 
 
 class EmbedBody(VectorBody, kw_only=True):
-    """`options` change nothing here."""
+    """`options` are ignored."""
 
     input: Texts = ABSENT
     truncate: bool | None = None
@@ -226,7 +228,7 @@ class EmbedBody(VectorBody, kw_only=True):
 
 
 class OllamaEmbeddingsBody(VectorBody, kw_only=True):
-    """The older way, for one text."""
+    """The body of the older route, for one text."""
 
     prompt: str = ""
 
@@ -248,7 +250,7 @@ async def embed(http_request: HttpRequest) -> Response:
     name = body.model
     text = bytes(body.input).strip()
     if not given(body.input) or text == b'""' or text.translate(None, b" \t\r\n") == b"[]":
-        # As Ollama answers it.
+        # Ollama answers like this too, if the model exists.
         call_of(http_request, name)
         return json_response(EmbedAnswer(name, [], 0, 0, 0))
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
@@ -332,7 +334,7 @@ _ADVICE: Final = {
 
 
 class PullBody(Struct):
-    """`name` is what older clients send."""
+    """Older clients send `name` instead of `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -343,7 +345,7 @@ class Pulled(Struct):
 
 
 async def pull(request: HttpRequest) -> Response:
-    """A model that is here needn't be downloaded; Codex asks for it all the same."""
+    """Succeeds for a model that is here: Codex asks for a pull in any case. Others are refused."""
     body = await read_json(request, PullBody)
     try:
         call_of(request, body.model or body.name)

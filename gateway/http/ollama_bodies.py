@@ -1,4 +1,4 @@
-"""Ollama's bodies, from what clients send to what a worker renders."""
+"""Ollama's bodies: their types, and how they become the messages that a worker renders."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from protocol.requests import CalledTool, ChatMessage, Constraint, Picture
 _LARGEST: Final = (1 << 31) - 1
 _MOST_SEED: Final = (1 << 63) - 1
 
-# Clients write whole numbers as 40.0, too.
+# Clients also write whole numbers as 40.0.
 Count = Annotated[float, Meta(ge=-2, le=_LARGEST, multiple_of=1)]
 
 
 @refusing("options")
 class OllamaOptions(Struct, kw_only=True):
-    """What is done of them; the table of parameters has the rest."""
+    """The options that are done. `parameters` lists the others."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -49,23 +49,23 @@ class OllamaOptions(Struct, kw_only=True):
 def generation(
     options: OllamaOptions | None, model: Model, keep_alive: float | str | None
 ) -> GenerationBody:
-    """The same in the words of the other APIs.
+    """The same parameters under the names of the other APIs.
 
     Raises:
-        Refusal: something in it isn't done here.
+        Refusal: an option is not supported.
     """
     asked = options or OllamaOptions()
     check_supported(asked, "options", "options.")
-    # 0 looks back at nothing, and -1 at all of the context.
+    # 0 switches the penalty off; -1 covers the whole context.
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
     if looks_back is not None and looks_back < 0:
         looks_back = model.settings.context_tokens
     return GenerationBody(
         model=model.id,
-        # Negative numbers, and 0, are Ollama's "no limit".
+        # Ollama reads 0 and negative numbers as no limit.
         max_tokens=max(0, int(asked.num_predict or 0)) or None,
         temperature=asked.temperature,
-        # Those that Ollama takes for "off".
+        # Ollama reads 0 as off.
         top_p=asked.top_p or None,
         top_k=None if asked.top_k is None else max(0, int(asked.top_k)),
         min_p=asked.min_p,
@@ -119,7 +119,7 @@ class OllamaToolBody(BodyPart):
 
 
 class AnswerBody(Struct, kw_only=True):
-    """What both ways to ask have in common."""
+    """The fields that chat and generate share."""
 
     model: str
     stream: bool | None = None
@@ -164,7 +164,7 @@ def constraint_of(body: AnswerBody) -> Constraint | None:
 
 
 def template_arguments(think: Think | None, defaults: dict[str, Any]) -> dict[str, Any]:
-    """What a chat template is told of thinking. `defaults` are the model's."""
+    """The arguments for the chat template. `defaults` are those of the model."""
     arguments = dict(defaults)
     if think is not None:
         arguments["enable_thinking"] = think is not False
@@ -174,17 +174,18 @@ def template_arguments(think: Think | None, defaults: dict[str, Any]) -> dict[st
 
 
 def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
-    """Pictures are sent as they are, in base64."""
+    """The pictures of a message or a prompt. Ollama sends them in base64."""
     for place, each in enumerate(images or ()):
         url = each if each.startswith("data:") else f"data:;base64,{each}"
         yield Source(url, f"{path}images[{place}]")
 
 
 def message_sources(bodies: Sequence[OllamaMessageBody], *, looks: bool = True) -> list[Source]:
-    """Where the pictures of all messages are, in order; those of the newest, if nobody `looks`.
+    """The pictures of all messages, in order. Without `looks` (the model has no vision) only those
+    of the newest user message.
 
     Raises:
-        Refusal: one is where none can be, or there are too many messages.
+        Refusal: a picture is not in a message of a user, or there are too many messages.
     """
     check_number(len(bodies))
     found: list[Source] = []
@@ -203,10 +204,11 @@ def message_sources(bodies: Sequence[OllamaMessageBody], *, looks: bool = True) 
 def chat_messages(
     bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, looks: bool = True
 ) -> tuple[ChatMessage, ...]:
-    """`pictures` are those of `message_sources`. A model that doesn't look at any is told of them.
+    """The messages as a worker renders them. `pictures` are the files of `message_sources`. Without
+    `looks` a note in the text stands for each picture.
 
     Raises:
-        Refusal: a call's arguments are no JSON object.
+        Refusal: the arguments of a call are no JSON object.
     """
     left = iter(pictures)
     calls = _Calls()
@@ -230,18 +232,19 @@ def _told(body: OllamaMessageBody, *, looks: bool) -> str:
 
 
 def shown(pictures: Iterable[bytes], path: str) -> tuple[Picture, ...]:
-    """They stand before the text."""
+    """Pictures that are placed before the text."""
     return tuple(Picture(data, 0, f"{path}images[{place}]") for place, data in enumerate(pictures))
 
 
 class _Calls:
-    """Calls and results by ids, which most of Ollama's clients don't send: a result answers the
-    first call of its tool that has none.
+    """Gives ids to calls and results, since most of Ollama's clients send none: a result answers
+    the first call of its tool that has no result.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        # Names by ids, in order: of each tool's calls without a result, and under None of all.
+        # Calls without a result, in order, as names by ids: under each tool, and all of them under
+        # None.
         self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
 
     def made(self, index: int, body: OllamaMessageBody) -> Iterator[CalledTool]:
@@ -275,10 +278,10 @@ def _is_json(text: bytes) -> bool:
 
 
 def call_of(request: HttpRequest, name: str | None) -> ModelCall:
-    """The model of an id or alias.
+    """The call to a model by its id or alias.
 
     Raises:
-        Refusal: there is none, or it isn't named.
+        Refusal: there is no such model, or the body names none.
     """
     if not name:
         raise invalid("model is missing: name one of /api/tags.", "model")
@@ -286,5 +289,5 @@ def call_of(request: HttpRequest, name: str | None) -> ModelCall:
 
 
 def tagged(model_id: str) -> str:
-    """The id with a tag: clients that compare names add it to those without one."""
+    """The id with a tag, which clients that compare names add to ids without one."""
     return model_id if ":" in model_id.rpartition("/")[2] else model_id + LATEST

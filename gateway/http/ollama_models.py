@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""Ollama's routes about models: GET /api/tags, /api/ps and /api/version, POST /api/show."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
 from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
 
-# Beyond it a listing goes on without what the files say.
+# A listing does not wait longer for the files of a model.
 _ANSWER_S: Final = 2.0
 _LONGEST_TEXT_BYTES: Final = 1 << 20
 _BITS_OF_WORD: Final = 32
@@ -39,8 +39,8 @@ _UNPACKED: Final = (".scales", ".biases")
 
 
 class ModelFiles(Struct, frozen=True):
-    """`digest` tells these files from others, by their names, sizes and times. `template` is the
-    chat template; `quantization` the bits of a weight, or its type.
+    """What the files of a model say. `digest` changes with their names, sizes and times. `template`
+    is the chat template; `quantization` is the bits of a weight, or the type of the weights.
     """
 
     digest: str = "0" * 64
@@ -58,7 +58,7 @@ class ModelFiles(Struct, frozen=True):
 
     @property
     def parameter_size(self) -> str:
-        """As people write it: 8.0B."""
+        """The number of parameters as people write it: 8.0B."""
         for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
             if self.parameters >= size:
                 return f"{self.parameters / size:.1f}{unit}"
@@ -66,8 +66,8 @@ class ModelFiles(Struct, frozen=True):
 
 
 class ModelFileReader:
-    """Reads what the files say, once for as long as they stay as they are. Each place has a lane of
-    its own: one that hangs costs the others nothing.
+    """Reads the files of models, again only if they have changed. Each source has a lane of its
+    own, so a disk that hangs delays no other model.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ModelFileReader:
         self._known: dict[str, ModelFiles] = {}
 
     async def look_up(self, model: Model) -> ModelFiles:
-        """What was known before, or nothing, if the files can't be read."""
+        """What the files say. If they can't be read, what they said before, or defaults."""
         known = self._known.get(model.source)
         lane = self._lanes.setdefault(model.source, Lane(f"files of {model.id}"))
         try:
@@ -119,7 +119,9 @@ def _quantization(config: Mapping[str, Any]) -> int | None:
 
 
 def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
-    """Parameters, and the type that most of them have. Of quantized ones several share a word."""
+    """The number of parameters, and the type of most of them. Several quantized parameters share a
+    word.
+    """
     kinds: dict[str, int] = {}
     for path in files:
         if not (path.name.startswith("model") and path.suffix == ".safetensors"):
@@ -136,7 +138,9 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
 
 
 def _template(folder: Path) -> str:
-    """Of several files the one that a worker takes: the tokenizer's before the processor's."""
+    """The chat template that a worker takes: a file of its own, else the tokenizer's, else the
+    processor's.
+    """
     if text := _text(folder / "chat_template.jinja"):
         return text
     for name in ("tokenizer_config.json", "chat_template.json"):
@@ -145,7 +149,7 @@ def _template(folder: Path) -> str:
         except FileNotFoundError:
             continue
         if isinstance(found, list):
-            # Several, by name.
+            # Several templates, by name.
             found = next((each.get("template") for each in found if isinstance(each, dict)), None)
         if isinstance(found, str) and found:
             return found
@@ -153,7 +157,7 @@ def _template(folder: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """Empty: there is none, or it is too long."""
+    """The text of a file. Empty: there is none, or it is too long."""
     try:
         return read_file(path, _LONGEST_TEXT_BYTES).decode(errors="replace")
     except (FileNotFoundError, ValueError):
@@ -161,7 +165,7 @@ def _text(path: Path) -> str:
 
 
 def _told(text: object) -> str:
-    """JSON has half characters, which can't be sent."""
+    """A text of a JSON file, without lone surrogates, which can't be encoded."""
     return text.encode(errors="replace").decode() if isinstance(text, str) else ""
 
 
@@ -172,9 +176,10 @@ def _number(table: Mapping[str, Any], key: str) -> int | None:
     return value if 0 < value < _LARGEST_NUMBER else None
 
 
-# The first with everything that is done here, which Codex asks for: it has `/v1/responses`.
+# The first version with everything that works here. Codex requires it, since it has
+# `/v1/responses`.
 _SPOKEN: Final = "0.13.4"
-# What stands for "never" where a time must be.
+# A time that stands for "never".
 _NEVER: Final = "9999-12-31T23:59:59Z"
 _THINKING_WORDS: Final = ("enable_thinking", "reasoning_effort", "<think>")
 
@@ -203,7 +208,7 @@ class TagList(Struct):
 
 
 class RunningModel(Struct):
-    """`size` is what its process holds."""
+    """`size` is the footprint of the model's process."""
 
     name: str
     model: str
@@ -220,14 +225,14 @@ class RunningList(Struct):
 
 
 class VersionBody(Struct):
-    """`version` is that of Ollama whose API this is; `bulkhead` the gateway's own."""
+    """`version` is the version of Ollama whose API this is, `bulkhead` that of the gateway."""
 
     version: str
     bulkhead: str
 
 
 class ShowBody(Struct):
-    """`name` is what older clients send."""
+    """Older clients send `name` instead of `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -283,7 +288,7 @@ async def show(request: HttpRequest) -> Response:
 
 
 async def version(_request: HttpRequest) -> Response:
-    """Clients compare it to learn what they may send."""
+    """Clients read the version to learn what they may send."""
     return json_response(VersionBody(_SPOKEN, VERSION))
 
 
@@ -317,14 +322,14 @@ def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
         files.digest,
         _details(files),
         _NEVER if math.isinf(left_s) else _time(time.time() + left_s),
-        # A Mac's memory is one.
+        # On a Mac CPU and GPU share one memory.
         held_bytes,
         _context_tokens(compartment, files),
     )
 
 
 def _context_tokens(compartment: Compartment, files: ModelFiles) -> int:
-    """That in force; before the model is loaded the one that it will have if memory allows."""
+    """The context in force; before the model is loaded, that which it gets if memory allows."""
     if compartment.worker is not None and compartment.worker.report.context_tokens is not None:
         return compartment.worker.report.context_tokens
     configured = compartment.model.settings.context_tokens
@@ -337,7 +342,7 @@ def _details(files: ModelFiles) -> Details:
 
 
 def _info(files: ModelFiles) -> dict[str, Any]:
-    """Ollama's names, which are those of GGUF's metadata."""
+    """The facts under Ollama's names, which are those of GGUF metadata."""
     family = files.family or "unknown"
     known = {
         "general.architecture": family,
@@ -350,7 +355,7 @@ def _info(files: ModelFiles) -> dict[str, Any]:
 
 
 def _capabilities(compartment: Compartment, files: ModelFiles) -> list[str]:
-    """By what the model says of itself once it is loaded, else by its files."""
+    """What the model can do: as its worker says, or before the load as its files say."""
     abilities = compartment.traffic.abilities
     writes = "text" in abilities if abilities is not None else not files.encoder
     embeds = "embedding" in abilities if abilities is not None else files.encoder

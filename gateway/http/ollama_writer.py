@@ -1,4 +1,4 @@
-"""Ollama's answers: a JSON object, or a line of JSON for each piece."""
+"""Writes Ollama's answers: one JSON object, or a line of JSON for each piece."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class OllamaAnswerMessage(Struct, omit_defaults=True):
 
 
 class Figures(Struct, omit_defaults=True, kw_only=True):
-    """Of a whole answer. Durations are in nanoseconds: all of it, until a worker had it (waiting
-    and loading), the prompt, and from the first token on.
+    """The figures of a whole answer. Durations are in nanoseconds: `total_duration` of the request,
+    `load_duration` until a worker had it, `prompt_eval_duration` of the prompt, and `eval_duration`
+    from the first token on.
     """
 
     done_reason: DoneReason | UnsetType = UNSET
@@ -82,7 +83,7 @@ class GenerateAnswer(Figures, kw_only=True):
 
 
 class Content(Struct):
-    """What a line says, or the whole answer."""
+    """The content of a line, or of a whole answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -94,15 +95,19 @@ class Content(Struct):
 
 
 class OllamaFormat:
-    """Answers to one request. A call is written when it is whole: its arguments are an object."""
+    """Writes the answer of a request. A call is written once it is complete, since its arguments
+    are an object.
+    """
 
     def __init__(self, name: str, request: Request, *, chat: bool) -> None:
-        """`name` is what the client calls the model. Without `chat` the answer is a text."""
+        """`name` is the name of the model in the body. Without `chat` the answer is that of
+        /api/generate.
+        """
         self._name = name
         self._request = request
         self._chat = chat
         self._call_id = f"call_{secrets.token_hex(6)}"
-        # The call that goes on.
+        # The call whose arguments are still coming.
         self._call: ToolCall | None = None
 
     def opening(self, index: int) -> bytes:
@@ -176,7 +181,7 @@ class OllamaFormat:
 
 
 def written(name: str, content: Content, figures: Figures | None, *, chat: bool) -> bytes:
-    """One object. Without `figures` others follow."""
+    """A JSON object. `figures` are those of the last one."""
     known = {} if figures is None else msgspec.structs.asdict(figures)
     if content.logprobs:
         known["logprobs"] = content.logprobs

@@ -1,4 +1,4 @@
-"""The document itself (OpenAPI 3.1), made of what stands beside the routes."""
+"""/openapi.json (OpenAPI 3.1): the description of all routes, made from their types."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gateway.system.refusal import Code, status_of
 
 
 class IdConvertor(Convertor[str]):
-    """Ids may have slashes, but are never empty: a slash behind a path belongs to no id, and is
-    redirected as everywhere.
+    """An id in a path, which may have slashes but is not empty. A slash at the end of a path is
+    redirected, as on all paths.
     """
 
     regex = ".+"
@@ -42,7 +42,7 @@ LINE_STREAM: Final = "application/x-ndjson"
 
 Tag: TypeAlias = Literal["OpenAI", "Anthropic", "Ollama", "probes", "operation"]
 
-# What may happen to every request, whatever it asks for.
+# The refusals that every request may get.
 ALWAYS: Final[tuple[Code, ...]] = (
     "invalid_request_error",
     "invalid_api_key",
@@ -52,7 +52,7 @@ ALWAYS: Final[tuple[Code, ...]] = (
     "internal_error",
     "overloaded",
 )
-# What may happen to one that has a model generate, beside that.
+# The further refusals of requests that a model generates for.
 GENERATES: Final[tuple[Code, ...]] = (
     "context_length_exceeded",
     "model_not_found",
@@ -83,9 +83,10 @@ class Query(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """`body` is the type that decodes it, and `answer` the one that is encoded, or the media type
-    of a text. `events` is the type of what a stream of the media type `stream` brings. `refusals`
-    come beside those that are `ALWAYS` possible; `others` are further statuses with their answers.
+    """What a route takes and answers. `body` is the type that decodes the body. `answer` is the
+    type of the answer, or the media type of a text. `events` is the type of an event in a stream of
+    the media type `stream`. `refusals` are possible in addition to `ALWAYS`; `others` are further
+    statuses with the types of their answers.
     """
 
     summary: str
@@ -101,7 +102,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 
 
 class Described(Route):
-    """A route that /openapi.json has. An id in its path is an `{id:id}`."""
+    """A route that stands in /openapi.json. An id in its path is written as `{id:id}`."""
 
     def __init__(
         self,
@@ -120,12 +121,12 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
 _WITH_BODY: Final[tuple[Code, ...]] = ("request_too_large",)
 _TEXT: Final = {"type": "string"}
-# What a query's parameter may be, as `read_count` reads it.
+# The schemas of query parameters, as `read_count` reads them.
 _OF_QUERY: Final = {
     "string": _TEXT,
     "integer": {"type": "integer", "minimum": 0, "maximum": 10**MOST_DIGITS - 1},
 }
-# As OpenAPI 3.2 describes the items of such streams, which tools of today know by this.
+# The description of events in OpenAPI 3.2, which current tools know by this media type.
 _STREAMED: Final[dict[str, dict[str, Any]]] = {
     EVENT_STREAM: {
         "type": "object",
@@ -141,7 +142,7 @@ _REQUEST_ID: Final = {
 
 
 def described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, BaseRoute]]:
-    """Every route with its path, those of mounts among them."""
+    """All routes with their paths, also those within mounts."""
     for route in routes:
         path = prefix + getattr(route, "path", "")
         if isinstance(route, Mount) and route.routes:
@@ -151,7 +152,7 @@ def described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[s
 
 
 def make_document(routes: Iterable[BaseRoute]) -> bytes:
-    """As JSON text."""
+    """The document as JSON text."""
     found = [(path, each) for path, each in described(routes) if isinstance(each, Described)]
     types = list({each: None for path, route in found for each in _types(path, route.operation)})
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
@@ -180,7 +181,7 @@ def make_document(routes: Iterable[BaseRoute]) -> bytes:
                     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
                 },
             },
-            # Without keys none is needed.
+            # Without API keys no key is needed.
             "security": [{}, {"bearer": []}, {"header": []}],
         }
     )
@@ -237,7 +238,7 @@ def _content(kind: Any, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _stream(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
-    """OpenAPI 3.1 has no words for what a stream consists of."""
+    """The schema of a stream. OpenAPI 3.1 has no keyword for its events."""
     schema = dict(_STREAMED.get(operation.stream or "", {"type": "string"}))
     if operation.events is not None:
         schema["x-each"] = known[operation.events]
@@ -275,12 +276,12 @@ def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
         }
 
 
-# Milliseconds on a machine at rest.
+# On an idle machine it takes milliseconds.
 _MADE_S: Final = 60.0
 
 
 class OpenApiDocument:
-    """Made when it is first asked for, beside the event loop, and kept."""
+    """Makes the document when it is first asked for, outside the event loop, and keeps it."""
 
     def __init__(self) -> None:
         self._lane = Lane("openapi")

@@ -1,4 +1,4 @@
-"""The files of the page, in memory."""
+"""The operator's page at /ui, and the text at /."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gateway.system.refusal import Refusal
 
 _FOLDER: Final = Path(__file__).parent / "static"
 _READ_S: Final = 20.0
-# A system's own table may know other types, and browsers run no script that has another one.
+# The system may have other types in its table, and browsers run a script only with this type.
 _TYPES: Final = mimetypes.MimeTypes(filenames=())
 _TYPES.add_type("text/javascript", ".js")
 _TYPES.add_type("text/markdown", ".md")
 
 
 class File(Struct, frozen=True):
-    """`etag` tells its content from another, in quotes, as HTTP has it."""
+    """`etag` identifies the content, in quotes as in HTTP."""
 
     content: bytes
     media_type: str
@@ -35,7 +35,7 @@ class File(Struct, frozen=True):
 
 
 class Page:
-    """Reads all files when the first is asked for. Nothing else can be found in it."""
+    """Reads all files of the page when the first is asked for, and serves them from memory."""
 
     def __init__(self, folder: Path = _FOLDER) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class Page:
         self._lane = Lane("page")
 
     async def find(self, path: str) -> File | None:
-        """Raises: OSError: they can't be read."""
+        """Raises: OSError: the files can't be read."""
         if self._files is None:
             self._files = await self._lane.run(self._read, _READ_S, str(self._folder))
         return self._files.get(path)
@@ -60,7 +60,7 @@ def _file(path: Path) -> File:
     return File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-# Nothing but files from here runs, is shown or is asked, and no other page may frame this one.
+# The page may load, run and call only this server, and no other page may frame it.
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -76,7 +76,7 @@ _POLICY: Final = "; ".join(
     )
 )
 _PAGE_HEADERS: Final = {
-    # A new version is seen at once; what is as it was costs a 304.
+    # Browsers ask each time; unchanged files cost a 304.
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -117,7 +117,7 @@ _PLACES: Final = (
     ("/metrics", "figures for Prometheus"),
     ("/openapi.json", "every route, for programs"),
 )
-# Prefixes, not pages.
+# Prefixes of paths, not pages.
 _BASES: Final = ("/v1", "/api")
 _FRONT_HEADERS: Final = {"content-security-policy": "default-src 'none'", "vary": "accept"}
 

@@ -1,7 +1,7 @@
-"""Every parameter of OpenAI's, mlx_lm.server's and vLLM's bodies, and what becomes of it here.
+"""All parameters of the APIs' bodies, and what becomes of each.
 
-One that would change the answer and isn't done is refused by name, on both paths, unless its value
-is neutral: a client may send a default. Fields that none of the three knows are ignored.
+A parameter that would change the answer and is not supported is refused by name, unless it has a
+neutral value: clients may send defaults. Fields that no API knows are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Place: TypeAlias = Literal[
 ]
 Fate: TypeAlias = Literal["done", "refused", "harmless"]
 
-# How a place is written in the documents and before the name of a parameter.
+# The name of a place in the documentation and in errors.
 PLACES: Final[dict[Place, str]] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
@@ -46,9 +46,10 @@ _BODIES: Final[tuple[Place, ...]] = ("chat", "completions")
 
 
 class Parameter(Struct, frozen=True):
-    """`neutral` are the values with which a refused one changes nothing; null always is one.
+    """`neutral` are the values that a refused parameter may have, since they change nothing; null
+    always is one.
 
-    `note` says what to do instead, or why it is harmless.
+    `note` says what to do instead, or why the parameter is harmless.
     """
 
     name: str
@@ -322,12 +323,12 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
 
 
 def at(place: Place, fate: Fate) -> tuple[Parameter, ...]:
-    """What has this fate there."""
+    """The parameters with this fate at a place."""
     return tuple(each for each in PARAMETERS if place in each.places and each.fate == fate)
 
 
 def printed() -> Iterator[str]:
-    """The table as docs/parameters.md has it."""
+    """The lines of the table in docs/parameters.md."""
     yield "| in | parameter | | neutral values, or why |"
     yield "| --- | --- | --- | --- |"
     for each in PARAMETERS:
@@ -348,12 +349,14 @@ Kind = TypeVar("Kind", bound=Struct)
 
 
 def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
-    """A decorator: the type also decodes what is refused at `place`, for `check_supported`."""
+    """A decorator: adds the parameters that are refused at `place` to the type, for
+    `check_supported`.
+    """
 
     def extend(kind: type[Kind]) -> type[Kind]:
         extended: type[Any] = msgspec.defstruct(
             kind.__name__,
-            # Not built: what is refused anyway may be tens of megabytes of lists.
+            # Kept as raw text: a refused value may be megabytes of lists.
             [(each.name, _kind(each), ABSENT) for each in _REFUSED[place]],
             bases=(kind,),
             module=kind.__module__,
@@ -366,17 +369,17 @@ def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
 
 
 def _kind(parameter: Parameter) -> Any:
-    """For the schema: what is taken of it."""
+    """The type of a refused field, with a schema that allows neutral values."""
     about = f"Not supported; {parameter.note}." if parameter.note else "Not supported."
     taken = {"enum": [None, *parameter.neutral], "description": about}
     return Annotated[Raw, Meta(extra_json_schema=taken)]
 
 
 def check_supported(decoded: Struct, place: Place, path: str = "") -> None:
-    """`decoded` is of a type that `refusing(place)` made; `path` leads to it from the body.
+    """`decoded` is of a type that `refusing(place)` made; `path` is its path within the body.
 
     Raises:
-        Refusal: it asks for something that this server doesn't do.
+        Refusal: a parameter that is refused there has a value that is not neutral.
     """
     for parameter in _REFUSED[place]:
         text: Raw = getattr(decoded, parameter.name)
@@ -397,7 +400,7 @@ def _neutral(parameter: Parameter, text: Raw) -> bool:
 
 
 def _same(value: object, neutral: object) -> bool:
-    """As JSON has it: to Python 0 is False."""
+    """Equality as in JSON: in Python 0 == False."""
     if isinstance(value, bool) or isinstance(neutral, bool):
         return value is neutral
     return value == neutral

@@ -1,4 +1,4 @@
-"""Reads the pictures of requests, beside the event loop and within bounds."""
+"""Reads the pictures of requests, outside the event loop and within bounds."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ if TYPE_CHECKING:
 
 
 _LONGEST_REASON: Final = 300
-# What the files of PNG, GIF and JPEG begin with. WebP's have RIFF, four bytes of length, and WEBP.
+# The first bytes of PNG, GIF and JPEG files. WebP files begin with RIFF, four bytes of length, and
+# WEBP.
 _BEGINNINGS: Final = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff")
 
 
 class Source(Struct, frozen=True):
-    """`name` is the field of the body, for errors."""
+    """Where a picture is. `name` is the field of the body, for errors."""
 
     url: str
     name: str
 
 
 class PictureError(Exception):
-    """Why a picture can't be had, as the end of a sentence."""
+    """Why a picture can't be read, as the end of a sentence."""
 
 
 def refused(source: Source, reason: object) -> Refusal:
@@ -52,7 +53,7 @@ def refused(source: Source, reason: object) -> Refusal:
 
 
 def check_kind(data: bytes) -> None:
-    """Raises: PictureError: it is the file of something else."""
+    """Raises: PictureError: the data is no PNG, JPEG, WebP or GIF."""
     if not data.startswith(_BEGINNINGS) and not (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
         raise PictureError("it is no PNG, JPEG, WebP or GIF")
 
@@ -62,7 +63,7 @@ _ENCODING: Final = ";base64"
 
 
 def read_data_url(url: str, most_bytes: int) -> bytes:
-    """Raises: PictureError: it is none, or too large."""
+    """Raises: PictureError: it is no data URL in base64, or is too large."""
     head, comma, encoded = url.partition(",")
     if not comma or not head.lower().endswith(_ENCODING):
         raise PictureError("a data URL must be in base64, as data:image/png;base64,iVBOR...")
@@ -76,15 +77,16 @@ def read_data_url(url: str, most_bytes: int) -> bytes:
 
 FILE_SCHEME: Final = "file:"
 _LOCAL: Final = ("", "localhost")
-# The same for what is outside and what is nowhere: nobody learns which files there are.
+# The same text for files outside the folders and for missing files, so that nobody learns which
+# files exist.
 _NOT_THERE: Final = "there is no such file in gateway.image_folders"
 
 
 def path_in(url: str) -> Path:
-    """The path of a file: URL, or that which was written without a scheme.
+    """The path in a file: URL or in a plain path.
 
     Raises:
-        PictureError: it isn't absolute, or on another machine.
+        PictureError: it isn't absolute, or is on another machine.
     """
     path = url
     if url.lower().startswith(FILE_SCHEME):
@@ -101,28 +103,28 @@ def path_in(url: str) -> Path:
 
 
 def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
-    """Read a file that lies in one of the folders, links followed; blocks.
+    """Read a file in one of the folders, after links are resolved; blocks.
 
     Raises:
-        PictureError: it isn't there, is no file, or is too large.
+        PictureError: there is no such file, it is no regular file, or it is too large.
     """
     try:
         resolved = path.resolve(strict=True)
         _check_inside(resolved, folders)
-        # Neither another link that has come meanwhile, nor a pipe that nobody writes to.
+        # Follow no link that was put there meanwhile, and wait for no writer of a pipe.
         descriptor = os.open(resolved, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise PictureError("it is no regular file")
-            # Nor a folder above it that has become a link.
+            # Nor may a folder above the file have become a link.
             again = path.resolve(strict=True)
             _check_inside(again, folders)
             if not os.path.samestat(status, again.stat()):
                 raise PictureError("it changed while it was read")
             data = file.read(most_bytes + 1)
     except (OSError, RuntimeError, ValueError) as error:
-        # A loop of links is a RuntimeError.
+        # pathlib raises RuntimeError for a loop of links.
         raise PictureError(_NOT_THERE) from error
     if len(data) > most_bytes:
         raise PictureError(f"it is too large: {most_bytes >> 20} MiB is the most")
@@ -138,7 +140,7 @@ def _check_inside(resolved: Path, folders: Sequence[str]) -> None:
 
 
 _REMOTE_SCHEMES: Final = ("http:", "https:")
-# For all pictures of a request, one after the other.
+# For all pictures of a request together.
 _FETCHED_S: Final = 20.0
 
 
@@ -150,11 +152,11 @@ class PictureReader:
     async def read(
         self, sources: Sequence[Source], settings: GatewaySettings, share: Share
     ) -> list[bytes]:
-        """The files' bytes, in order. `share` counts them: some bytes of a body may name a picture
-        of megabytes.
+        """The bytes of the pictures, in order. They count against `share`, since a short path may
+        name megabytes.
 
         Raises:
-            Refusal: one of them can't be had, or they are too many or too large.
+            Refusal: a picture can't be read, or they are too many or too large.
         """
         if not sources:
             return []
@@ -188,7 +190,8 @@ class PictureReader:
                     "a data URL, or set gateway.remote_images"
                 )
             if self._remote is None:
-                # An HTTP client is a tenth of a second to import, and few need one.
+                # Importing an HTTP client takes a tenth of a second, and few installations need
+                # one.
                 from gateway.http.remote_pictures import Remote
 
                 self._remote = Remote()
@@ -208,7 +211,7 @@ class PictureReader:
 
 
 def check_pictures(sources: Sequence[Source], model: Model) -> None:
-    """Raises: Refusal: there are some, and the model is not one to look at them."""
+    """Raises: Refusal: there are pictures, and the model takes none."""
     if sources and not model.settings.pictures:
         raise refused(
             sources[0],
@@ -218,20 +221,21 @@ def check_pictures(sources: Sequence[Source], model: Model) -> None:
 
 
 UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
-# What a client may make up by the thousand.
+# Clients can send any number of unknown types.
 _MOST_NAMED: Final = 32
 _TURNS: Final = ("user", "assistant")
 
 
 def newest(roles: Sequence[str]) -> range:
-    """The place of the user's message that is to be answered, unless an assistant's is behind it.
-    Its pictures are refused by a model that can't look at any; earlier ones end no conversation.
+    """The place of the newest user message, unless an assistant's message follows it. A model
+    without vision refuses the pictures of this message; earlier pictures must not end the
+    conversation.
     """
     last = max((place for place, each in enumerate(roles) if each in _TURNS), default=-1)
     return range(last, last + 1) if last >= 0 and roles[last] == "user" else range(0)
 
 
 def left_out_header(names: Collection[str]) -> dict[str, str]:
-    """Of an answer. The names are such as can stand in a header."""
+    """The header of an answer. The names must be valid in a header."""
     named = ", ".join(sorted(names)[:_MOST_NAMED])
     return {"x-bulkhead-left-out": named} if named else {}

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request while it is served."""
+"""The record of an HTTP request while it is served, and its id."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from gateway.requests.use import Timing
 from protocol.answers import Usage
 
 _KEY: Final = "record"
-# An outcome, as the codes of errors are.
+# An outcome beside the codes of errors.
 CLIENT_LEFT: Final = "client_left"
 
 
 class Record(Struct):
-    """`id` is the client's own if it sent a sane one; `key` is the name of the API key it came
-    with, None while there are none. The model, the usage and the timings of its answers are what
-    routes that generate tell; with `counted` the usage is in its key's account already. `outcome`
-    is the code of the error that it ended with, if there is more to say of its end than its status
-    does.
+    """`id` is the client's own if it sent a valid one. `key` is the name of the API key; None
+    without keys. Routes that generate set the model, the usage and the timings. `counted`: the
+    usage is in the key's account already. `outcome` is the code of the error that ended the
+    request, if its status alone does not tell.
     """
 
     id: str
@@ -39,13 +38,13 @@ class Record(Struct):
 
     @property
     def queue_s(self) -> float | None:
-        """How long the last of its answers waited for a worker."""
+        """How long the last of the answers waited for a worker, in seconds."""
         waits = (each.queue_s for each in self.timings if each.queue_s is not None)
         return max(waits, default=None)
 
     @property
     def first_token_s(self) -> float | None:
-        """How long the first token of all took."""
+        """The time until the first token of any answer, in seconds."""
         waits = (each.first_token_s for each in self.timings if each.first_token_s is not None)
         return min(waits, default=None)
 
@@ -60,27 +59,27 @@ def record_of(request: HttpRequest) -> Record:
 
 
 def note_usage(scope: Scope, usage: Usage, *, counted: bool = False) -> None:
-    """`counted`: under its key already, by whoever made the answer."""
+    """`counted`: the mailbox has counted it in the key's account already."""
     record: Record = scope["state"][_KEY]
     record.usage = usage
     record.counted = counted
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
-    """Where there is a record: what is answered before the application has none."""
+    """Requests that are answered before they reach the application have no record."""
     record: Record | None = scope.get("state", {}).get(_KEY)
     if record is not None:
         record.outcome = outcome
 
 
 HEADER: Final = b"x-request-id"
-# It stands in JSON, in log lines and in headers, and must not need escaping in any of them.
+# An id must need no escaping in JSON, log lines and headers.
 _SANE: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:~/+=@-]{0,127}")
 _MADE: Final = re.compile(r"req_[0-9a-f]{32}")
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The client's own X-Request-Id if it is sane and the only one, else a new one."""
+    """The client's X-Request-Id if there is exactly one and it is valid, else a new id."""
     given = [value for name, value in headers if name == HEADER]
     if len(given) == 1 and _SANE.fullmatch(given[0]):
         return given[0].decode("ascii")
@@ -92,5 +91,5 @@ def new_request_id() -> str:
 
 
 def unique(request_id: str) -> str:
-    """The same, told apart from other requests to which their clients gave the same id."""
+    """The id with a suffix, since clients may send the same id twice."""
     return f"{request_id}.{secrets.token_hex(4)}"

@@ -1,7 +1,7 @@
-"""Pictures from http and https addresses, for operators who allow it.
+"""Fetches pictures from http and https addresses, if the operator allows it.
 
-A name may lead anywhere, and somewhere else the next time that it is asked for. So it is resolved
-here, once, and what is called is the address that was looked at; each redirection begins anew.
+A DNS name may resolve to any address, and to another one the next time. So it is resolved here,
+once, and the connection goes to the address that was checked. Each redirection is checked again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gateway.system.lane import Lane
 
 Network = IPv4Network | IPv6Network
 
-# IANA's registries of special-purpose addresses (RFC 6890) in July 2026, and groups. Python has a
-# table, too, another one in each version; none of them has 6to4 and the translators' own prefix.
+# The special-purpose addresses of IANA's registries (RFC 6890) in July 2026, and multicast. The
+# table of Python differs from version to version and has no 6to4 and no prefixes of translators.
 _SPECIAL_IPV4: Final = tuple(
     IPv4Network(each)
     for each in (
@@ -51,8 +51,9 @@ _SPECIAL_IPV4: Final = tuple(
         "224.0.0.0/3",
     )
 )
-# What IANA gives to hosts. Outside of it are loopback, IPv4-compatible and site-local addresses,
-# unique local ones, links, groups, and 64:ff9b:1::/48 of translators within a network (RFC 8215).
+# The addresses that IANA assigns to hosts. Outside are loopback, IPv4-compatible, site-local and
+# unique local addresses, link-local ones, multicast, and 64:ff9b:1::/48 for local translators (RFC
+# 8215).
 _UNICAST: Final = IPv6Network("2000::/3")
 _SPECIAL_IPV6: Final = tuple(
     IPv6Network(each)
@@ -69,12 +70,12 @@ _BITS: Final = {4: 32, 6: 128}
 
 
 def may_call(text: str) -> bool:
-    """Of the internet, and of none of the networks that this machine is in; blocks."""
+    """Whether an address is public and outside the networks of this machine; blocks."""
     return is_public(text, own_networks())
 
 
 def is_public(text: str, own: Collection[Network] = ()) -> bool:
-    """Of the internet, and of one host: neither of this machine and its networks, nor a group."""
+    """Whether an address is that of one host of the internet, outside the networks in `own`."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -91,7 +92,7 @@ def is_public(text: str, own: Collection[Network] = ()) -> bool:
 
 
 def own_networks() -> list[Network]:
-    """Those of this machine's interfaces: machines beside it may have public addresses, too."""
+    """The networks of this machine's interfaces. Machines in them may have public addresses."""
     found: list[Network] = []
     for interface in psutil.net_if_addrs().values():
         for each in interface:
@@ -104,15 +105,15 @@ def own_networks() -> list[Network]:
 
 
 def _length(mask: str | None, version: int) -> int:
-    """Bits of a network's prefix. A mask that is missing or leaves nothing out, as some tunnels
-    have it, is that of one host.
+    """The prefix length of a network. A mask that is missing or 0, as some tunnels have it, means a
+    single host.
     """
     bits = 0 if mask is None else int(ip_address(mask)).bit_count()
     return bits or _BITS[version]
 
 
 def _inside(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that it stands for."""
+    """The IPv4 address that an IPv6 address stands for."""
     if address in _TRANSLATED:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped
@@ -127,18 +128,19 @@ _AGENT: Final = "bulkhead"
 
 
 class Remote:
-    """Fetches for so many callers at a time; others wait, within their time."""
+    """Fetches pictures, a bounded number at a time."""
 
     def __init__(self, may_call: Callable[[str], bool] = may_call) -> None:
-        """`may_call` says it of an IP address, and may block."""
+        """`may_call` says whether an IP address may be called, and may block."""
         self._may_call = may_call
-        # Names may take their time; the certificates of authorities are half a megabyte to read.
+        # Resolving names takes time, and the certificates of authorities are half a megabyte to
+        # read.
         self._lane = Lane("picture names")
         self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
         self._tls: ssl.SSLContext | None = None
 
     async def fetch(self, url: str, most_bytes: int, deadline_s: float) -> bytes:
-        """Raises: PictureError: nobody may call there, or nothing usable came in time."""
+        """Raises: PictureError: the address may not be called, or no picture came in time."""
         try:
             async with asyncio.timeout(deadline_s), self._places:
                 return await self._fetch(url, most_bytes)
@@ -174,7 +176,7 @@ class Remote:
                 "Host": address.netloc.decode("ascii"),
                 "User-Agent": _AGENT,
                 "Accept": "image/*",
-                # A compressed body could be a thousand times as large as what was counted.
+                # A compressed body could expand to a thousand times the bytes that are counted.
                 "Accept-Encoding": "identity",
             },
             extensions={"sni_hostname": address.raw_host.decode("ascii")},
@@ -199,7 +201,7 @@ class Remote:
 
 
 def _parsed(url: str, base: str = "") -> httpx.URL:
-    """Raises: PictureError: nobody can be asked for it."""
+    """Raises: PictureError: the address is invalid, or can't be called."""
     try:
         address = httpx.URL(urljoin(base, url))
         host = address.host

@@ -1,4 +1,4 @@
-"""POST /v1/responses."""
+"""The routes of /v1/responses: create, compact, count, and those for stored responses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ _NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
 
 
 async def retrieve(request: HttpRequest) -> Response:
-    """As it is by now; with `stream=true` its events, behind the one numbered `starting_after`."""
+    """A stored response as it is now. With `stream=true` its events behind the number
+    `starting_after`.
+    """
     streams = read_flag(request, "stream")
     found = await _find(request, events=streams)
     if streams:
@@ -70,7 +72,7 @@ async def retrieve(request: HttpRequest) -> Response:
 
 
 async def input_items(request: HttpRequest) -> Response:
-    """All that it answers, those of the responses before it among them."""
+    """The items that a stored response answers, with those of earlier responses."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=True)
     found = await _find(request, items=True)
@@ -95,7 +97,7 @@ async def input_items(request: HttpRequest) -> Response:
 
 
 async def cancel(request: HttpRequest) -> Response:
-    """A background response that isn't there yet; one that is stays as it is."""
+    """Cancel a background response. One that is complete stays as it is."""
     found = await _find(request)
     if not found.entry.background:
         raise invalid(
@@ -108,7 +110,7 @@ async def cancel(request: HttpRequest) -> Response:
 
 
 async def delete(request: HttpRequest) -> Response:
-    """Whether it is there already or on its way."""
+    """Delete a stored response, whether it is complete or not."""
     found = await _find(request)
     await mailbox_of(request).delete(found.entry.name)
     answer = {"id": found.entry.id, "object": "response", "deleted": True}
@@ -116,7 +118,7 @@ async def delete(request: HttpRequest) -> Response:
 
 
 async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> StoredAnswer:
-    """Raises: Refusal: it isn't there, or is another's."""
+    """Raises: Refusal: there is no such response, or it belongs to another key."""
     name = name_of(request)
     share = share_of(request.scope)
     found = await mailbox_of(request).find(name, share, items=items, events=events)
@@ -126,7 +128,9 @@ async def _find(request: HttpRequest, *, items: bool = False, events: bool = Fal
 
 
 def _present(found: StoredAnswer) -> bytes:
-    """What isn't there yet is stored as it was accepted."""
+    """The response as it is now. The mailbox holds a pending response as it was when it was
+    accepted.
+    """
     if not found.entry.pending:
         return found.body
     response = decode(found.body)
@@ -155,7 +159,7 @@ def _events(request: HttpRequest, found: StoredAnswer) -> Response:
 
 
 def _passed(after: int, first_number: int) -> int:
-    """How many of these events its client has: none, if its own are of an earlier attempt."""
+    """How many of these events the client has. None, if it read an earlier attempt."""
     return max(0, after + 1 - first_number)
 
 
@@ -190,7 +194,7 @@ class ResponseFamily:
         )
 
     def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
-        # OpenAI has no event for one that was cancelled.
+        # OpenAI has no event for a cancelled response.
         what = "failed" if outcome.status == "failed" else "incomplete"
         return lifecycle_event(what, outcome.body, number) + DONE
 
@@ -201,7 +205,9 @@ def _ended(response: ResponseObject, status: Status) -> AnswerOutcome:
 
 
 class Compacted(Struct):
-    """`output` is the input of what goes on: what users and the system said, then the summary."""
+    """`output` is the input of the next response: the messages of users and of the system, then the
+    summary.
+    """
 
     id: str
     created_at: int
@@ -211,7 +217,7 @@ class Compacted(Struct):
 
 
 async def compact(http_request: HttpRequest) -> Response:
-    """Nothing is stored."""
+    """Answer a summary of the conversation. Nothing is stored."""
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
     call = asked.call
@@ -226,7 +232,7 @@ async def compact(http_request: HttpRequest) -> Response:
 
 class _CompactionFormat(ResponseFormat):
     def __init__(self, form: ResponseForm, request: Request, left: bytes) -> None:
-        """`left` are the items that stay, as text."""
+        """`left` are the items that stay, as JSON."""
         super().__init__(form, request)
         self._left = left
 
@@ -291,7 +297,7 @@ async def create_response(http_request: HttpRequest) -> Response:
         meanings=asked.meanings,
         compacts=asked.compacts,
     )
-    # What was dropped isn't there for the next one, which would have to drop it again.
+    # Dropped items are not stored: the next response would have to drop them again.
     kept = [asked.items[each] for each in places_after(asked.items, cut)]
     size = call.share.size_bytes
     items = await beside_the_loop(size, encode_items, kept) if body.stored else b""
@@ -299,7 +305,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     if body.background:
         return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
     mailbox = mailbox_of(http_request)
-    # What can't be stored is answered all the same.
+    # If it can't be stored, the response is answered without that.
     form.response.store = body.stored and mailbox.trouble is None
     writer = ResponseFormat(form, requests[0])
     return call.answer(
@@ -326,7 +332,7 @@ async def _store(
 
 
 async def _cut(asked: Asked) -> int:
-    """How many of the first items go, so that the rest fits the model's context."""
+    """The number of first items to drop so that the rest fits the model's context."""
     if asked.body.background:
         raise invalid("truncation: auto can't be combined with background.", "truncation")
     terms = asked.call.terms(asked.body.priority, None, {})

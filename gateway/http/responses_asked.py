@@ -1,4 +1,4 @@
-"""What a response goes on from: its body, earlier items and pictures; cut to the context."""
+"""Gathers what a response answers: the body, earlier items and pictures; cuts it to the context."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gateway.system.refusal import Refusal
 from protocol.requests import ChatPrompt, Generate
 
 _ITEM_ID: Final = re.compile(r"[a-z]{2,3}_(?P<response>[0-9a-f]{32})(?P<place>[0-9a-f]{2,4})")
-# Each is looked up in the mailbox.
+# Each response is looked up in the mailbox.
 _MOST_REFERENCES: Final = 256
 
 
@@ -59,7 +59,7 @@ class _Answered(Struct):
 
 
 class _Known(NamedTuple):
-    """An item, and what it takes as text."""
+    """An item, and its size as JSON."""
 
     item: ItemBody
     size_bytes: int
@@ -68,10 +68,10 @@ class _Known(NamedTuple):
 async def earlier_items(
     mailbox: Mailbox, owner: str, response_id: str, share: Share
 ) -> list[ItemBody]:
-    """All that an earlier response answered, and its output.
+    """The items that an earlier response answered, and its output.
 
     Raises:
-        Refusal: it isn't there, it is no whole answer, or the share has no room for it.
+        Refusal: there is no such response, it is not complete, or the share has no room for it.
     """
     found = await mailbox.find((owner, response_id), share, items=True)
     if found is None or found.entry.api != "responses":
@@ -87,10 +87,10 @@ async def earlier_items(
 async def resolved(
     mailbox: Mailbox, owner: str, items: list[ItemBody], share: Share
 ) -> list[ItemBody]:
-    """The same, with what references stand for in their places.
+    """The items, with the stored items in place of references to them.
 
     Raises:
-        Refusal: one of them stands for nothing, or the share has no room for them all.
+        Refusal: a reference names no stored item, or the share has no room for them.
     """
     references = [each for each in items if each.kind == "item_reference"]
     if not references:
@@ -104,7 +104,7 @@ async def resolved(
 
 
 def _response_of(reference: ItemBody) -> str:
-    """The response that the item belongs to, by its id; empty if it is none of ours."""
+    """The response that the item belongs to, by its id. Empty: the id isn't from here."""
     found = _ITEM_ID.fullmatch(reference.id or "")
     return "" if found is None else f"resp_{found['response']}"
 
@@ -131,7 +131,7 @@ def _replaced(
                     "itself.",
                     param,
                 )
-            # Each time anew: the prompt has it as often as it is named.
+            # Counted each time: the prompt has the item as often as it is named.
             share.take(found.size_bytes)
             item = found.item
         whole.append(item)
@@ -139,7 +139,7 @@ def _replaced(
 
 
 def _whole(found: StoredAnswer, share: Share) -> list[ItemBody]:
-    """What was asked, and what was answered."""
+    """The items that a response answered, and its output."""
     items = decode_items(found.items, share)
     take_decoded(share, found.body)
     return [*items, *msgspec.json.decode(found.body, type=_Answered).output]
@@ -150,21 +150,21 @@ def _refusal(reason: str) -> Refusal:
     return invalid(f"{param}: {reason}.", param)
 
 
-# What an answer finds at most, if the context is not a small one.
+# The room that is left for an answer, unless the context is small.
 _ROOM_TOKENS: Final = 1024
 _SMALL: Final = 4
 
 
 def possible_cuts(items: Sequence[ItemBody]) -> list[int]:
-    """How many of the first items can go: up to each message of a user, so that calls stay with
-    their outputs. 0 comes first.
+    """The numbers of first items that may be dropped, 0 first: cuts are made before messages of
+    users, so that calls keep their outputs.
     """
     users = [index for index, each in enumerate(items) if each.role == "user" and index]
     return [0, *users]
 
 
 def places_after(items: Sequence[ItemBody], cut: int) -> list[int]:
-    """The places of what is left. What the system says stays."""
+    """The places of the items that are left. Items of the system always stay."""
     return [
         index
         for index, each in enumerate(items)
@@ -178,11 +178,11 @@ async def first_that_fits(
     build: Callable[[int], Awaitable[Generate]],
     choices: Sequence[int],
 ) -> int:
-    """The least of these cuts with which prompt and answer fit the context; the last, if none does.
-    The model counts, so it is loaded for this.
+    """The smallest cut with which prompt and answer fit the context; the last one if none does. The
+    model counts the tokens, so it is loaded for this.
 
     Raises:
-        Refusal: it can't count now.
+        Refusal: the model can't count now.
     """
     low, high = 0, len(choices) - 1
     while low < high:
@@ -195,7 +195,9 @@ async def first_that_fits(
 
 
 def counting(generate: Generate) -> Generate:
-    """The same for its number of prompt tokens: nothing is computed for an answer of no token."""
+    """The same message for counting the tokens of its prompt: with a limit of 0 tokens nothing is
+    computed.
+    """
     return msgspec.structs.replace(generate, max_tokens=0, constraint=None)
 
 
@@ -225,8 +227,9 @@ _LONGEST_SUMMARY: Final = 4096
 
 
 class Asked(Struct):
-    """A body and all that it goes on from. `names` is what errors call the items; `pictures` are by
-    the places of their items; `left_out` names what the model isn't given.
+    """A body with all that it goes on from. `names` are the names of the items in errors;
+    `pictures` are by the places of their items; `left_out` names the parts that the model isn't
+    given.
     """
 
     call: ModelCall
@@ -239,12 +242,12 @@ class Asked(Struct):
 
     @property
     def compacts(self) -> bool:
-        """It asks for a summary in the conversation's place."""
+        """Whether the body asks for a summary of the conversation."""
         return self.items[-1].kind == "compaction_trigger"
 
     @property
     def meanings(self) -> dict[str, Meaning]:
-        """What calls are to the client, by the names of functions that mean something else."""
+        """What calls mean to the client, by function, where that is no plain function."""
         brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
         every = chain(told(self.body.tools or (), "tools"), *(told(each, "") for each in brought))
         return {
@@ -255,10 +258,10 @@ class Asked(Struct):
 
 
 async def build(asked: Asked, cut: int = 0) -> Generate:
-    """What a worker is told of it, without the first items up to `cut`.
+    """The message for a worker, without the first `cut` items.
 
     Raises:
-        Refusal: something in it can't be done.
+        Refusal: an item or a tool is invalid.
     """
     return await beside_the_loop(asked.call.share.size_bytes, _generate, asked, cut)
 
@@ -276,7 +279,7 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
     suffix = hexadecimal(response_id)
     own = await beside_the_loop(share.size_bytes, own_items, body.input, suffix)
     items = [*before, *await resolved(mailbox, owner, own, share)]
-    # What was taken once can be taken again.
+    # Items of earlier responses were accepted before.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(own))]
     items, names = without_superseded(items, names)
@@ -310,7 +313,7 @@ def _generate(asked: Asked, cut: int) -> Generate:
     if asked.compacts:
         constraint, limit = None, limit or _LONGEST_SUMMARY
         if callable_ is not None:
-            # They are shown all the same: the prompt stays as it was computed.
+            # The tools stay in the prompt, so that it matches the prompt cache.
             callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
     return msgspec.structs.replace(
         generate_message(generation, ChatPrompt(said.messages, arguments), limit),

@@ -1,4 +1,4 @@
-"""What a response is asked for with."""
+"""The body of a response, and its tools as the other APIs have them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SEALED_REASONING: Final = "reasoning.encrypted_content"
 
 Label = Annotated[str, Meta(max_length=64)]
 Value = Annotated[str, Meta(max_length=512)]
-# As chat has them by the same names.
+# Parameters with the same names as in chat.
 _EXTENSIONS: Final = (
     "temperature",
     "top_p",
@@ -75,7 +75,7 @@ class NamedTool(Struct, omit_defaults=True):
 
 
 class ResponseToolChoice(Struct, omit_defaults=True):
-    """One function, or a choice among some."""
+    """A choice of one tool, or of some allowed tools."""
 
     type: str
     name: str | None = None
@@ -97,7 +97,7 @@ class TextConfig(Struct, omit_defaults=True):
 
 
 class ReasoningConfig(Struct):
-    """There are no summaries: what was thought is there as it is."""
+    """`summary` is ignored: the reasoning itself is in the answer."""
 
     effort: Effort | None = None
     summary: str | None = None
@@ -150,13 +150,13 @@ class ResponseBody(Struct, kw_only=True):
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives each token of the text has; None: not even its own."""
+        """The number of alternatives for each token. None: log probabilities are not wanted."""
         if _LOGPROBS in (self.include or ()) or self.top_logprobs:
             return self.top_logprobs or 0
         return None
 
     def generation(self) -> TemplateBody:
-        """The same in the words of chat."""
+        """The same parameters under chat's names."""
         same: dict[str, Any] = {name: getattr(self, name) for name in _EXTENSIONS}
         return _Generation(
             model=self.model,
@@ -175,16 +175,16 @@ class _Generation(TemplateBody, kw_only=True):
 
 
 def check_body(body: ResponseBody) -> None:
-    """Raises: Refusal: what it asks for can't be together."""
+    """Raises: Refusal: fields of the body contradict each other."""
     if body.background and not body.stored:
         raise invalid("background: what isn't stored can't be fetched: leave store out.", "store")
 
 
 def tools(body: ResponseBody, said: Said) -> Tools | None:
-    """Those of the body and those that items bring; what runs at OpenAI is left out.
+    """The tools of the body and of its items. Tools that run at OpenAI are left out.
 
     Raises:
-        Refusal: one of them can't be one, or a choice is of what isn't there.
+        Refusal: a tool is invalid, or the choice names a tool that isn't there.
     """
     own = list(told(body.tools or (), "tools"))
     names = {each.function.name for each in own}
@@ -203,14 +203,14 @@ def tools(body: ResponseBody, said: Said) -> Tools | None:
         def path(match: re.Match[str]) -> str:
             return found[int(match["index"])].path
 
-        # Here a function's fields are the tool's.
+        # In this API the fields of a function are the tool's.
         refusal.message = _FUNCTION.sub(path, refusal.message)
         refusal.param = refusal.param and _FUNCTION.sub(path, refusal.param)
         raise
 
 
 def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody | None:
-    """A choice of nothing but what runs at OpenAI is none."""
+    """The choice of tools. A choice of nothing but tools that run at OpenAI is ignored."""
     choice = body.tool_choice
     elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
     match choice:
@@ -236,7 +236,7 @@ def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody |
 
 
 def _named(asked: Sequence[NamedTool], meanings: Sequence[Meaning]) -> list[str]:
-    """What a model is told of these tools as; those that run at OpenAI are left out here, too."""
+    """The names under which the model knows these tools. Tools that run at OpenAI are left out."""
     found = []
     for each in asked:
         if each.type in get_args(Kind):

@@ -1,5 +1,5 @@
-"""Items as the messages that a worker renders. What nobody here knows is passed over: it belongs to
-a conversation that goes on.
+"""Turns items into the messages that a worker renders. Items of unknown types are skipped, so that
+a conversation can go on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SHOWN: Final = "What the results show:"
 
 
 class Said(Struct, frozen=True):
-    """`tools` came before anything was said; the `late_tools` are told in a message."""
+    """`tools` came before the first message; `late_tools` are described in a message."""
 
     messages: tuple[ChatMessage, ...]
     tools: list[Told]
@@ -55,11 +55,11 @@ def converse(
     *,
     looks: bool = True,
 ) -> Said:
-    """`names` is what errors call the items; `pictures` are those of `picture_sources`, which knows
-    whether the model `looks`.
+    """`names` are the names of the items in errors. `pictures` are the files of `picture_sources`.
+    `looks`: the model has vision.
 
     Raises:
-        Refusal: one of them can't be understood.
+        Refusal: an item is invalid.
     """
     conversation = _Conversation(iter(pictures), looks=looks)
     if instructions:
@@ -72,7 +72,7 @@ def converse(
 
 
 class _Turn(Struct):
-    """An assistant's message as it comes together from items."""
+    """An assistant's message while it is put together from items."""
 
     texts: list[str] = []
     reasoning: list[str] = []
@@ -82,13 +82,14 @@ class _Turn(Struct):
 class _Conversation:
     def __init__(self, pictures: Iterator[bytes], *, looks: bool) -> None:
         self._messages: list[ChatMessage] = []
-        # What the system says first: many templates take one message of it, at the beginning.
+        # Messages of the system at the beginning: many templates take only one, so they are joined.
         self._system: list[str] = []
         self._pictures = pictures
         self._looks = looks
         self._turn: _Turn | None = None
         self._calls: set[str] = set()
-        # Templates have no pictures in results: they are the user's, behind all of them.
+        # Pictures of results. Templates allow them only in messages of users, so one follows the
+        # results.
         self._shown: list[Picture] = []
         self._tools: list[Told] = []
         self._late_tools: list[Told] = []
@@ -150,7 +151,9 @@ class _Conversation:
                 self.say("system" if role == "developer" else role, text, shown)
 
     def _open(self, unless: tuple[str, ...] = ()) -> _Turn:
-        """The assistant's present message; another one if this has some of these already."""
+        """The assistant's open message. A new one is begun if the open one has any of the fields
+        `unless`.
+        """
         if self._turn is not None and any(getattr(self._turn, each) for each in unless):
             self._close()
         if self._turn is None:
@@ -174,7 +177,7 @@ class _Conversation:
             self._shown.clear()
 
     def _content(self, item: ItemBody, name: str) -> tuple[str, tuple[Picture, ...]]:
-        """Texts, and the pictures between them."""
+        """The text, and the pictures with their places in it."""
         if not isinstance(item.content, list):
             return _text(item.content, f"{name}.content"), ()
         text = ""
@@ -201,7 +204,7 @@ class _Conversation:
         self._open().calls.append(CalledTool(call_id, function, arguments.strip() or "{}"))
 
     def _result(self, item: ItemBody, name: str, text: str) -> None:
-        # That of a shell has its call's id as its own.
+        # The result of a local shell has the id of its call as its own id.
         call_id = item.call_id or (item.id if item.kind == "local_shell_call_output" else None)
         if call_id is None:
             raise refused_at("is missing", f"{name}.call_id")
@@ -225,7 +228,9 @@ class _Conversation:
             self.say("system", self._take_tools(item, name))
 
     def _take_tools(self, item: ItemBody, name: str) -> str:
-        """Told behind all that was said: what came before stays as it was computed."""
+        """The text that makes tools callable from here on. Earlier messages stay as they are in the
+        prompt cache.
+        """
         found = list(told(item.tools or (), f"{name}.tools"))
         self._late_tools += found
         functions = [written(each.function) for each in found]
@@ -233,7 +238,7 @@ class _Conversation:
 
 
 def _reasoning(item: ItemBody, name: str) -> str:
-    """What was thought, if it is there to read, else its summary."""
+    """The reasoning, or its summary if the reasoning is not readable."""
     for parts, place in ((item.content, "content"), (item.summary, "summary")):
         if parts:
             return _text(parts, f"{name}.{place}")
@@ -247,7 +252,7 @@ def _output(item: ItemBody, name: str) -> str:
 
 
 def _readable(content: str | list[ContentBody] | ContentBody | None) -> str:
-    """The texts of what has happened already, whatever else there is."""
+    """The texts of an earlier answer; other parts are skipped."""
     if isinstance(content, str):
         return content
     return "".join(part.text or part.refusal or "" for part in _parts(content))

@@ -1,4 +1,4 @@
-"""The items of a conversation, as a body has them, and as they are stored."""
+"""Items and tools of a response: their types, checks, and how items are stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMMAND: Final = Raw(
 
 
 class Tool(BodyPart, omit_defaults=True):
-    """Of any type. A namespace has `tools`, a custom tool's input a `format`."""
+    """A tool of any type. A namespace has `tools`, the input of a custom tool has a `format`."""
 
     type: str = ""
     name: str | None = None
@@ -54,7 +54,7 @@ class _CustomFormat(Struct):
 
 
 class Meaning(Struct, frozen=True):
-    """What a call of a function is to the client."""
+    """What a call of a function means to the client."""
 
     kind: Kind
     name: str
@@ -62,7 +62,7 @@ class Meaning(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """A tool as a model is told of it, and where the body has it."""
+    """A tool as the model is told of it, and its path in the body."""
 
     function: FunctionBody
     meaning: Meaning
@@ -74,17 +74,17 @@ def told_name(namespace: str | None, name: str) -> str:
 
 
 def runs_here(tool: Tool) -> bool:
-    """Whether a client runs it; others run at OpenAI."""
+    """Whether the client runs the tool. Other tools run at OpenAI."""
     if tool.type == "tool_search":
         return tool.execution == "client"
     return tool.type in ("function", "custom", "namespace", "local_shell")
 
 
 def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iterator[Told]:
-    """What can be told to a model as functions; a client can't run the rest either.
+    """The tools as functions for a model. Tools that the client can't run are skipped.
 
     Raises:
-        Refusal: one of them has no type or no name, or its format can't be read.
+        Refusal: a tool has no type or no name, or its format can't be read.
     """
     for index, tool in enumerate(tools):
         at = f"{path}[{index}]"
@@ -120,7 +120,7 @@ def _name(tool: Tool, path: str) -> str:
 
 
 def _described(tool: Tool, path: str) -> str:
-    """The model is told the grammar of what it is to write; nothing holds it to that."""
+    """The description of a custom tool. The grammar of its input is described, but not enforced."""
     about = [tool.description] if tool.description else []
     if given(tool.format):
         try:
@@ -137,8 +137,7 @@ def _missing(param: str) -> Refusal:
     return invalid(f"{param} is missing.", param)
 
 
-# What a client sends back of a reasoning or a summary that it didn't read. Nothing about it is
-# secret.
+# Begins reasoning and summaries that clients send back unread. They are encoded, not secret.
 _SEALED: Final = "bulkhead:"
 
 
@@ -160,7 +159,7 @@ class ContentBody(BodyPart, omit_defaults=True):
 
 
 class ItemBody(BodyPart, omit_defaults=True):
-    """Of every type, also of those that nobody here knows; a message needs none."""
+    """An item of any type, known or unknown. Without a type it is a message."""
 
     type: str | None = None
     id: str | None = None
@@ -194,7 +193,7 @@ class ItemBody(BodyPart, omit_defaults=True):
 
     @property
     def pictures(self) -> list[tuple[str, ContentBody]]:
-        """Those of a message or an output, each with its place in the item."""
+        """The pictures of a message or an output, each with its path in the item."""
         field = "output" if self.is_output else "content"
         parts = getattr(self, field)
         return [
@@ -205,14 +204,14 @@ class ItemBody(BodyPart, omit_defaults=True):
 
     @property
     def summed_up(self) -> str | None:
-        """What stands for all that came before; None: that isn't here to read."""
+        """The summary of all earlier items. None: this is no summary, or one of another server."""
         if self.kind != "compaction":
             return None
         return opened(self.encrypted_content or "") or None
 
 
 def check_items(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -> None:
-    """`before` goes before them. Raises: Refusal: there are too many, or none."""
+    """`before` are earlier items. Raises: Refusal: there are too many items, or none."""
     count = len(before) + (1 if isinstance(body, str) else len(body or ()))
     if count == 0:
         raise invalid("input is missing: send a text, or a list of items.", "input")
@@ -220,7 +219,7 @@ def check_items(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -
 
 
 def own_items(body: str | list[ItemBody] | None, suffix: str) -> list[ItemBody]:
-    """Those of a body, as they are stored: each with a type and an id, which ends in `suffix`."""
+    """The items of a body as they are stored: with types, and ids that end in `suffix`."""
     if isinstance(body, str):
         body = [ItemBody(role="user", content=[ContentBody("input_text", body)])]
     for number, item in enumerate(body or ()):
@@ -255,7 +254,7 @@ def sealed(reasoning: str) -> str:
 
 
 def opened(sealed: str) -> str:
-    """Empty if another server has sealed it."""
+    """The text that `sealed` has encoded. Empty: it comes from another server."""
     try:
         text = base64.b64decode(sealed, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -266,7 +265,7 @@ def opened(sealed: str) -> str:
 def without_superseded(
     items: Sequence[ItemBody], names: Sequence[str]
 ) -> tuple[list[ItemBody], list[str]]:
-    """Of what was summed up only messages of users and of the system are left, and tools."""
+    """Of the items before the last summary, only messages of users and of the system are left."""
     last = max((place for place, each in enumerate(items) if each.summed_up), default=0)
     left = [
         place
@@ -277,18 +276,18 @@ def without_superseded(
 
 
 def left_out(items: Sequence[ItemBody]) -> set[str]:
-    """What a model that can't look at pictures isn't given."""
+    """The kinds of parts that a model without vision isn't given."""
     return {"image"} if any(each.pictures for each in items) else set()
 
 
 def picture_sources(
     items: Sequence[ItemBody], names: Sequence[str], *, looks: bool = True
 ) -> list[tuple[int, Source]]:
-    """Where the pictures of all items are, in order, each with the place of its item; those of the
-    newest message, if nobody `looks`.
+    """The pictures of all items, in order, each with the place of its item. Without `looks` (the
+    model has no vision) only those of the newest user message.
 
     Raises:
-        Refusal: one is where none can be.
+        Refusal: a picture has no address, or is in an item that can't have any.
     """
     found = []
     for index in range(len(items)) if looks else newest([each.speaker for each in items]):
@@ -313,6 +312,6 @@ def encode_items(items: Sequence[ItemBody]) -> bytes:
 
 
 def decode_items(data: bytes, share: Share) -> list[ItemBody]:
-    """Raises: Refusal: the share has no room for them."""
+    """Raises: Refusal: the share has no room for the items."""
     take_decoded(share, data)
     return msgspec.json.decode(data or b"[]", type=list[ItemBody])

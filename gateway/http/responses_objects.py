@@ -44,7 +44,7 @@ class MessageItem(Struct, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
-    """What was thought is its content; there is no summary of it."""
+    """The reasoning is the content. There is no summary of it."""
 
     id: str
     status: ItemStatus
@@ -72,7 +72,7 @@ class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
 
 
 class SearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
-    """Its client searches among the tools that it has."""
+    """A call that has the client search among its tools."""
 
     id: str
     status: ItemStatus
@@ -100,7 +100,7 @@ AnyCallItem: TypeAlias = CallItem | CustomCallItem | SearchCallItem | ShellCallI
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
-    """A summary of all that came before it. It is encoded, not encrypted."""
+    """A summary of the items before it. It is encoded, not encrypted."""
 
     id: str
     encrypted_content: str
@@ -110,14 +110,14 @@ OutputItem: TypeAlias = MessageItem | ReasoningItem | AnyCallItem | CompactionIt
 
 
 class InputTokensDetails(Struct):
-    """`cached_tokens` of the input were not computed anew."""
+    """`cached_tokens` of the input were in the prompt cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct):
-    """`reasoning_tokens` of the output were reasoning and its tags."""
+    """`reasoning_tokens` of the output are reasoning and its tags."""
 
     reasoning_tokens: int
 
@@ -141,7 +141,7 @@ class ResponseUsage(Struct):
 
 
 class ResponseErrorBody(Struct):
-    """`code` is OpenAI's nearest, `type` ours."""
+    """`code` is OpenAI's nearest code, `type` the code of this server."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
@@ -163,8 +163,8 @@ class IncompleteDetails(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """What was asked for and what came of it. Nothing that OpenAI or Open Responses requires is
-    left out, and what has a default there is never null.
+    """A response: what was asked for, and the answer. It has all fields that OpenAI or Open
+    Responses requires; fields with a default there are never null.
     """
 
     id: str
@@ -202,7 +202,7 @@ class ResponseObject(Struct, kw_only=True):
 
 
 def decode(body: bytes) -> ResponseObject:
-    """One that this module has written."""
+    """A response object that was encoded here."""
     return msgspec.json.decode(body, type=ResponseObject)
 
 
@@ -211,12 +211,12 @@ def new_id() -> str:
 
 
 def hexadecimal(response_id: str) -> str:
-    """What the ids of its items have in common."""
+    """The part of the id that the ids of its items share."""
     return response_id.removeprefix("resp_")
 
 
 def skeleton(body: ResponseBody, model_id: str, response_id: str) -> ResponseObject:
-    """A response that nothing has come of yet."""
+    """A response without output."""
     return ResponseObject(
         id=response_id,
         created_at=int(time.time()),
@@ -268,7 +268,7 @@ def _tool_choice(body: ResponseBody) -> Raw:
 
 
 def shown_tools(body: ResponseBody) -> Raw:
-    """Those that a model is told of: what runs at OpenAI was left out."""
+    """The tools that the model is told of, without those that run at OpenAI."""
     return _raw([_shown(each) for each in body.tools or () if runs_here(each)])
 
 
@@ -276,7 +276,7 @@ def _shown(tool: Tool) -> dict[str, Any]:
     shown: dict[str, Any] = {"type": tool.type, "description": tool.description}
     match tool.type:
         case "function":
-            # A schema that says nothing of strictness is a wish here.
+            # Without `strict` a schema is not enforced.
             shown |= {"parameters": tool.parameters, "strict": bool(tool.strict)}
         case "custom":
             asked = tool.format if given(tool.format) else {"type": "text"}

@@ -1,4 +1,4 @@
-"""The events of a response, in OpenAI's order, and the object that they lead to."""
+"""Writes a response: its events in OpenAI's order, and its object."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from protocol.answers import (
 
 _BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE_CHARACTERS: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
-# The other half of such a character may follow.
+# The second half of the surrogate pair may follow.
 _HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 _HALF_LENGTH: Final = 6
 
 
 def asked_for(arguments: str) -> dict[str, Any]:
-    """Empty if they are no object."""
+    """The arguments of a call. Empty: they are no JSON object."""
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -64,7 +64,7 @@ def asked_for(arguments: str) -> dict[str, Any]:
 
 
 def action_of(arguments: str) -> ShellAction:
-    """A command that is one text is for a shell."""
+    """The action of a shell call. A command that is a single text is run by bash."""
     found = asked_for(arguments)
     if isinstance(found.get("command"), str):
         found["command"] = ["bash", "-lc", found["command"]]
@@ -75,7 +75,9 @@ def action_of(arguments: str) -> ShellAction:
 
 
 class WrittenInput:
-    """The text of a custom tool's input. `text` is what is known of it so far."""
+    """Extracts the input of a custom tool from the arguments as they come. `text` is the input so
+    far.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -83,7 +85,7 @@ class WrittenInput:
         self._at: int | None = None
 
     def add(self, piece: str) -> str:
-        """What another piece of the arguments adds to the text."""
+        """The text that another piece of the arguments adds."""
         self._arguments += piece
         if self._at is None:
             if (begin := _BEGIN.match(self._arguments)) is None:
@@ -98,8 +100,8 @@ class WrittenInput:
         return self._take(_sound(json.loads(f'"{written}"', strict=False)))
 
     def end(self) -> str:
-        """What the text still lacks. Arguments that are no object with an `input` are taken for
-        what the model meant by them: their only text, or themselves.
+        """The rest of the text. If the arguments are no object with an `input`, their only text is
+        taken, or the arguments themselves.
         """
         whole = _input(self._arguments)
         if whole is None:
@@ -113,7 +115,7 @@ class WrittenInput:
 
 
 def _input(arguments: str) -> str | None:
-    """None: they were cut, or are no JSON."""
+    """The input in whole arguments. None: they were cut, or are no JSON."""
     try:
         found: Any = json.loads(arguments, strict=False)
     except (ValueError, RecursionError):
@@ -128,7 +130,7 @@ def _input(arguments: str) -> str | None:
 
 
 def _sound(text: str) -> str:
-    """Half a character is none."""
+    """The text without lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -144,16 +146,16 @@ _PREFIXES: Final = {
 
 
 class ResponseForm(Struct):
-    """What a writer is made from, also after a crash."""
+    """What the writer of a response is made from, also after the gateway has ended."""
 
     response: ResponseObject
     seals_reasoning: bool
-    # As they were asked for: what wasn't is the model's.
+    # The values in the body. None: the model's own.
     temperature: float | None = None
     top_p: float | None = None
-    # What calls of functions are to the client, where they are anything else.
+    # What calls mean to the client, where they are no plain functions.
     meanings: dict[str, Meaning] = {}
-    # What is answered is a summary in the conversation's place.
+    # The answer is a summary of the conversation.
     compacts: bool = False
 
     def encode(self) -> bytes:
@@ -165,7 +167,7 @@ class ResponseForm(Struct):
 
 
 class ResponseFormat:
-    """One response, streamed or whole."""
+    """Writes one response, streamed or whole."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class ResponseFormat:
         first_number: int = 0,
         announced: bool = False,
     ) -> None:
-        """With `announced` its client knows already that it is there."""
+        """With `announced` the client has the event of the creation already."""
         self._form = form
         self._request = request
         self._response = form.response
@@ -187,13 +189,13 @@ class ResponseFormat:
         self._over = False
         self._suffix = hexadecimal(form.response.id)
         self._finish_reason: FinishReason = "stop"
-        # The item that is being written: what it is, and its text so far.
+        # The open item, its call if it is one, and its text so far.
         self._open: OutputItem | None = None
         self._call: int | None = None
         self._input = WrittenInput()
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobBody] = []
-        # White space between reasoning and calls makes no message.
+        # White space between reasoning and calls, which makes no message.
         self._blank = ""
 
     @property
@@ -202,7 +204,7 @@ class ResponseFormat:
 
     @property
     def body(self) -> bytes:
-        """The object as it is by now."""
+        """The response object as it is now."""
         return msgspec.json.encode(self._response)
 
     def opening(self, index: int) -> bytes:
@@ -241,14 +243,16 @@ class ResponseFormat:
         return self.body
 
     def failed(self, refusal: Refusal) -> bytes:
-        """The last events of a stream that ends here."""
+        """The last events of a stream that fails."""
         events = b"" if self._opened else self.opening(0)
         self._response.status = "failed"
         self._response.error = ResponseErrorBody.of(refusal)
         return events + self._lifecycle("failed") + DONE
 
     def _fill_sampling(self) -> None:
-        """The worker that has the request said what its model's own settings are."""
+        """Fill in the sampling that was not asked for: the worker has reported the model's
+        defaults.
+        """
         form, own = self._form, self._request.sampling
         self._response.temperature = (
             own.temperature if form.temperature is None else form.temperature
@@ -316,7 +320,7 @@ class ResponseFormat:
         return events + self._delta("output_text", content_index=0, delta=text, logprobs=logprobs)
 
     def _end(self) -> bytes:
-        """An answer without a text is one with an empty text."""
+        """End the open item. An answer without text has an item with an empty text."""
         if self._form.compacts:
             summary = sealed("".join(self._texts).strip())
             return self._begin(CompactionItem(self._id("compaction"), summary)) + self._close(
@@ -333,7 +337,7 @@ class ResponseFormat:
         events = self._close("completed")
         self._open = item
         self._texts.clear()
-        # What was between two items belongs to none.
+        # White space between two items belongs to neither.
         self._blank = ""
         return events + self._event(
             "response.output_item.added", output_index=len(self._response.output), item=item
@@ -390,7 +394,7 @@ class ResponseFormat:
             response.completed_at = int(time.time())
 
     def _id(self, kind: Literal["message", "reasoning", "compaction"] | Kind) -> str:
-        """By which the item can be found again: see `resolved` in `responses_asked`."""
+        """An id with which the item can be found again: see `resolved` in `responses_asked`."""
         count = len(self._response.output) + (self._open is not None)
         return f"{_PREFIXES[kind]}_{self._suffix}{count:02x}"
 

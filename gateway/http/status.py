@@ -1,4 +1,4 @@
-"""GET /admin/v1/status: everything that the operator can know. Null: not known yet."""
+"""GET /admin/v1/status: the state of everything. A value is null until it is known."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from gateway.workers.worker import Worker
 
 
 class MemoryStatus(Struct):
-    """The machine's memory. Workers', spares', the gateway's, others', stranded and available bytes
-    add up to the total, but for what moves between two readings. What is granted are the floors,
-    the loans and the spare's room.
+    """The machine's memory. The bytes of workers, spares, the gateway, others, stranded and
+    available ones add up to the total, except for changes between two readings. `granted_bytes` are
+    the floors, the loans and the room of the spare.
 
-    Workers that compute on a card with memory of its own are counted there, as its budget and
-    their grants are: it has a total of its own, and of the machine's memory they are among the
-    others. Null: no worker uses one.
+    Workers on a card with its own memory count there, with the card's budget and grants; in the
+    machine's memory they are among the others. The card's bytes are null if no worker uses one.
     """
 
     total_bytes: int
@@ -45,7 +44,7 @@ class MemoryStatus(Struct):
 
 
 class RankStatus(Struct):
-    """One of the processes that compute a model together, and where it runs."""
+    """One of the processes that compute a model together."""
 
     rank: int
     host: str
@@ -54,11 +53,11 @@ class RankStatus(Struct):
 
 
 class WorkerStatus(Struct):
-    """A process. Of its footprint, the model's weights, the caches of its sequences with what a
-    step computes on, and the buffers that MLX keeps for later are told apart.
+    """A process. Its footprint consists of the model's weights, the caches of its sequences with
+    the memory of a step, and the buffers that MLX keeps for later.
 
-    Of several `ranks` the pid is that of rank 0, and bytes are those of all of them; empty: there
-    is one.
+    With several `ranks` the pid is that of rank 0, and the bytes are those of all ranks. Without
+    ranks the list is empty.
     """
 
     pid: int
@@ -77,9 +76,9 @@ class WorkerStatus(Struct):
 
 
 class PromptCacheStatus(Struct):
-    """Bytes of prompts that are kept in memory, where no worker is loaded none, and on disk, where
-    they outlive their worker. Of `prompt_tokens` that were asked for since the gateway's start and
-    answered, `cached_tokens` were not computed anew; the rate is their share.
+    """Bytes of kept prompts in memory (0 without a worker) and on disk, where they outlive their
+    worker. Of the `prompt_tokens` in requests that were answered since the gateway's start,
+    `cached_tokens` were in the cache; the rate is their share.
     """
 
     memory_bytes: int | None
@@ -90,12 +89,12 @@ class PromptCacheStatus(Struct):
 
 
 class ModelStatus(Struct):
-    """`failure` is what requests were told that could not be served; null while nothing is wrong.
-    The oldest request's age counts from its arrival, also of one that was parked; null if there is
-    none. `context_tokens` is the longest prompt with its answer, once the model is loaded.
-    `floor_bytes` are its own as long as it is loaded, `lent_bytes` may be called back,
-    `returning_bytes` were and are held still, and with `wanted_bytes` in all nothing in it would
-    wait.
+    """`failure` is what refused requests were told; null while nothing is wrong. The age of the
+    oldest request counts from its arrival, also if it was parked; null if there is none.
+    `context_tokens` is the longest prompt with its answer, once the model is loaded. `floor_bytes`
+    stay with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes`
+    were called back and are still held, and with `wanted_bytes` in all no request would wait for
+    memory.
     """
 
     id: str
@@ -121,9 +120,9 @@ class ModelStatus(Struct):
 
 
 class GroupStatus(Struct):
-    """A group of models, as it is configured. `loaded` have memory or are about to; `kept_bytes`
-    are kept free for the others, or lent until they are called back. `reason` says which of those
-    that are loaded together stays out, and why.
+    """A group of models, as it is configured. `loaded` models have memory or are about to get it.
+    `kept_bytes` are kept free for the others, or lent until they are called back. `reason` says
+    which model of a group that is loaded together is missing, and why.
     """
 
     id: str
@@ -137,15 +136,15 @@ class GroupStatus(Struct):
 
 
 class ConfigStatus(Struct):
-    """The file in force, if there is one, and what tells its content from another (SHA-256)."""
+    """The configuration file in force, if there is one, and the SHA-256 of its content."""
 
     file: str | None
     digest: str | None
 
 
 class HostStatus(Struct):
-    """Another machine that ranks may run on. `reason` is why it can't be asked now, or why ranks
-    there would not work with those here. Bytes are by its agent's own figures.
+    """Another machine that ranks may run on. `reason` is why it can't be reached, or why its ranks
+    would not work with those here. The bytes are its agent's figures.
     """
 
     name: str
@@ -222,7 +221,7 @@ def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
 
 
 def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | None:
-    """Why only a part of it is loaded; None: all of it is, or nothing."""
+    """Why only a part of the group is loaded. None: all of it is, or nothing."""
     missing = [each for each in group.models if each not in loaded]
     if not loaded or not missing:
         return None
@@ -264,7 +263,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
 
 
 def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
-    """What is to be said of the disk, or the memory, of a model that is well."""
+    """A remark on the disk or the memory of a model without a failure."""
     worker, disk = compartment.worker, fleet.disks.remark(compartment)
     if disk is not None or worker is None or compartment.state is not State.READY:
         return disk
@@ -313,7 +312,9 @@ def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheS
 
 
 def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
-    """On disk there may be prompts of models, too, that aren't configured any more."""
+    """The sums of all models. The disk may also hold prompts of models that are no longer
+    configured.
+    """
     on_disk = fleet.prompts.disk_bytes
     prompt_tokens = sum(model.prompt_tokens for model in each)
     cached_tokens = sum(model.cached_tokens for model in each)
@@ -358,7 +359,7 @@ def _on_card(worker: Worker) -> bool:
 
 
 def _sum(footprints: Iterable[Footprint | None]) -> int | None:
-    """A sum with one left out would be a number that looks like an answer."""
+    """The sum. None if one is unknown: a partial sum would be misleading."""
     total_bytes = 0
     for each in footprints:
         if each is None:
@@ -368,7 +369,7 @@ def _sum(footprints: Iterable[Footprint | None]) -> int | None:
 
 
 def _rest(total_bytes: int, known: list[int | None]) -> int | None:
-    """What is left of the total. Readings of different moments may be more than there is."""
+    """What is left of the total, at least 0: readings of different moments may exceed it."""
     for each in known:
         if each is None:
             return None

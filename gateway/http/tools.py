@@ -1,4 +1,4 @@
-"""The functions that a model may call: checked, and written as a worker is told of them."""
+"""The functions that a model may call: checked, and written as a worker gets them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gateway.http.bodies import ABSENT, BodyPart, given
 from gateway.http.errors import invalid
 from protocol.requests import ToolChoice, Tools
 
-# OpenAI's rule, with room for names that MCP servers give.
+# OpenAI's rule, extended for the names of MCP servers.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-# Of one request. OpenAI has 128; clients of many MCP servers send hundreds.
+# The most functions of a request. OpenAI allows 128; clients of many MCP servers send hundreds.
 _MOST_FUNCTIONS: Final = 1024
-# Of all schemas together: what a prompt could still hold, and is decoded within milliseconds.
+# The most bytes of all schemas together: they fit a prompt, and decode within milliseconds.
 _MOST_SCHEMA_BYTES: Final = 1 << 20
 
 Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
 
 class FunctionBody(BodyPart):
-    """`parameters` is a JSON schema; it stays as it was written."""
+    """`parameters` is a JSON schema, kept as it was written."""
 
     name: str
     description: str | None = None
@@ -38,7 +38,7 @@ class ToolBody(BodyPart):
 
 
 class Written(Struct, omit_defaults=True):
-    """A function as templates see it: without what wasn't given."""
+    """A function as chat templates see it, without the fields that were not given."""
 
     name: str
     description: str | None = None
@@ -61,7 +61,7 @@ class AllowedTools(Struct):
 
 
 class ChosenTool(Struct):
-    """One function, or a choice among some."""
+    """A choice of one function, or of some allowed functions."""
 
     type: Literal["function", "allowed_tools"]
     function: NamedFunction | None = None
@@ -78,10 +78,11 @@ def tools_of(
     parallel: bool,
     mentioned: Collection[str] = (),
 ) -> Tools | None:
-    """None: there are none. Of those that were `mentioned` the conversation itself tells.
+    """The tools for a worker. None: there are none. Functions that are `mentioned` are described by
+    the conversation itself.
 
     Raises:
-        Refusal: a name can't be one, or a choice is of what isn't there.
+        Refusal: a name or a schema is invalid, or the choice names a function that isn't there.
     """
     if not bodies:
         if choice in (None, "none", "auto"):
@@ -125,7 +126,7 @@ def _check_amount(bodies: Sequence[ToolBody]) -> None:
 
 
 def written(body: FunctionBody) -> Written:
-    """As a model is told of it."""
+    """The function as a model is told of it."""
     parameters = body.parameters if given(body.parameters) else None
     return Written(body.name, body.description, parameters, body.strict)
 
@@ -147,14 +148,16 @@ def _check_schema(param: str, schema: Raw) -> None:
     try:
         msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
-        # Raw text may be broken beneath its beginning.
+        # msgspec has not checked raw text to its end.
         raise invalid(f"{param} can't be read: {error}.", param) from error
 
 
 def _choice(
     choice: ToolChoiceBody | None, names: list[str]
 ) -> tuple[ToolChoice, str | None, set[str]]:
-    """The mode, the function that must be called if it is one, and those that may be."""
+    """The mode, the function that must be called if it is a single one, and the functions that may
+    be.
+    """
     everything = set(names)
     match choice:
         case None:

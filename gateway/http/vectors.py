@@ -1,4 +1,4 @@
-"""What embeddings and rerank share: a body's common fields, its request, and the answer."""
+"""/v1/embeddings and /v1/rerank, and the answer of vectors that they share with Ollama."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from protocol.requests import Embed, TextPrompt
 # OpenAI's bound.
 MOST_INPUTS: Final = 2048
 _LARGEST_COUNT: Final = (1 << 31) - 1
-# Written with one breath, which leaves the event loop its turns.
+# Between pieces of this size other tasks may run.
 _WRITTEN_BYTES: Final = 64 << 10
 
 Truncate = Annotated[int, Meta(ge=-1, le=_LARGEST_COUNT)]
 
 
 class VectorBody(Struct, kw_only=True):
-    """What is done on both paths."""
+    """The fields that embeddings and rerank share."""
 
     model: str
     truncate_prompt_tokens: Truncate | None = None
@@ -53,8 +53,8 @@ def submit(
     embed: Callable[[str], Embed],
     params: dict[RequestField, str],
 ) -> Request:
-    """Put it into its model's queue. `embed` gets the id of the message, `params` are the body's
-    names for the message's fields.
+    """Put a request into the model's queue. `embed` makes the message from its id; `params` are the
+    body's names for the message's fields.
 
     Raises:
         Refusal: a header can't be read, or the queue is full.
@@ -69,7 +69,7 @@ def submit(
 
 
 class VectorAnswer(Reply):
-    """JSON that is written piece by piece."""
+    """A JSON answer that is written in pieces."""
 
     def __init__(
         self, call: ModelCall, request: Request, written: Callable[[Usage], Iterator[bytes]]
@@ -104,7 +104,7 @@ class VectorAnswer(Reply):
             if len(unsent) >= _WRITTEN_BYTES:
                 await send({"type": "http.response.body", "body": bytes(unsent), "more_body": True})
                 unsent.clear()
-                # A client that reads as fast as this writes never makes it wait.
+                # Awaiting `send` gives no turn to other tasks while the client reads fast enough.
                 await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": bytes(unsent), "more_body": False})
 
@@ -125,7 +125,7 @@ class EmbeddingsBody(VectorBody, kw_only=True):
 
 
 class EmbeddingItem(Struct):
-    """Numbers, or their little-endian floats in base64."""
+    """The numbers, or their little-endian float32 values in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -138,7 +138,7 @@ class EmbeddingUsage(Struct):
 
 
 class EmbeddingList(Struct):
-    """What `_written_vectors` writes."""
+    """The answer that `_written_vectors` writes."""
 
     object: Literal["list"]
     data: list[EmbeddingItem]
@@ -215,7 +215,7 @@ _EMBEDDINGS: Final = Operation(
 )
 
 
-# Counted before they are decoded: an object has two, and clients may send some others.
+# Strings are counted before decoding: an object has two, and clients may send further fields.
 _MOST_STRINGS: Final = 32 * MOST_INPUTS
 _LONGEST_REASON: Final = 200
 
@@ -245,7 +245,7 @@ class RerankBody(VectorBody, kw_only=True):
     return_documents: bool | None = None
 
 
-# As a type of its own: what is wrong with it is named.
+# A named type, so that errors name what is wrong.
 Documents = Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MOST_INPUTS)]
 
 
@@ -261,7 +261,7 @@ class RerankUsage(Struct):
 
 
 class RerankAnswer(Struct):
-    """What `_written_scores` writes."""
+    """The answer that `_written_scores` writes."""
 
     id: str
     model: str
@@ -295,7 +295,7 @@ async def rerank(http_request: HttpRequest) -> Response:
 
 
 def _texts(raw: Raw) -> list[str]:
-    """Raises: Refusal: they are no documents, or too many."""
+    """Raises: Refusal: the field is no list of documents, or has too many."""
     strings = count_strings(bytes(raw), _MOST_STRINGS)
     try:
         if strings > _MOST_STRINGS:
@@ -313,7 +313,7 @@ def _texts(raw: Raw) -> list[str]:
 def _results(
     scores: Vectors, number: int, top_n: int | None, documents: list[str] | None
 ) -> Iterator[Result]:
-    """The best first; of equal ones the first. No `top_n`, or 0, is all, as in vLLM."""
+    """The best results first; equal ones in order. No `top_n`, or 0, means all, as in vLLM."""
     packed = struct.unpack(f"<{number}f", scores.data)
     best = sorted(range(number), key=lambda index: -packed[index])
     for index in best[: top_n or None]:
