@@ -50,7 +50,7 @@ class PromptCacheReading(Struct, frozen=True):
     hit_rate: float | None = None
 
 
-class LastExit(Struct, frozen=True):
+class ShownExit(Struct, frozen=True):
     at: float
     reason: str
     code: int | None = None
@@ -81,7 +81,7 @@ class ModelReading(Struct, frozen=True):
     wanted_bytes: int | None = None
     prompt_cache: PromptCacheReading = PromptCacheReading()
     worker: WorkerReading | None = None
-    last_exit: LastExit | None = None
+    last_exit: ShownExit | None = None
 
 
 class HostReading(Struct, frozen=True):

@@ -30,7 +30,7 @@ from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
 
 
-class Reloaded(Struct, frozen=True):
+class ReloadAnswer(Struct, frozen=True):
     """The gateway's answer."""
 
     added: tuple[str, ...]
@@ -52,7 +52,7 @@ def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.format(content, indent=2))
         return
-    reloaded = gateway.read(content, Reloaded)
+    reloaded = gateway.read(content, ReloadAnswer)
     lines = [
         *(f"added {each}" for each in reloaded.added),
         *(f"removed {each}" for each in reloaded.removed),

@@ -16,11 +16,11 @@ from gateway.cli.bodies import (
     GatewayReading,
     GroupReading,
     HostReading,
-    LastExit,
     MemoryReading,
     ModelReading,
     PromptCacheReading,
     RankReading,
+    ShownExit,
     WorkerReading,
 )
 from gateway.cli.client import GatewayClient
@@ -181,12 +181,12 @@ def _last_words(model: ModelReading) -> Iterator[str]:
             yield f"  | {printable(line)}"
 
 
-def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
+def _died(last_exit: ShownExit | None) -> TypeGuard[ShownExit]:
     """An exit with code 0 is what was asked for, and no news."""
     return last_exit is not None and last_exit.code != 0
 
 
-def _exit(last_exit: LastExit) -> str:
+def _exit(last_exit: ShownExit) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
     return f"the last worker ended {last_exit.how} at {at}: {last_exit.reason}"
 

@@ -18,7 +18,7 @@ from gateway.http.exchange import direct_writer_of
 from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.models.compartment import Compartment
 from gateway.requests.choices import Choice, Choices, Format, pieces
-from gateway.requests.request import ClientGoneError, Piece, Request
+from gateway.requests.request import AnswerPiece, ClientGoneError, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
@@ -218,7 +218,7 @@ class Answer(Reply):
         choices = self._choices
         writer = direct_writer_of(scope)
 
-        def shortcut(piece: Piece) -> bool:
+        def shortcut(piece: AnswerPiece) -> bool:
             if choices.unopened or writer is None or not writer.writable:
                 return False
             try:
@@ -308,7 +308,7 @@ class CountFormat:
     def opening(self, index: int) -> bytes:
         return b""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         return b""
 
     def closing(self, usage: Usage) -> bytes:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.http.answer import DONE, TextEvent, server_sent_event
 from gateway.requests.choices import Choice, only_text, system_fingerprint
-from gateway.requests.request import Piece, Request
+from gateway.requests.request import AnswerPiece, Request
 from protocol.answers import (
     AnswerPart,
     FinishReason,
@@ -232,7 +232,7 @@ class ChatFormat:
     def opening(self, index: int) -> bytes:
         return self._event([ChatChunkChoice(index, ChatChunkDelta(role="assistant", content=""))])
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         if (text := only_text(piece)) is not None:
             return self._text(index, text)
         deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]

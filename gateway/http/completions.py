@@ -34,7 +34,7 @@ from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
 from gateway.http.parameters import refusing
 from gateway.requests.choices import Choice, only_text, system_fingerprint
-from gateway.requests.request import Piece, Request
+from gateway.requests.request import AnswerPiece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import (
     AnswerPart,
@@ -265,7 +265,7 @@ class CompletionFormat:
     def opening(self, index: int) -> bytes:
         return b""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         text = only_text(piece)
         if text is not None and not self._logprobs:
             return self._text(index, text)

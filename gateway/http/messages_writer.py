@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 
 from gateway.http.tools import arguments_object
 from gateway.requests.choices import Choice
-from gateway.requests.request import Piece, Request
+from gateway.requests.request import AnswerPiece, Request
 from protocol.answers import (
     AnswerPart,
     FinishReason,
@@ -129,7 +129,7 @@ class MessageFormat:
         usage = AnthropicUsage.of(Usage(self._request.progress.prompt_tokens, 0))
         return _event("message_start", message=self._message([], None, usage)) + _event("ping")
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         events = b"".join(map(self._part, piece.parts))
         if piece.finish_reason is not None:
             events += self._close()

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.http.chat_writer import TokenLogprobBody, chat_logprobs, tokens_of
 from gateway.http.tools import arguments_object
 from gateway.requests.choices import Choice
-from gateway.requests.request import Piece, Request
+from gateway.requests.request import AnswerPiece, Request
 from protocol.answers import (
     AnswerPart,
     FinishReason,
@@ -113,7 +113,7 @@ class OllamaFormat:
     def opening(self, index: int) -> bytes:
         return b""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         found: list[Content] = []
         for part in piece.parts:
             found += self._contents(part)

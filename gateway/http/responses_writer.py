@@ -36,7 +36,7 @@ from gateway.http.responses_objects import (
 )
 from gateway.mailbox.entry import Status
 from gateway.requests.choices import Choice
-from gateway.requests.request import Piece, Request
+from gateway.requests.request import AnswerPiece, Request
 from gateway.system.refusal import Refusal
 from protocol.answers import (
     AnswerPart,
@@ -213,7 +213,7 @@ class ResponseFormat:
         created = b"" if self._announced else self._lifecycle("created")
         return created + self._lifecycle("in_progress")
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         self._finish_reason = piece.finish_reason or self._finish_reason
         tokens = chat_logprobs(tokens_of(piece.parts)).content
         events = b""
@@ -238,7 +238,7 @@ class ResponseFormat:
         if not self._over:
             (choice,) = choices
             self._fill_sampling()
-            self.piece(0, Piece(tuple(choice.parts), choice.finish_reason, usage))
+            self.piece(0, AnswerPiece(tuple(choice.parts), choice.finish_reason, usage))
             self._finish(usage)
         return self.body
 

@@ -43,7 +43,7 @@ class Estimated(Struct, frozen=True):
     estimate: Estimate
 
 
-class Guessed(Struct, frozen=True):
+class RoughEstimate(Struct, frozen=True):
     """Bytes to ask for where the files aren't understood, and what isn't."""
 
     bytes: int
@@ -61,7 +61,7 @@ class Estimator:
         self._learned = learned
         self._lanes: dict[str, Lane] = {}
 
-    async def estimate(self, model: Model) -> Estimated | Guessed:
+    async def estimate(self, model: Model) -> Estimated | RoughEstimate:
         """With its whole context.
 
         Raises:
@@ -78,7 +78,7 @@ class Estimator:
             raise UnreadableFilesError(f"{model.source} can't be read now: {error}.") from error
 
 
-def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | Guessed:
+def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | RoughEstimate:
     """Raises: OSError if something is short just now that reading takes; UnreadableFilesError."""
     settings = model.settings
     for place in _places(model):
@@ -108,11 +108,11 @@ def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated
         why = str(error) or repr(error)
     try:
         guessed_bytes = guess(find_folder(model.source), learned.process_bytes, options_of(model))
-        return Guessed(guessed_bytes, why)
+        return RoughEstimate(guessed_bytes, why)
     except Exception as error:
         _raise_what_may_pass(error)
         # The worker will find out more, and say it better.
-        return Guessed(learned.process_bytes, why)
+        return RoughEstimate(learned.process_bytes, why)
 
 
 def _places(model: Model) -> Iterator[Path]:
@@ -165,7 +165,7 @@ class Estimates:
             UnreadableFilesError: its files can't be read now.
         """
         found = await self._estimator.estimate(model)
-        if isinstance(found, Guessed):
+        if isinstance(found, RoughEstimate):
             logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
             self.all.pop(model.id, None)
             return found.bytes
@@ -182,7 +182,7 @@ class Estimates:
             UnreadableFilesError: its files can't be read now.
         """
         found = await self._estimator.estimate(model)
-        if isinstance(found, Guessed):
+        if isinstance(found, RoughEstimate):
             return found.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
         return shortened(found.estimate, possible_bytes).floor_bytes
@@ -194,7 +194,7 @@ class Estimates:
             UnreadableFilesError: they can't be read now.
         """
         found = await self._estimator.estimate(model)
-        if isinstance(found, Guessed):
+        if isinstance(found, RoughEstimate):
             return None
         ledger = self._admission.ledger
         possible_bytes = ledger.possible_for(model.id)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from gateway.requests.request import Piece, Request, Shortcut, Terms
+from gateway.requests.request import AnswerPiece, Request, Shortcut, Terms
 from protocol.answers import (
     AnswerPart,
     FinishReason,
@@ -36,7 +36,7 @@ class Format(Protocol):
     def opening(self, index: int) -> bytes:
         """Events before the first piece of a choice."""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece) -> bytes:
         """The events of one piece of a choice."""
 
     def closing(self, usage: Usage) -> bytes:
@@ -72,11 +72,11 @@ class Choices:
         spent = [each.spent for each in self._requests if each.spent is not None]
         return usage_of(spent, self._answers_each) if spent else None
 
-    def keep(self, index: int, piece: Piece) -> None:
+    def keep(self, index: int, piece: AnswerPiece) -> None:
         self._parts[index] += piece.parts
         self._note_end(index, piece)
 
-    def write(self, index: int, piece: Piece) -> bytes:
+    def write(self, index: int, piece: AnswerPiece) -> bytes:
         """The events of a piece, behind those that open its choice."""
         events = self._form.opening(index) if index in self.unopened else b""
         self.unopened.discard(index)
@@ -92,7 +92,7 @@ class Choices:
         choices = map(Choice, map(merged, self._parts), self._reasons)
         return self._form.whole(list(choices), self.usage or _NOTHING)
 
-    def _note_end(self, index: int, piece: Piece) -> None:
+    def _note_end(self, index: int, piece: AnswerPiece) -> None:
         if piece.finish_reason is not None:
             self._reasons[index] = piece.finish_reason
             self.unfinished.discard(index)
@@ -116,7 +116,7 @@ def answers_to(generate: Generate, number: int, terms: Terms, now: float) -> lis
 
 async def pieces(
     requests: Sequence[Request], shortcut: Shortcut | None = None
-) -> AsyncGenerator[tuple[int, Piece]]:
+) -> AsyncGenerator[tuple[int, AnswerPiece]]:
     """Their pieces as they come, each with the number of its choice, until all are at their end.
     If there is but one, `shortcut` gets those that it writes.
 
@@ -151,7 +151,7 @@ async def pieces(
         await asyncio.gather(*takers, return_exceptions=True)
 
 
-def only_text(piece: Piece) -> str | None:
+def only_text(piece: AnswerPiece) -> str | None:
     """Its text, if that is all there is to it, as with nearly every piece."""
     if len(piece.parts) != 1 or piece.finish_reason is not None:
         return None

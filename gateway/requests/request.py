@@ -25,7 +25,7 @@ from protocol.answers import (
 from protocol.requests import ChatPrompt, Embed, Generate, SamplingDefaults, Task
 
 
-class Piece(Struct, frozen=True):
+class AnswerPiece(Struct, frozen=True):
     """What has arrived since the last one; nothing but the reminder that time passes, if idle."""
 
     parts: tuple[AnswerPart, ...]
@@ -39,7 +39,7 @@ class Piece(Struct, frozen=True):
 
 # Writes a piece in place of its reader's task, which costs more to wake than the piece to write.
 # False: it can't just now, and the task gets the piece.
-Shortcut: TypeAlias = Callable[[Piece], bool]
+Shortcut: TypeAlias = Callable[[AnswerPiece], bool]
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -235,7 +235,7 @@ class Request:
             return
         if self._shortcut is None or self.over:
             self._arrived.set()
-        elif self._shortcut(Piece(tuple(merged(self._parts)), None, None)):
+        elif self._shortcut(AnswerPiece(tuple(merged(self._parts)), None, None)):
             self._parts = []
             self._touched_at = now
         else:
@@ -267,7 +267,7 @@ class Request:
             self._idle = True
             self._arrived.set()
 
-    async def take(self, shortcut: Shortcut | None = None) -> Piece:
+    async def take(self, shortcut: Shortcut | None = None) -> AnswerPiece:
         """The next piece of the answer; the last one carries the finish reason. All but the last go
         to `shortcut` meanwhile, as long as it writes them.
 
@@ -285,7 +285,7 @@ class Request:
             raise ClientGoneError
         if self._idle and not self._parts and not self.over:
             self._idle = False
-            return Piece((), None, None)
+            return AnswerPiece((), None, None)
         self._idle = False
         self._touched_at = asyncio.get_running_loop().time()
         parts, self._parts = tuple(merged(self._parts)), []
@@ -293,7 +293,7 @@ class Request:
             if not parts:
                 raise self._refusal.anew()
             self._arrived.set()
-        return Piece(parts, self._finish_reason, self._usage)
+        return AnswerPiece(parts, self._finish_reason, self._usage)
 
 
 def _plausible(usage: Usage) -> Usage:

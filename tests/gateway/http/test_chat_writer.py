@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.http.chat_writer import ChatFormat
 from gateway.requests.choices import Choice
-from gateway.requests.request import Piece, Request, Terms
+from gateway.requests.request import AnswerPiece, Request, Terms
 from protocol.answers import (
     Alternative,
     AnswerPart,
@@ -74,8 +74,8 @@ def test_streamed_and_whole_are_the_same(step: int) -> None:
     form = _format()
     events = form.opening(0)
     for begin in range(0, len(PARTS), step):
-        events += form.piece(0, Piece(tuple(merged(PARTS[begin : begin + step])), None, None))
-    events += form.piece(0, Piece((), "tool_calls", Usage(1, 2)))
+        events += form.piece(0, AnswerPiece(tuple(merged(PARTS[begin : begin + step])), None, None))
+    events += form.piece(0, AnswerPiece((), "tool_calls", Usage(1, 2)))
     chunks = _chunks(events)
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
@@ -102,7 +102,7 @@ def test_calls_alone_have_no_content() -> None:
 def test_reasoning_can_be_left_out() -> None:
     form = _format(include_reasoning=False)
     assert not hasattr(_whole(form, PARTS, "stop").choices[0].message, "reasoning")
-    assert form.piece(0, Piece((Reasoning("Hm"),), None, None)) == b""
+    assert form.piece(0, AnswerPiece((Reasoning("Hm"),), None, None)) == b""
 
 
 def test_calls_of_different_answers_have_different_ids() -> None:
@@ -113,7 +113,7 @@ def test_calls_of_different_answers_have_different_ids() -> None:
 @pytest.mark.parametrize("parts", [(LOGPROBS,), (Text("a"), LOGPROBS)])
 def test_logprobs(parts: tuple[AnswerPart, ...]) -> None:
     form = _format()
-    (chunk,) = _chunks(form.piece(0, Piece(parts, None, None)))
+    (chunk,) = _chunks(form.piece(0, AnswerPiece(parts, None, None)))
     whole = _whole(form, list(parts), "stop").choices[0].logprobs
     assert chunk.choices[0].logprobs.model_dump() == whole.model_dump()
     (token,) = whole.content

@@ -18,7 +18,7 @@ from gateway.http.responses_items import Meaning
 from gateway.http.responses_objects import ResponseObject
 from gateway.http.responses_writer import ResponseForm, ResponseFormat
 from gateway.requests.choices import Choice
-from gateway.requests.request import Piece, Request, Terms
+from gateway.requests.request import AnswerPiece, Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.answers import (
     Alternative,
@@ -106,8 +106,8 @@ def _streamed(
     form = ResponseFormat(_form(), _request(), first_number=first_number)
     data = form.opening(0)
     for part in parts:
-        data += form.piece(0, Piece((part,), None, None))
-    data += form.piece(0, Piece((), reason, USAGE))
+        data += form.piece(0, AnswerPiece((part,), None, None))
+    data += form.piece(0, AnswerPiece((), reason, USAGE))
     data += form.closing(USAGE)
     assert data.endswith(DONE)
     return _events(data)
@@ -230,7 +230,7 @@ def test_a_stream_that_fails(opened: bool) -> None:
     form = ResponseFormat(_form(), _request())
     data = b""
     if opened:
-        data = form.opening(0) + form.piece(0, Piece((Text("Half"),), None, None))
+        data = form.opening(0) + form.piece(0, AnswerPiece((Text("Half"),), None, None))
     events = _events(data + form.failed(Refusal("worker_crashed", "Two workers died.")))
     assert [events[0].type, events[-1].type] == ["response.created", "response.failed"]
     assert [each.sequence_number for each in events] == list(range(len(events)))

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from gateway.requests.choices import pieces
-from gateway.requests.request import ClientGoneError, Piece, Request, Terms
+from gateway.requests.request import AnswerPiece, ClientGoneError, Request, Terms
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Text, Usage
 from protocol.requests import Generate, Sampling, TextPrompt
@@ -89,10 +89,10 @@ async def test_who_was_refused_is_gone_with_its_reader(answers: int) -> None:
 
 async def test_a_shortcut_has_what_comes_while_the_reader_waits_but_for_the_end() -> None:
     request = _request()
-    written: list[Piece] = []
+    written: list[AnswerPiece] = []
     takes = True
 
-    def shortcut(piece: Piece) -> bool:
+    def shortcut(piece: AnswerPiece) -> bool:
         if takes:
             written.append(piece)
         return takes
