@@ -284,9 +284,9 @@ def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
     """Log the request. Successful GET and HEAD are logged at DEBUG: probes and pages send one every
     second.
     """
-    looks = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
+    only_reads = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
     logger.log(
-        logging.DEBUG if looks else logging.INFO,
+        logging.DEBUG if only_reads else logging.INFO,
         "%s: %s",
         _name(scope),
         record.status or "the client left",

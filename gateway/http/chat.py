@@ -92,8 +92,8 @@ def left_out(bodies: list[ChatMessageBody]) -> set[str]:
     return {"image"} if any(each.type in _PICTURES for each in parts) else set()
 
 
-def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> list[Source]:
-    """The pictures of all messages, in order. Without `looks` (the model has no vision) only those
+def picture_sources(bodies: list[ChatMessageBody], *, vision: bool = True) -> list[Source]:
+    """The pictures of all messages, in order. Without `vision` (the model has no vision) only those
     of the newest user message.
 
     Raises:
@@ -110,21 +110,21 @@ def picture_sources(bodies: list[ChatMessageBody], *, looks: bool = True) -> lis
                 raise invalid(f"{name} is missing: send an object with a url.", name)
             if body.role != "user":
                 raise invalid(f"{name}: only a user's message may have pictures.", name)
-            if looks or index in new:
+            if vision or index in new:
                 found.append(Source(part.picture, name))
     return found
 
 
 def chat_messages(
-    bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, looks: bool = True
+    bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, vision: bool = True
 ) -> tuple[ChatMessage, ...]:
     """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
-    `looks` a note in the text stands for each picture.
+    `vision` a note in the text stands for each picture.
 
     Raises:
         Refusal: a message or a part has fields that its role or type can't have.
     """
-    left = iter(pictures) if looks else None
+    left = iter(pictures) if vision else None
     return tuple(_message(index, each, left) for index, each in enumerate(bodies))
 
 
@@ -217,9 +217,9 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     check_number(len(body.messages))
     check_generation(body, "chat")
     call = ModelCall(http_request, body.model)
-    find = functools.partial(picture_sources, body.messages, looks=call.looks)
+    find = functools.partial(picture_sources, body.messages, vision=call.vision)
     sources = await call.beside_the_loop(find)
-    unseen = set() if call.looks else await call.beside_the_loop(left_out, body.messages)
+    unseen = set() if call.vision else await call.beside_the_loop(left_out, body.messages)
     pictures = await call.read_pictures(sources)
     generate = await call.beside_the_loop(_generate, body, call.model, pictures)
     requests = call.requests(body, [generate], "messages")
@@ -243,7 +243,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
 
 def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Generate:
     arguments = template_arguments(body, model.settings.template_arguments)
-    messages = chat_messages(body.messages, pictures, looks=model.settings.pictures)
+    messages = chat_messages(body.messages, pictures, vision=model.settings.pictures)
     prompt = ChatPrompt(messages, arguments)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:

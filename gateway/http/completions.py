@@ -168,7 +168,7 @@ class CompletionBody(StructuredBody, kw_only=True):
         return self.logprobs is not None and self.logprobs is not False
 
 
-class CompletionChoice(Struct):
+class TextCompletionChoice(Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -183,7 +183,7 @@ class TextCompletion(Struct):
     created: int
     model: str
     system_fingerprint: str | None
-    choices: list[CompletionChoice]
+    choices: list[TextCompletionChoice]
     usage: CompletionUsage | UnsetType | None
 
 
@@ -297,7 +297,7 @@ class CompletionFormat:
 
     def _choice(
         self, index: int, parts: Sequence[AnswerPart], finish_reason: FinishReason | None
-    ) -> CompletionChoice:
+    ) -> TextCompletionChoice:
         text = "".join(part.text for part in parts if isinstance(part, Text))
         logprobs = None
         if self._logprobs:
@@ -307,7 +307,7 @@ class CompletionFormat:
             ]
             logprobs = completion_logprobs(tokens, self._offsets[index])
             self._offsets[index] += sum(map(len, logprobs.tokens))
-        return CompletionChoice(index, text, logprobs, finish_reason)
+        return TextCompletionChoice(index, text, logprobs, finish_reason)
 
     def _prompt(self, index: int, parts: Sequence[AnswerPart]) -> list[PromptToken]:
         """The prompt tokens that were not written yet: a worker that takes over sends them from the
@@ -324,17 +324,19 @@ class CompletionFormat:
     def _text(self, index: int, text: str) -> bytes:
         kind = index, self._request.progress.fingerprint
         if (event := self._texts.get(kind)) is None:
-            event = TextEvent(lambda mark: self._event([CompletionChoice(index, mark, None, None)]))
+            event = TextEvent(
+                lambda mark: self._event([TextCompletionChoice(index, mark, None, None)])
+            )
             self._texts[kind] = event
         return event(text)
 
     def _event(
-        self, choices: list[CompletionChoice], usage: CompletionUsage | None = None
+        self, choices: list[TextCompletionChoice], usage: CompletionUsage | None = None
     ) -> bytes:
         return server_sent_event(self._json(choices, usage if self._include_usage else UNSET))
 
     def _json(
-        self, choices: list[CompletionChoice], usage: CompletionUsage | UnsetType | None
+        self, choices: list[TextCompletionChoice], usage: CompletionUsage | UnsetType | None
     ) -> bytes:
         return msgspec.json.encode(
             TextCompletion(

@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         self._framing_bytes = 0
         self._ahead = bytearray()
         # Whether incoming data is dropped.
-        self._deaf = False
+        self._drops_input = False
         self._peer: Peer
 
     # From the transport
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
         self._place = self._limiter.enter(self, "" if self.client is None else self.client[0])
         if self._place in (Place.NONE, Place.TOO_MANY):
             # At once, since descriptors are few.
-            self._deaf = True
+            self._drops_input = True
             refusal = self._limiter.no_place(self._place)
             self._limiter.refused[refusal.code] += 1
             transport.write(plain_response(refusal, new_request_id()))
@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):
         self._limiter.leave(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self._deaf:
+        if not self._drops_input:
             if self._serving:
                 self._keep(data)
             else:
@@ -109,7 +109,7 @@ class Connection(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Returns whether the connection stays open for writing."""
-        if not self.transport.can_write_eof() or (self._deaf and not self._exchanges):
+        if not self.transport.can_write_eof() or (self._drops_input and not self._exchanges):
             return False
         if not self._exchanges:
             if self._in_head:
@@ -164,8 +164,13 @@ class Connection(HttpToolsProtocol):
         """Give the connection to the next gateway, if it is idle: no part of a request has come and
         no answer is being sent. An encrypted connection can't be given away.
         """
-        heir = self._limiter.heir
-        if heir is None or self._deaf or self.transport.is_closing() or self._peer.encrypted:
+        next_gateway = self._limiter.next_gateway
+        if (
+            next_gateway is None
+            or self._drops_input
+            or self.transport.is_closing()
+            or self._peer.encrypted
+        ):
             return
         if self._exchanges or self._in_request or self._ahead or self._place is not Place.FULL:
             return
@@ -173,8 +178,8 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(_WRITTEN_S, self.offer)
             return
         self.transport.pause_reading()
-        self._deaf = True
-        heir(self._peer.duplicate())
+        self._drops_input = True
+        next_gateway(self._peer.duplicate())
         # This closes this process's descriptor, not the connection.
         self.transport.abort()
 
@@ -220,7 +225,7 @@ class Connection(HttpToolsProtocol):
                 version != "1.0"
                 and self._place is Place.FULL
                 and self.parser.should_keep_alive()
-                and not (self._limiter.heir is not None and self._peer.encrypted)
+                and not (self._limiter.next_gateway is not None and self._peer.encrypted)
             ),
             on_response=self.on_response_complete,
         )
@@ -269,7 +274,7 @@ class Connection(HttpToolsProtocol):
             self._ahead.clear()
             self._feed(ahead)
         self._turn()
-        if self._limiter.heir is not None:
+        if self._limiter.next_gateway is not None:
             self.offer()
 
     # Inside
@@ -310,7 +315,7 @@ class Connection(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         rest = memoryview(data)
-        while rest and not self._deaf:
+        while rest and not self._drops_input:
             if self._serving:
                 self._keep(rest)
                 return
@@ -373,7 +378,7 @@ class Connection(HttpToolsProtocol):
 
     def _close_after_these(self) -> None:
         """Answer the requests that have come, and take no more."""
-        self._deaf = True
+        self._drops_input = True
         self._ahead.clear()
         if self._exchanges:
             self._exchanges[-1].keep_alive = False
@@ -387,7 +392,7 @@ class Connection(HttpToolsProtocol):
         logger.info(
             "Refused: %s", refusal.message, extra=about(request=name, status=refusal.status)
         )
-        self._deaf = True
+        self._drops_input = True
         self._limiter.refused[refusal.code] += 1
         self.transport.write(plain_response(refusal, name))
         if self.transport.can_write_eof():
@@ -398,7 +403,7 @@ class Connection(HttpToolsProtocol):
         self._limiter.turn(self, Doing.LEAVING)
 
     def _leave(self) -> None:
-        self._deaf = True
+        self._drops_input = True
         self._limiter.turn(self, Doing.LEAVING)
         self.transport.close()
 

@@ -233,7 +233,7 @@ class ConnectionLimiter:
         self.refused: Counter[Code] = Counter()
         self.bodies = ByteBudget(ALL_BODIES_BYTES)
         # Takes the descriptors of idle connections. None: there is no next gateway.
-        self.heir: Callable[[int], None] | None = None
+        self.next_gateway: Callable[[int], None] | None = None
         self._capacity = capacity
         self._from_one_place = from_one_place
         self._table: ConnectionTable[TrackedConnection] = ConnectionTable()

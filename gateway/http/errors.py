@@ -61,15 +61,15 @@ _ANTHROPIC_TYPES: Final = {
 }
 
 
-class ErrorBody(Struct):
+class OpenAIErrorBody(Struct):
     message: str
     type: str
     code: str
     param: str | None
 
 
-class ErrorEnvelope(Struct):
-    error: ErrorBody
+class OpenAIErrorEnvelope(Struct):
+    error: OpenAIErrorBody
 
 
 class AnthropicErrorBody(Struct):
@@ -92,7 +92,7 @@ def envelope_type(path: str) -> type[Struct]:
     """The type of errors on a path."""
     if path.startswith(_ANTHROPIC):
         return AnthropicErrorEnvelope
-    return OllamaErrorEnvelope if path.startswith(_OLLAMA) else ErrorEnvelope
+    return OllamaErrorEnvelope if path.startswith(_OLLAMA) else OpenAIErrorEnvelope
 
 
 def envelope(refusal: Refusal, path: str) -> bytes:
@@ -108,7 +108,7 @@ def envelope(refusal: Refusal, path: str) -> bytes:
         refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
     )
     return msgspec.json.encode(
-        ErrorEnvelope(ErrorBody(refusal.message, kind, refusal.code, refusal.param))
+        OpenAIErrorEnvelope(OpenAIErrorBody(refusal.message, kind, refusal.code, refusal.param))
     )
 
 

@@ -57,7 +57,7 @@ class ModelBody(Struct):
     prompt_cache: PromptCacheStatus | None
 
 
-class ModelList(Struct):
+class ModelListing(Struct):
     """OpenAI's list with Anthropic's fields for pages: one page has all models."""
 
     object: str
@@ -72,7 +72,7 @@ async def list_models(request: HttpRequest) -> Response:
     caller = caller_of(request)
     data = [_body(fleet, each, caller) for each in fleet.roster.visible(caller)]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(ModelList("list", data, False, first, last))
+    return json_response(ModelListing("list", data, False, first, last))
 
 
 async def show_model(request: HttpRequest) -> Response:
@@ -108,7 +108,7 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
     )
 
 
-_LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelList)
+_LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelListing)
 _SHOW: Final = Operation(summary="A model", tag="OpenAI", answer=ModelBody, refusals=NAMES_MODEL)
 
 

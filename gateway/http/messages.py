@@ -197,7 +197,7 @@ async def _read(
     """The call, the message for a worker, and what is left out of the body."""
     call = ModelCall(http_request, body.model)
     check_number(len(body.messages))
-    sources = await call.beside_the_loop(picture_sources, body) if call.looks else []
+    sources = await call.beside_the_loop(picture_sources, body) if call.vision else []
     pictures = await call.read_pictures(sources)
     generate, left_out = await call.beside_the_loop(
         _generate, body, generation, call.model, pictures
@@ -209,9 +209,9 @@ def _generate(
     body: CountBody, generation: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> tuple[Generate, set[str]]:
     """The message for a worker, and what is left out of the body."""
-    looks = model.settings.pictures
+    vision = model.settings.pictures
     tools = body.tools or []
-    left_out = foreign_types(tools) | unread(body, looks=looks)
+    left_out = foreign_types(tools) | unread(body, vision=vision)
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
             left_out.add(name)
@@ -221,7 +221,7 @@ def _generate(
     if body.output_config is not None and body.output_config.effort is not None:
         arguments["reasoning_effort"] = body.output_config.effort
     told = msgspec.json.encode(arguments).decode() if arguments else ""
-    messages = chat_messages(body, pictures, looks=looks, deferred=deferred(tools))
+    messages = chat_messages(body, pictures, vision=vision, deferred=deferred(tools))
     prompt = ChatPrompt(messages, told)
     generate = msgspec.structs.replace(
         generate_message(generation, prompt, generation.limit),

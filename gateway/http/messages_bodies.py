@@ -191,11 +191,11 @@ def references(body: AnthropicConversation) -> set[str]:
     return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
 
 
-def unread(body: AnthropicConversation, *, looks: bool) -> set[str]:
+def unread(body: AnthropicConversation, *, vision: bool) -> set[str]:
     """The kinds of blocks that the model is not given, or not as text."""
     found = set()
     for each in _blocks(body):
-        if isinstance(each, ImageBlock) and not looks:
+        if isinstance(each, ImageBlock) and not vision:
             found.add("image")
         elif isinstance(each, DocumentBlock) and not isinstance(each.source, TextSource):
             found.add("document")
@@ -249,11 +249,11 @@ def chat_messages(
     body: AnthropicConversation,
     pictures: Sequence[bytes] = (),
     *,
-    looks: bool = True,
+    vision: bool = True,
     deferred: Mapping[str, FunctionBody] | None = None,
 ) -> tuple[ChatMessage, ...]:
     """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
-    `looks` a note in the text stands for each picture. A `deferred` tool is described where a
+    `vision` a note in the text stands for each picture. A `deferred` tool is described where a
     result first refers to it.
 
     Raises:
@@ -267,7 +267,7 @@ def chat_messages(
         )
     system = _joined(body.system)
     messages = [ChatMessage("system", system)] if system else []
-    left = iter(pictures) if looks else None
+    left = iter(pictures) if vision else None
     untold = dict(deferred or {})
     for index, each in enumerate(body.messages):
         if each.role == "assistant":

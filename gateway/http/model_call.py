@@ -63,7 +63,7 @@ class ModelCall:
         return self.compartment.model
 
     @property
-    def looks(self) -> bool:
+    def vision(self) -> bool:
         """Whether the model takes pictures."""
         return self.model.settings.pictures
 

@@ -98,11 +98,11 @@ async def chat(http_request: HttpRequest) -> Response:
     call = call_of(http_request, body.model)
     if not body.messages:
         return load(call, body, chat=True)
-    find = functools.partial(message_sources, body.messages, looks=call.looks)
+    find = functools.partial(message_sources, body.messages, vision=call.vision)
     pictures = await call.read_pictures(await call.beside_the_loop(find))
     asked = generation(body.options, call.model, body.keep_alive)
     message = await call.beside_the_loop(_chat_generate, body, asked, call.model, pictures)
-    unseen = not call.looks and any(each.images for each in body.messages)
+    unseen = not call.vision and any(each.images for each in body.messages)
     return _answer(call, body, asked, message, {"image"} if unseen else ())
 
 
@@ -136,7 +136,7 @@ def _answer(
 def _chat_generate(
     body: OllamaChatBody, asked: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> Generate:
-    messages = chat_messages(body.messages or (), pictures, looks=model.settings.pictures)
+    messages = chat_messages(body.messages or (), pictures, vision=model.settings.pictures)
     tools = [ToolBody(each.function, each.type) for each in body.tools or ()]
     return _generate(
         body,

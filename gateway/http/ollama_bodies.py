@@ -180,8 +180,8 @@ def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]
         yield Source(url, f"{path}images[{place}]")
 
 
-def message_sources(bodies: Sequence[OllamaMessageBody], *, looks: bool = True) -> list[Source]:
-    """The pictures of all messages, in order. Without `looks` (the model has no vision) only those
+def message_sources(bodies: Sequence[OllamaMessageBody], *, vision: bool = True) -> list[Source]:
+    """The pictures of all messages, in order. Without `vision` (the model has no vision) only those
     of the newest user message.
 
     Raises:
@@ -196,16 +196,16 @@ def message_sources(bodies: Sequence[OllamaMessageBody], *, looks: bool = True) 
             raise invalid(
                 f"{sources[0].name}: only a user's message may have pictures.", sources[0].name
             )
-        if looks or index in new:
+        if vision or index in new:
             found += sources
     return found
 
 
 def chat_messages(
-    bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, looks: bool = True
+    bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, vision: bool = True
 ) -> tuple[ChatMessage, ...]:
     """The messages as a worker renders them. `pictures` are the files of `message_sources`. Without
-    `looks` a note in the text stands for each picture.
+    `vision` a note in the text stands for each picture.
 
     Raises:
         Refusal: the arguments of a call are no JSON object.
@@ -215,7 +215,7 @@ def chat_messages(
     return tuple(
         ChatMessage(
             body.role,
-            _told(body, looks=looks),
+            _told(body, vision=vision),
             reasoning=body.thinking or None,
             tool_calls=tuple(calls.made(index, body)),
             tool_call_id=calls.answered(body) if body.role == "tool" else None,
@@ -226,8 +226,8 @@ def chat_messages(
     )
 
 
-def _told(body: OllamaMessageBody, *, looks: bool) -> str:
-    unseen = [] if looks else [UNSEEN] * len(body.images or ())
+def _told(body: OllamaMessageBody, *, vision: bool) -> str:
+    unseen = [] if vision else [UNSEEN] * len(body.images or ())
     return "\n".join((*unseen, body.content or ""))
 
 

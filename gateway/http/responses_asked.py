@@ -284,10 +284,10 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
     names += [f"input[{index}]" for index in range(len(own))]
     items, names = without_superseded(items, names)
     sources = await beside_the_loop(
-        share.size_bytes, functools.partial(picture_sources, items, names, looks=call.looks)
+        share.size_bytes, functools.partial(picture_sources, items, names, vision=call.vision)
     )
     unseen: set[str] = set()
-    if not (sources or call.looks):
+    if not (sources or call.vision):
         unseen = await beside_the_loop(share.size_bytes, left_out, items)
     read = await call.read_pictures([source for _, source in sources])
     pictures: dict[int, list[bytes]] = {}
@@ -306,7 +306,7 @@ def _generate(asked: Asked, cut: int) -> Generate:
         [asked.items[each] for each in places],
         [asked.names[each] for each in places],
         [picture for each in places for picture in asked.pictures.get(each, ())],
-        looks=settings.pictures,
+        vision=settings.pictures,
     )
     callable_, constraint = tools(body, said), constraint_of(generation)
     limit = body.max_output_tokens

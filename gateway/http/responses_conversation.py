@@ -53,15 +53,15 @@ def converse(
     names: Sequence[str],
     pictures: Sequence[bytes] = (),
     *,
-    looks: bool = True,
+    vision: bool = True,
 ) -> Said:
     """`names` are the names of the items in errors. `pictures` are the files of `picture_sources`.
-    `looks`: the model has vision.
+    `vision`: the model has vision.
 
     Raises:
         Refusal: an item is invalid.
     """
-    conversation = _Conversation(iter(pictures), looks=looks)
+    conversation = _Conversation(iter(pictures), vision=vision)
     if instructions:
         conversation.say("system", instructions)
     for item, name in zip(items, names, strict=True):
@@ -80,12 +80,12 @@ class _Turn(Struct):
 
 
 class _Conversation:
-    def __init__(self, pictures: Iterator[bytes], *, looks: bool) -> None:
+    def __init__(self, pictures: Iterator[bytes], *, vision: bool) -> None:
         self._messages: list[ChatMessage] = []
         # Messages of the system at the beginning: many templates take only one, so they are joined.
         self._system: list[str] = []
         self._pictures = pictures
-        self._looks = looks
+        self._vision = vision
         self._turn: _Turn | None = None
         self._calls: set[str] = set()
         # Pictures of results. Templates allow them only in messages of users, so one follows the
@@ -184,7 +184,7 @@ class _Conversation:
         shown = []
         for place, part in enumerate(item.content):
             path = f"{name}.content[{place}]"
-            if part.type == "input_image" and not self._looks:
+            if part.type == "input_image" and not self._vision:
                 text += f"\n{UNSEEN}\n"
             elif part.type == "input_image":
                 shown.append(Picture(next(self._pictures), len(text), f"{path}.image_url"))
@@ -212,10 +212,10 @@ class _Conversation:
             raise refused_at(f"there is no call {call_id[:100]!r} before it", f"{name}.call_id")
         self._close(results_follow=True)
         for place, part in enumerate(item.output if isinstance(item.output, list) else ()):
-            if part.type == "input_image" and self._looks:
+            if part.type == "input_image" and self._vision:
                 path = f"{name}.output[{place}].image_url"
                 self._shown.append(Picture(next(self._pictures), len(_SHOWN), path))
-        if any(part.type == "input_image" for part in _parts(item.output)) and not self._looks:
+        if any(part.type == "input_image" for part in _parts(item.output)) and not self._vision:
             text += f"\n{UNSEEN}"
         self._messages.append(ChatMessage("tool", text, tool_call_id=call_id))
 

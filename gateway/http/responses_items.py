@@ -281,16 +281,16 @@ def left_out(items: Sequence[ItemBody]) -> set[str]:
 
 
 def picture_sources(
-    items: Sequence[ItemBody], names: Sequence[str], *, looks: bool = True
+    items: Sequence[ItemBody], names: Sequence[str], *, vision: bool = True
 ) -> list[tuple[int, Source]]:
-    """The pictures of all items, in order, each with the place of its item. Without `looks` (the
+    """The pictures of all items, in order, each with the place of its item. Without `vision` (the
     model has no vision) only those of the newest user message.
 
     Raises:
         Refusal: a picture has no address, or is in an item that can't have any.
     """
     found = []
-    for index in range(len(items)) if looks else newest([each.speaker for each in items]):
+    for index in range(len(items)) if vision else newest([each.speaker for each in items]):
         item, name = items[index], names[index]
         for place, part in item.pictures:
             path = f"{name}.{place}"

@@ -76,7 +76,7 @@ class Departure:
         for incarnation, begun in await self._parts.fleet.leave():
             frames.send(Released(incarnation, begun))
         self._parts.mailbox.leave()
-        self._parts.limiter.heir = self._give_connection
+        self._parts.limiter.next_gateway = self._give_connection
         self._server.offer_connections()
         logger.info("Another gateway serves (pid %d)", self._successor.pid)
 

@@ -64,10 +64,10 @@ def _reference(name: str) -> dict[str, Any]:
 def test_pictures_are_words_to_who_does_not_look() -> None:
     said = {"type": "text", "text": "So?"}
     body = _body([_result(IMAGE, said), IMAGE, said])
-    assert unread(body, looks=False) == {"image"}
-    assert unread(body, looks=True) == set()
+    assert unread(body, vision=False) == {"image"}
+    assert unread(body, vision=True) == set()
     seen = "(Here is a picture, which this model can't look at.)"
-    *_, result, user = chat_messages(body, looks=False)
+    *_, result, user = chat_messages(body, vision=False)
     assert (result.role, result.content) == ("tool", f"{seen}\nSo?")
     assert (user.role, user.content, user.pictures) == ("user", f"{seen}\nSo?", ())
     *_, result, user = chat_messages(body, [b"1", b"2"])
@@ -75,13 +75,13 @@ def test_pictures_are_words_to_who_does_not_look() -> None:
     assert [(each.data, each.at) for each in user.pictures] == [(b"1", 0), (b"2", 0)]
 
 
-@pytest.mark.parametrize("looks", [False, True])
-def test_files_are_words_to_everybody(looks: bool) -> None:
+@pytest.mark.parametrize("vision", [False, True])
+def test_files_are_words_to_everybody(vision: bool) -> None:
     document = {"type": "document", "source": PDF, "title": "Plan"}
     body = _body([_result(document), document])
-    assert unread(body, looks=looks) == {"document"}
+    assert unread(body, vision=vision) == {"document"}
     text = "Plan\n(Here is a file such as a PDF, of which this model can't be given the text.)"
-    *_, result, user = chat_messages(body, looks=looks)
+    *_, result, user = chat_messages(body, vision=vision)
     assert (result.content, user.content) == (text, text)
 
 
@@ -183,7 +183,7 @@ FETCHED = {"type": "text", "media_type": "text/plain", "data": "Rain."}
 def test_what_other_servers_found_is_told(kind: str, fields: Any, text: str) -> None:
     block = {"type": kind, "tool_use_id": "s", **fields}
     assert _told(block) == (f"\n({kind}:\n{text})\n", text, text)
-    assert unread(_body([block]), looks=False) == set()
+    assert unread(_body([block]), vision=False) == set()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_nobody_can_read_is_left_out(block: dict[str, Any]) -> None:
     said = "(Here is something that this model can't be given.)"
     assert _told(block) == ("", said, said)
     name = block["type"] if block["type"].isidentifier() else "block"
-    assert unread(_body([_result(block)]), looks=True) == {name}
+    assert unread(_body([_result(block)]), vision=True) == {name}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_number_of_a_query_has_its_bounds(document: dict[str, Any]) -> None:
 
 def test_errors_have_the_envelope_of_their_path(document: dict[str, Any]) -> None:
     for path, name in (
-        ("/v1/chat/completions", "ErrorEnvelope"),
+        ("/v1/chat/completions", "OpenAIErrorEnvelope"),
         ("/v1/messages", "AnthropicErrorEnvelope"),
         ("/api/chat", "OllamaErrorEnvelope"),
     ):

@@ -53,10 +53,10 @@ def _shown(*asked: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _said(*items: dict[str, Any], pictures: tuple[bytes, ...] = (), looks: bool = True) -> Said:
+def _said(*items: dict[str, Any], pictures: tuple[bytes, ...] = (), vision: bool = True) -> Said:
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
     names = [f"input[{index}]" for index in range(len(items))]
-    return converse(None, decoded, names, pictures, looks=looks)
+    return converse(None, decoded, names, pictures, vision=vision)
 
 
 def _functions(body: ResponseBody, said: Said = NOTHING) -> dict[str, Any]:
@@ -230,8 +230,8 @@ def test_pictures_in_results_are_shown_behind_them() -> None:
 
 def test_a_model_that_can_not_look_is_told_of_pictures_in_results() -> None:
     decoded = msgspec.json.decode(json.dumps([LOOK, LOOKED]), type=list[ItemBody])
-    assert picture_sources(decoded, ["a", "b"], looks=False) == []
-    said = _said(USER, LOOK, LOOKED, looks=False)
+    assert picture_sources(decoded, ["a", "b"], vision=False) == []
+    said = _said(USER, LOOK, LOOKED, vision=False)
     assert said.messages[-1].content == (
         "Seen\n(Here is a picture, which this model can't look at.)"
     )
