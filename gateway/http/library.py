@@ -178,7 +178,7 @@ _COMMENT_S: Final = 10.0
 _COMMENT: Final = b": nothing new\n\n"
 
 
-class Wanted(Struct, forbid_unknown_fields=True):
+class NewPull(Struct, forbid_unknown_fields=True):
     """`model` is OWNER/NAME or OWNER/NAME:QUANT. With `force` a model that will not fit is
     downloaded too.
     """
@@ -193,7 +193,7 @@ class PullList(Struct):
 
 async def begin(request: HttpRequest) -> Response:
     """Answers 202. A client that asks for a model that is being downloaded joins that download."""
-    wanted = await read_json(request, Wanted)
+    wanted = await read_json(request, NewPull)
     fleet: Fleet = request.app.state.fleet
     fleet.check_serves()
     return json_response(_pulls(request).begin(wanted.model, force=wanted.force).status, 202)
@@ -246,7 +246,7 @@ _LIST_PULLS: Final = Operation(summary="What is pulled", tag="operation", answer
 _BEGIN: Final = Operation(
     summary="Get a model from the hub",
     tag="operation",
-    body=Wanted,
+    body=NewPull,
     others={202: PullStatus},
     refusals=("queue_full", "shutting_down"),
 )

@@ -325,7 +325,7 @@ def _users(
     shown = None
     if pictures is not None:
         shown = [(next(pictures), name) for _, name in _pictures(body, path)]
-    said = _Said(shown, untold)
+    said = _UserMessage(shown, untold)
     if said.pictures and body.role != "user":
         raise _misplaced(index, 0, "image", "a user's")
     for block in body.content:
@@ -358,7 +358,7 @@ def _document(block: DocumentBlock) -> str:
     return "\n".join((*about, text))
 
 
-class _Said:
+class _UserMessage:
     """The text and the pictures of a user's message while it is put together."""
 
     def __init__(

@@ -38,9 +38,9 @@ from gateway.http.ollama_bodies import (
 from gateway.http.ollama_models import model_routes
 from gateway.http.ollama_writer import (
     ChatAnswer,
-    Content,
     Figures,
     GenerateAnswer,
+    OllamaContent,
     OllamaFormat,
     nanoseconds,
     written,
@@ -82,7 +82,7 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
 
     def done(usage: Usage | None = None) -> bytes:
         figures = Figures(done_reason="unload" if unload else "load")
-        return written(body.model, Content(), figures, chat=chat)
+        return written(body.model, OllamaContent(), figures, chat=chat)
 
     if unload and call.compartment.over:
         return Response(done(), media_type="application/json")

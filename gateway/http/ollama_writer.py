@@ -29,7 +29,7 @@ _NS_PER_S: Final = 1_000_000_000
 DoneReason: TypeAlias = Literal["stop", "length", "load", "unload"]
 
 
-class Called(Struct):
+class OllamaFunctionCall(Struct):
     name: str
     arguments: Raw
     index: int
@@ -37,7 +37,7 @@ class Called(Struct):
 
 class OllamaToolCall(Struct):
     id: str
-    function: Called
+    function: OllamaFunctionCall
 
 
 class OllamaAnswerMessage(Struct, omit_defaults=True):
@@ -82,7 +82,7 @@ class GenerateAnswer(Figures, kw_only=True):
     done: bool
 
 
-class Content(Struct):
+class OllamaContent(Struct):
     """The content of a line, or of a whole answer."""
 
     text: str = ""
@@ -114,23 +114,25 @@ class OllamaFormat:
         return b""
 
     def piece(self, index: int, piece: AnswerPiece) -> bytes:
-        found: list[Content] = []
+        found: list[OllamaContent] = []
         for part in piece.parts:
             found += self._contents(part)
         if piece.finish_reason is not None:
             found += self._whole_call()
         if tokens := tokens_of(piece.parts):
-            found = found or [Content()]
+            found = found or [OllamaContent()]
             found[0].logprobs = chat_logprobs(tokens).content
         return b"".join(self._json(each) + b"\n" for each in found)
 
     def closing(self, usage: Usage) -> bytes:
         reason = self._request.finish_reason or "stop"
-        return self._json(Content(), self._figures(usage, reason)) + b"\n"
+        return self._json(OllamaContent(), self._figures(usage, reason)) + b"\n"
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices
-        everything = Content(calls=[], logprobs=chat_logprobs(tokens_of(choice.parts)).content)
+        everything = OllamaContent(
+            calls=[], logprobs=chat_logprobs(tokens_of(choice.parts)).content
+        )
         for part in choice.parts:
             for each in self._contents(part):
                 _add(everything, each)
@@ -138,7 +140,7 @@ class OllamaFormat:
             _add(everything, each)
         return self._json(everything, self._figures(usage, choice.finish_reason))
 
-    def _contents(self, part: AnswerPart) -> list[Content]:
+    def _contents(self, part: AnswerPart) -> list[OllamaContent]:
         match part:
             case ToolCall(number, arguments, name):
                 if self._call is not None and self._call.index == number:
@@ -149,18 +151,18 @@ class OllamaFormat:
                 self._call = ToolCall(number, arguments, name)
                 return done
             case Text(text):
-                return [*self._whole_call(), Content(text=text)]
+                return [*self._whole_call(), OllamaContent(text=text)]
             case Reasoning(text):
-                return [*self._whole_call(), Content(reasoning=text)]
+                return [*self._whole_call(), OllamaContent(reasoning=text)]
             case _:
                 return []
 
-    def _whole_call(self) -> list[Content]:
+    def _whole_call(self) -> list[OllamaContent]:
         call, self._call = self._call, None
         if call is None:
             return []
-        function = Called(call.name or "", arguments_object(call.arguments), call.index)
-        return [Content(calls=[OllamaToolCall(f"{self._call_id}{call.index:02x}", function)])]
+        function = OllamaFunctionCall(call.name or "", arguments_object(call.arguments), call.index)
+        return [OllamaContent(calls=[OllamaToolCall(f"{self._call_id}{call.index:02x}", function)])]
 
     def _figures(self, usage: Usage, reason: FinishReason) -> Figures:
         request, now = self._request, asyncio.get_running_loop().time()
@@ -176,11 +178,11 @@ class OllamaFormat:
             eval_duration=nanoseconds(now - answered_at),
         )
 
-    def _json(self, content: Content, figures: Figures | None = None) -> bytes:
+    def _json(self, content: OllamaContent, figures: Figures | None = None) -> bytes:
         return written(self._name, content, figures, chat=self._chat)
 
 
-def written(name: str, content: Content, figures: Figures | None, *, chat: bool) -> bytes:
+def written(name: str, content: OllamaContent, figures: Figures | None, *, chat: bool) -> bytes:
     """A JSON object. `figures` are those of the last one."""
     known = {} if figures is None else msgspec.structs.asdict(figures)
     if content.logprobs:
@@ -205,7 +207,7 @@ def written(name: str, content: Content, figures: Figures | None, *, chat: bool)
     return msgspec.json.encode(answer)
 
 
-def _add(whole: Content, more: Content) -> None:
+def _add(whole: OllamaContent, more: OllamaContent) -> None:
     whole.text += more.text
     whole.reasoning += more.reasoning
     whole.calls += more.calls

@@ -28,8 +28,9 @@ from gateway.http.errors import invalid
 from gateway.http.kept import Followed, accept, mailbox_of, name_of, new_entry, not_found
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
-from gateway.http.responses_asked import (
-    Asked,
+from gateway.http.responses_bodies import ResponseBody, check_body
+from gateway.http.responses_input import (
+    ResponseInput,
     build,
     counting,
     first_that_fits,
@@ -37,7 +38,6 @@ from gateway.http.responses_asked import (
     places_after,
     possible_cuts,
 )
-from gateway.http.responses_bodies import ResponseBody, check_body
 from gateway.http.responses_items import ItemBody, decode_items, encode_items
 from gateway.http.responses_objects import (
     ResponseErrorBody,
@@ -331,7 +331,7 @@ async def _store(
         logger.warning("%s is not stored: %s", entry.id, refusal.message)
 
 
-async def _cut(asked: Asked) -> int:
+async def _cut(asked: ResponseInput) -> int:
     """The number of first items to drop so that the rest fits the model's context."""
     if asked.body.background:
         raise invalid("truncation: auto can't be combined with background.", "truncation")

@@ -27,8 +27,16 @@ from gateway.http.generation import (
     Verbosity,
 )
 from gateway.http.parameters import refusing
-from gateway.http.responses_conversation import Said
-from gateway.http.responses_items import ItemBody, Kind, Meaning, Tool, runs_here, told, told_name
+from gateway.http.responses_conversation import RenderedItems
+from gateway.http.responses_items import (
+    CallMeaning,
+    ItemBody,
+    Kind,
+    Tool,
+    runs_here,
+    told,
+    told_name,
+)
 from gateway.http.tools import (
     AllowedTool,
     AllowedTools,
@@ -180,7 +188,7 @@ def check_body(body: ResponseBody) -> None:
         raise invalid("background: what isn't stored can't be fetched: leave store out.", "store")
 
 
-def tools(body: ResponseBody, said: Said) -> Tools | None:
+def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
     """The tools of the body and of its items. Tools that run at OpenAI are left out.
 
     Raises:
@@ -209,7 +217,7 @@ def tools(body: ResponseBody, said: Said) -> Tools | None:
         raise
 
 
-def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody | None:
+def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBody | None:
     """The choice of tools. A choice of nothing but tools that run at OpenAI is ignored."""
     choice = body.tool_choice
     elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
@@ -235,7 +243,7 @@ def _choice(body: ResponseBody, meanings: Sequence[Meaning]) -> ToolChoiceBody |
     )
 
 
-def _named(asked: Sequence[NamedTool], meanings: Sequence[Meaning]) -> list[str]:
+def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
     """The names under which the model knows these tools. Tools that run at OpenAI are left out."""
     found = []
     for each in asked:

@@ -13,8 +13,8 @@ from msgspec import Struct
 from gateway.http.pictures import UNSEEN
 from gateway.http.responses_items import (
     ContentBody,
+    DescribedTool,
     ItemBody,
-    Told,
     opened,
     refused_at,
     told,
@@ -39,12 +39,12 @@ _CALLABLE: Final = "These functions can be called from now on:\n"
 _SHOWN: Final = "What the results show:"
 
 
-class Said(Struct, frozen=True):
+class RenderedItems(Struct, frozen=True):
     """`tools` came before the first message; `late_tools` are described in a message."""
 
     messages: tuple[ChatMessage, ...]
-    tools: list[Told]
-    late_tools: list[Told]
+    tools: list[DescribedTool]
+    late_tools: list[DescribedTool]
 
 
 def converse(
@@ -54,7 +54,7 @@ def converse(
     pictures: Sequence[bytes] = (),
     *,
     vision: bool = True,
-) -> Said:
+) -> RenderedItems:
     """`names` are the names of the items in errors. `pictures` are the files of `picture_sources`.
     `vision`: the model has vision.
 
@@ -71,7 +71,7 @@ def converse(
     return conversation.said()
 
 
-class _Turn(Struct):
+class _AssistantMessage(Struct):
     """An assistant's message while it is put together from items."""
 
     texts: list[str] = []
@@ -86,18 +86,18 @@ class _Conversation:
         self._system: list[str] = []
         self._pictures = pictures
         self._vision = vision
-        self._turn: _Turn | None = None
+        self._turn: _AssistantMessage | None = None
         self._calls: set[str] = set()
         # Pictures of results. Templates allow them only in messages of users, so one follows the
         # results.
         self._shown: list[Picture] = []
-        self._tools: list[Told] = []
-        self._late_tools: list[Told] = []
+        self._tools: list[DescribedTool] = []
+        self._late_tools: list[DescribedTool] = []
 
-    def said(self) -> Said:
+    def said(self) -> RenderedItems:
         self._close()
         begin = [ChatMessage("system", "\n\n".join(self._system))] if self._system else []
-        return Said((*begin, *self._messages), self._tools, self._late_tools)
+        return RenderedItems((*begin, *self._messages), self._tools, self._late_tools)
 
     def add(self, item: ItemBody, name: str) -> None:
         match item.kind:
@@ -150,7 +150,7 @@ class _Conversation:
                 text, shown = self._content(item, name)
                 self.say("system" if role == "developer" else role, text, shown)
 
-    def _open(self, unless: tuple[str, ...] = ()) -> _Turn:
+    def _open(self, unless: tuple[str, ...] = ()) -> _AssistantMessage:
         """The assistant's open message. A new one is begun if the open one has any of the fields
         `unless`.
         """
@@ -158,7 +158,7 @@ class _Conversation:
             self._close()
         if self._turn is None:
             self._close()
-            self._turn = _Turn()
+            self._turn = _AssistantMessage()
         return self._turn
 
     def _close(self, *, results_follow: bool = False) -> None:

@@ -53,7 +53,7 @@ class _CustomFormat(Struct):
     definition: str = ""
 
 
-class Meaning(Struct, frozen=True):
+class CallMeaning(Struct, frozen=True):
     """What a call of a function means to the client."""
 
     kind: Kind
@@ -61,11 +61,11 @@ class Meaning(Struct, frozen=True):
     namespace: str | None = None
 
 
-class Told(Struct, frozen=True):
+class DescribedTool(Struct, frozen=True):
     """A tool as the model is told of it, and its path in the body."""
 
     function: FunctionBody
-    meaning: Meaning
+    meaning: CallMeaning
     path: str
 
 
@@ -80,7 +80,7 @@ def runs_here(tool: Tool) -> bool:
     return tool.type in ("function", "custom", "namespace", "local_shell")
 
 
-def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iterator[Told]:
+def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iterator[DescribedTool]:
     """The tools as functions for a model. Tools that the client can't run are skipped.
 
     Raises:
@@ -95,7 +95,7 @@ def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iter
         if tool.type == "namespace":
             yield from told(tool.tools or (), f"{at}.tools", _name(tool, at))
             continue
-        meaning = Meaning("function", _name(tool, at), namespace)
+        meaning = CallMeaning("function", _name(tool, at), namespace)
         name = told_name(namespace, meaning.name)
         function = FunctionBody(name, tool.description, tool.parameters, tool.strict)
         match tool.type:
@@ -108,7 +108,7 @@ def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iter
                 meaning = msgspec.structs.replace(meaning, kind="local_shell")
                 about = "Runs a command, given as a list of words, on the user's machine."
                 function = FunctionBody(name, about, _COMMAND)
-        yield Told(function, meaning, at)
+        yield DescribedTool(function, meaning, at)
 
 
 def _name(tool: Tool, path: str) -> str:

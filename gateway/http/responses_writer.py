@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct
 
 from gateway.http.answer import DONE
 from gateway.http.chat_writer import TokenLogprobBody, chat_logprobs, tokens_of
-from gateway.http.responses_items import Kind, Meaning, sealed
+from gateway.http.responses_items import CallMeaning, Kind, sealed
 from gateway.http.responses_objects import (
     AnyCallItem,
     CallItem,
@@ -154,7 +154,7 @@ class ResponseForm(Struct):
     temperature: float | None = None
     top_p: float | None = None
     # What calls mean to the client, where they are no plain functions.
-    meanings: dict[str, Meaning] = {}
+    meanings: dict[str, CallMeaning] = {}
     # The answer is a summary of the conversation.
     compacts: bool = False
 
@@ -297,7 +297,7 @@ class ResponseFormat:
                 return b""
 
     def _called(self, number: int, name: str) -> AnyCallItem:
-        meaning = self._form.meanings.get(name) or Meaning("function", name)
+        meaning = self._form.meanings.get(name) or CallMeaning("function", name)
         item_id, call_id = self._id(meaning.kind), f"call_{self._suffix}{number:02x}"
         namespace = meaning.namespace or UNSET
         match meaning.kind:
@@ -394,7 +394,7 @@ class ResponseFormat:
             response.completed_at = int(time.time())
 
     def _id(self, kind: Literal["message", "reasoning", "compaction"] | Kind) -> str:
-        """An id with which the item can be found again: see `resolved` in `responses_asked`."""
+        """An id with which the item can be found again: see `resolved` in `responses_input`."""
         count = len(self._response.output) + (self._open is not None)
         return f"{_PREFIXES[kind]}_{self._suffix}{count:02x}"
 

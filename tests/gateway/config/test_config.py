@@ -154,7 +154,9 @@ class TestReading:
             ("allowed_origins", "*"),
         ],
     )
-    def test_visitors_that_no_browser_names(self, file: Path, key: str, value: str) -> None:
+    def test_hosts_and_origins_that_no_browser_names(
+        self, file: Path, key: str, value: str
+    ) -> None:
         assert f"gateway.{key}: " in _mistakes(file, f'[gateway]\n{key} = ["{value}"]')[0]
 
     def test_models_that_are_not_there_or_not_allowed(

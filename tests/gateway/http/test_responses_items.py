@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gateway.http.parameters import check_supported
-from gateway.http.responses_asked import places_after, possible_cuts
 from gateway.http.responses_bodies import ResponseBody, check_body, tools
-from gateway.http.responses_conversation import Said, converse
+from gateway.http.responses_conversation import RenderedItems, converse
+from gateway.http.responses_input import places_after, possible_cuts
 from gateway.http.responses_items import (
     ItemBody,
     decode_items,
@@ -187,7 +187,7 @@ def _body(**fields: Any) -> ResponseBody:
     return msgspec.json.decode(json.dumps(data), type=ResponseBody)
 
 
-NOTHING = Said((), [], [])
+NOTHING = RenderedItems((), [], [])
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 

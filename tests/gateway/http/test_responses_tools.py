@@ -14,14 +14,14 @@ from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
 from gateway.http.responses_bodies import ResponseBody, tools
-from gateway.http.responses_conversation import Said, converse
+from gateway.http.responses_conversation import RenderedItems, converse
 from gateway.http.responses_items import ItemBody, picture_sources, sealed, without_superseded
 from gateway.http.responses_objects import shown_tools
 from gateway.http.responses_writer import WrittenInput, action_of, asked_for
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
-NOTHING = Said((), [], [])
+NOTHING = RenderedItems((), [], [])
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 CUSTOM = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": GRAMMAR}
 MEMBER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -53,13 +53,15 @@ def _shown(*asked: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _said(*items: dict[str, Any], pictures: tuple[bytes, ...] = (), vision: bool = True) -> Said:
+def _said(
+    *items: dict[str, Any], pictures: tuple[bytes, ...] = (), vision: bool = True
+) -> RenderedItems:
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
     names = [f"input[{index}]" for index in range(len(items))]
     return converse(None, decoded, names, pictures, vision=vision)
 
 
-def _functions(body: ResponseBody, said: Said = NOTHING) -> dict[str, Any]:
+def _functions(body: ResponseBody, said: RenderedItems = NOTHING) -> dict[str, Any]:
     told = tools(body, said)
     assert told is not None
     return {each["function"]["name"]: each["function"] for each in told.known}

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from gateway.http.answer import DONE
 from gateway.http.responses import ResponseFamily
-from gateway.http.responses_items import Meaning
+from gateway.http.responses_items import CallMeaning
 from gateway.http.responses_objects import ResponseObject
 from gateway.http.responses_writer import ResponseForm, ResponseFormat
 from gateway.requests.choices import Choice
@@ -51,11 +51,11 @@ PARTS: list[AnswerPart] = [
 
 
 MEANINGS = {
-    "apply_patch": Meaning("custom", "apply_patch"),
-    "n__look": Meaning("function", "look", "n"),
-    "n__draw": Meaning("custom", "draw", "n"),
-    "tool_search": Meaning("tool_search", "tool_search"),
-    "local_shell": Meaning("local_shell", "local_shell"),
+    "apply_patch": CallMeaning("custom", "apply_patch"),
+    "n__look": CallMeaning("function", "look", "n"),
+    "n__draw": CallMeaning("custom", "draw", "n"),
+    "tool_search": CallMeaning("tool_search", "tool_search"),
+    "local_shell": CallMeaning("local_shell", "local_shell"),
 }
 
 

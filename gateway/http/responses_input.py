@@ -31,8 +31,8 @@ from gateway.http.responses_bodies import ResponseBody, tools
 from gateway.http.responses_conversation import converse
 from gateway.http.responses_items import (
     BRINGS_TOOLS,
+    CallMeaning,
     ItemBody,
-    Meaning,
     check_items,
     decode_items,
     left_out,
@@ -226,7 +226,7 @@ async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
 _LONGEST_SUMMARY: Final = 4096
 
 
-class Asked(Struct):
+class ResponseInput(Struct):
     """A body with all that it goes on from. `names` are the names of the items in errors;
     `pictures` are by the places of their items; `left_out` names the parts that the model isn't
     given.
@@ -246,18 +246,18 @@ class Asked(Struct):
         return self.items[-1].kind == "compaction_trigger"
 
     @property
-    def meanings(self) -> dict[str, Meaning]:
+    def meanings(self) -> dict[str, CallMeaning]:
         """What calls mean to the client, by function, where that is no plain function."""
         brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
         every = chain(told(self.body.tools or (), "tools"), *(told(each, "") for each in brought))
         return {
             each.function.name: each.meaning
             for each in every
-            if each.meaning != Meaning("function", each.function.name)
+            if each.meaning != CallMeaning("function", each.function.name)
         }
 
 
-async def build(asked: Asked, cut: int = 0) -> Generate:
+async def build(asked: ResponseInput, cut: int = 0) -> Generate:
     """The message for a worker, without the first `cut` items.
 
     Raises:
@@ -266,7 +266,7 @@ async def build(asked: Asked, cut: int = 0) -> Generate:
     return await beside_the_loop(asked.call.share.size_bytes, _generate, asked, cut)
 
 
-async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
+async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput:
     """Raises: Refusal: there is no such model or earlier response, or the items can't be read."""
     check_supported(body, "responses")
     call = ModelCall(http_request, body.model)
@@ -293,10 +293,10 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> Asked:
     pictures: dict[int, list[bytes]] = {}
     for (place, _), picture in zip(sources, read, strict=True):
         pictures.setdefault(place, []).append(picture)
-    return Asked(call, body, response_id, items, names, pictures, unseen)
+    return ResponseInput(call, body, response_id, items, names, pictures, unseen)
 
 
-def _generate(asked: Asked, cut: int) -> Generate:
+def _generate(asked: ResponseInput, cut: int) -> Generate:
     body, settings = asked.body, asked.call.model.settings
     generation = body.generation()
     arguments = template_arguments(generation, settings.template_arguments)

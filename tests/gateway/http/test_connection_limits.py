@@ -1,4 +1,4 @@
-"""The policies of the HTTP edge, without a connection."""
+"""The policies of connections and of origins, without a connection."""
 
 from __future__ import annotations
 
