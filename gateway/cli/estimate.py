@@ -219,7 +219,7 @@ def _outline(
     )
     usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
     possible = possible_beside(configured, settings, usable_bytes, learned)
-    return outline_of(found, possible.bytes, possible.kept_bytes, possible.company)
+    return outline_of(found, possible.bytes, possible.kept_bytes, possible.companions)
 
 
 def _printed(model: str, answer: _Answer) -> Printed:

@@ -269,7 +269,7 @@ def _kinds(name: str, group: GroupSettings, settings: Settings) -> Iterator[Comp
 
 
 def _overlaps(settings: Settings) -> Iterator[Complaint]:
-    """A model has one company and one room; whom it excludes may be in several groups."""
+    """Of the groups of a model one loads together and one reserves at most; several may swap."""
     names = list(settings.groups)
     for number, name in enumerate(names):
         group = settings.groups[name]

@@ -47,9 +47,9 @@ class Admission:
         self._wanted_spare_bytes = spare_bytes
         self._patience_s = patience_s
         self._claims: dict[str, Claim] = {}
-        # Since when those wait that had to go before anything could run.
+        # Models that were evicted before they could run anything, and since when they wait.
         self._unserved: dict[str, float] = {}
-        # Who is about to ask.
+        # Models that will ask soon.
         self._expected: set[str] = set()
 
     @property
@@ -68,7 +68,7 @@ class Admission:
         self.ledger.floors[model_id] = floor_bytes
 
     def expect(self, model_id: str) -> None:
-        """It will ask soon, or withdraw: those that it is loaded with wait for it."""
+        """A model will ask soon, or withdraw: the models that are loaded with it wait for that."""
         if self.ledger.allocation(model_id) is None and model_id not in self._claims:
             self._expected.add(model_id)
 
@@ -81,7 +81,7 @@ class Admission:
         *,
         pinned: bool = False,
     ) -> None:
-        """A model wants to be loaded. Asking again changes its priority and not its turn."""
+        """A model waits for memory. To ask again changes its priority, not its place."""
         if self.ledger.allocation(model_id) is not None:
             raise ValueError(f"{model_id} holds memory already")
         self._expected.discard(model_id)
@@ -93,7 +93,7 @@ class Admission:
         claim.pinned = pinned
 
     def withdraw(self, model_id: str) -> None:
-        """It doesn't want to be loaded any more."""
+        """A model isn't to be loaded any more."""
         self._expected.discard(model_id)
         self._claims.pop(model_id, None)
         self._unserved.pop(model_id, None)
@@ -108,20 +108,22 @@ class Admission:
             allocation.last_used = last_used
 
     def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
-        """What its process holds, by a reading that began when its worker kept to this limit."""
+        """A process holds so much, by a reading that began while its worker kept to a limit of
+        `kept_bytes`.
+        """
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.footprint_bytes = footprint_bytes
             allocation.read_at_bytes = kept_bytes
 
     def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """What its worker could use, and the limit that it keeps to."""
+        """A worker could use so much, and keeps to a limit of `kept_bytes`."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.need = need
             allocation.kept_bytes = kept_bytes
 
     def note_beside(self, model_id: str, more_bytes: int) -> None:
-        """It holds so much more beside its sequences: with it come all limits that it has named,
-        before it can name others. One without anything to do named none.
+        """A worker holds so much more beside its sequences: add it to the need that the worker
+        named last, until the worker names another. An idle worker named none.
         """
         allocation = self.ledger.allocation(model_id)
         if allocation is None or not allocation.need.wanted_bytes:
@@ -132,14 +134,14 @@ class Admission:
         need.least_bytes = max(0, need.least_bytes + more_bytes)
 
     def ready(self, model_id: str, now: float, *, reload_s: float = 0.0) -> None:
-        """It is loaded, so it may borrow, and be asked to go unless it is pinned."""
+        """A model is loaded: it may borrow, and be evicted unless it is pinned."""
         allocation = self.ledger.allocation(model_id)
         assert allocation is not None
         allocation.ready_at = now
         allocation.reload_s = reload_s
 
     def pin(self, model_id: str, *, pinned: bool) -> None:
-        """Whether a model may be asked to go once it is loaded."""
+        """A pinned model is never evicted."""
         if (claim := self._claims.get(model_id)) is not None:
             claim.pinned = pinned
         if (allocation := self.ledger.allocation(model_id)) is not None:
@@ -157,20 +159,20 @@ class Admission:
             self._unserved[model_id] = allocation.thirsty_since
 
     def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
-        """Other limits from now on. Who has no room in them goes by the next decisions."""
+        """Other limits from now on. The next decisions evict the models that don't fit any more."""
         self.ledger.budget_bytes = budget_bytes
         self._patience_s = patience_s
         self._wanted_spare_bytes = spare_bytes
 
     def reserve_spare(self, spare_bytes: int) -> None:
-        """What workers without a model hold has been measured."""
+        """Workers without a model were measured: keep so much for them."""
         self._wanted_spare_bytes = spare_bytes
 
     # Decisions
 
     def attainable_bytes(self, model_id: str) -> int | None:
-        """What a model that has memory could get at best, whoever gives it back; what is undecided
-        may come back, too. None if it has none.
+        """The most bytes that a loaded model could get, if all others gave back what they can.
+        Undecided bytes count as given back. None: the model isn't loaded.
         """
         allocation = self.ledger.allocation(model_id)
         if allocation is None:
@@ -252,7 +254,7 @@ class Admission:
     def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
             overdue = this_round.reclaim.overdue(claim)
-            # A place that must be kept anyway is worth nothing without a sequence in it.
+            # Memory that is kept for a sequence anyway is of no use without the sequence.
             allocation = self.ledger.allocation(claim.model_id)
             urgent = allocation is not None and this_round.reclaim.keeps_place(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
@@ -266,20 +268,20 @@ class Admission:
         for model_id, claim in self._claims.items():
             if model_id in taken:
                 continue
-            company = self.ledger.groups.companions(model_id)
-            parts = [claim, *(self._claims[each] for each in company if each in self._claims)]
+            companions = self.ledger.groups.companions(model_id)
+            parts = [claim, *(self._claims[each] for each in companions if each in self._claims)]
             taken.update(each.model_id for each in parts)
             found.append(claim if len(parts) == 1 else _joined(parts))
         return found
 
     def _waits_for(self, claim: Claim) -> bool:
-        """One that is loaded with these will ask soon, or hasn't ended yet, and may ask then."""
+        """A model that is loaded with these will ask soon, or may ask once it has ended."""
         if not self.ledger.groups.all:
             return False
-        company = self.ledger.groups.companions_of(claim.model_ids)
-        allocations = map(self.ledger.allocation, company)
+        companions = self.ledger.groups.companions_of(claim.model_ids)
+        allocations = map(self.ledger.allocation, companions)
         ending = any(each is not None and each.ending for each in allocations)
-        return ending or not self._expected.isdisjoint(company)
+        return ending or not self._expected.isdisjoint(companions)
 
     def _forget(self, claim: Claim) -> None:
         for each in claim.each:

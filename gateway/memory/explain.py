@@ -36,14 +36,14 @@ def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
 def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
     """What groups add to what it needs."""
     groups = ledger.groups
-    company = [
+    companions = [
         each for each in sorted(groups.companions(model_id)) if ledger.allocation(each) is None
     ]
-    if company:
-        floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *company))
-        verb = "is" if len(company) == 1 else "are"
-        yield f"{_and(company)} {verb} loaded with it: together {format_size(floors_bytes)}"
-    kept_bytes = ledger.kept_beside([model_id, *company])
+    if companions:
+        floors_bytes = sum(ledger.floors.get(each, 0) for each in (model_id, *companions))
+        verb = "is" if len(companions) == 1 else "are"
+        yield f"{_and(companions)} {verb} loaded with it: together {format_size(floors_bytes)}"
+    kept_bytes = ledger.kept_beside([model_id, *companions])
     if kept_bytes:
         yield f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}"
 
@@ -140,12 +140,12 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
         reasons.append(f"{format_size(kept_bytes)} are kept for {_reserving(ledger)}")
     because = f", as {', '.join(reasons)}" if reasons else ""
     remedy = "Unload what is pinned, or raise memory.budget" if pinned else "Raise memory.budget"
-    company = ""
+    along = ""
     if refused.together:
-        company = f" together with {_and([repr(each) for each in refused.together])}"
+        along = f" together with {_and([repr(each) for each in refused.together])}"
     return Refusal(
         "insufficient_memory",
-        f"{refused.model_id!r}{company} needs {format_size(refused.needed_bytes)}, even with a "
+        f"{refused.model_id!r}{along} needs {format_size(refused.needed_bytes)}, even with a "
         f"short context, and at most {format_size(max(0, refused.possible_bytes))} of the budget "
         f"of {format_size(ledger.budget_bytes)} can be had{because}. {remedy}, or take a smaller "
         f"model: `bulkhead estimate {refused.model_id}` has the parts.",

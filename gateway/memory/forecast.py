@@ -98,12 +98,12 @@ def _sentences(
 
 class Possible(NamedTuple):
     """Bytes that can be had for a model, and those that others keep since they are pinned or of a
-    group. `company` are the floors of those that are loaded with it.
+    group. `companions` are the floors of those that are loaded with it.
     """
 
     bytes: int
     kept_bytes: int
-    company: dict[str, int]
+    companions: dict[str, int]
 
 
 def possible_beside(
@@ -115,8 +115,10 @@ def possible_beside(
     own = next((each for each, known in settings.models.items() if known is model), "")
     ledger = _ledger(settings, usable_bytes, learned, without=own)
     possible_bytes = ledger.possible_for(own)
-    company = {each: ledger.floors.get(each, 0) for each in sorted(ledger.groups.companions(own))}
-    return Possible(max(0, possible_bytes), usable_bytes - possible_bytes, company)
+    companions = {
+        each: ledger.floors.get(each, 0) for each in sorted(ledger.groups.companions(own))
+    }
+    return Possible(max(0, possible_bytes), usable_bytes - possible_bytes, companions)
 
 
 def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator[tuple[str, str]]:

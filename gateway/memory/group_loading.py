@@ -60,8 +60,8 @@ class GroupLoading:
                 if scheduled.waits_for_memory:
                     self._admission.expect(name)
 
-    def wants(self, model_id: str) -> bool:
-        """Whether one that it is loaded with is on its way up, and wanted for its own sake."""
+    def is_wanted_along(self, model_id: str) -> bool:
+        """Whether a model that this one is loaded with is wanted for its own sake, and loading."""
         names = self._admission.ledger.groups.companions(model_id)
         return any(name in self._models and self._models[name].brings_along for name in names)
 

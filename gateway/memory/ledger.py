@@ -52,31 +52,31 @@ class Ledger:
         self.groups = Groups()
         # What members of groups ask for at their load, as far as it is known.
         self.floors: dict[str, int] = {}
-        self._holders: dict[str, Allocation] = {}
+        self._allocations: dict[str, Allocation] = {}
         self._asking: Collection[str] = ()
 
     @property
     def allocations(self) -> Iterable[Allocation]:
-        return self._holders.values()
+        return self._allocations.values()
 
     @property
     def steady(self) -> list[Allocation]:
-        return [each for each in self._holders.values() if each.steady]
+        return [each for each in self._allocations.values() if each.steady]
 
     @property
     def committed_bytes(self) -> int:
-        held = sum(each.committed_bytes for each in self._holders.values())
+        held = sum(each.committed_bytes for each in self._allocations.values())
         return held + self.spare_bytes
 
     @property
     def coming_bytes(self) -> int:
         """What is on its way back, of models that end and of loans that were recalled."""
-        return sum(each.coming_bytes for each in self._holders.values())
+        return sum(each.coming_bytes for each in self._allocations.values())
 
     @property
     def ending_bytes(self) -> int:
         """Of that, what is held by models that end."""
-        return sum(each.committed_bytes for each in self._holders.values() if each.ending)
+        return sum(each.committed_bytes for each in self._allocations.values() if each.ending)
 
     @property
     def usable_bytes(self) -> int:
@@ -97,15 +97,15 @@ class Ledger:
         those that room is kept for, and those that these are loaded with.
         """
         going = self.groups.rivals(model_ids)
-        company = self.groups.companions_of(model_ids)
+        companions = self.groups.companions_of(model_ids)
         staying = {
             each.model_id: each.floor_bytes
-            for each in self._holders.values()
+            for each in self._allocations.values()
             if not each.ending
             and each.model_id not in model_ids
             and (
                 each.pinned
-                or each.model_id in company
+                or each.model_id in companions
                 or (each.reserved and each.model_id not in going)
             )
         }
@@ -116,8 +116,8 @@ class Ledger:
         """What one of them could get at best; whom it is loaded with has room beside it, loaded or
         not.
         """
-        company = self.groups.companions(model_id)
-        absent = [each for each in company if not self.has_room(each)]
+        companions = self.groups.companions(model_id)
+        absent = [each for each in companions if not self.has_room(each)]
         reserved = [each for each in absent if self.groups.reserved(each)]
         absent_bytes = sum(self.floors.get(each, 0) for each in absent)
         counted_bytes = sum(self.floors.get(each, 0) for each in reserved)
@@ -125,7 +125,7 @@ class Ledger:
 
     def kept_beside(self, model_ids: Iterable[str]) -> int:
         """The room that has to be left free when these are loaded: what it is kept for isn't."""
-        there = filter(self.has_room, self._holders)
+        there = filter(self.has_room, self._allocations)
         return self._kept_bytes({*there, *model_ids})
 
     def kept_for(self, group: Group) -> int:
@@ -138,44 +138,44 @@ class Ledger:
 
     def has_room(self, model_id: str) -> bool:
         """It is loaded, or about to be, and not on its way out."""
-        allocation = self._holders.get(model_id)
+        allocation = self._allocations.get(model_id)
         return allocation is not None and not allocation.ending
 
     def arrange(self, groups: Groups) -> None:
         """Other groups from now on."""
         self.groups = groups
-        for each in self._holders.values():
+        for each in self._allocations.values():
             each.reserved = groups.reserved(each.model_id)
             each.companions_busy, each.companions_used, each.companions_placed = False, NEVER, NEVER
 
     def share_companions(self, asking: Collection[str]) -> None:
         """Those that are loaded together are missed together; who asks for memory is busy."""
         self._asking = asking
-        for each in self._holders.values() if self.groups.all else ():
+        for each in self._allocations.values() if self.groups.all else ():
             names = self.groups.companions(each.model_id)
-            company = [self._holders[name] for name in names if name in self._holders]
+            companions = [self._allocations[name] for name in names if name in self._allocations]
             asks = any(name in asking for name in names)
-            each.companions_busy = asks or any(other.busy for other in company)
-            each.companions_used = max((other.last_used for other in company), default=NEVER)
-            each.companions_placed = max((other.own_place for other in company), default=NEVER)
+            each.companions_busy = asks or any(other.busy for other in companions)
+            each.companions_used = max((other.last_used for other in companions), default=NEVER)
+            each.companions_placed = max((other.own_place for other in companions), default=NEVER)
 
     def rivals(self, model_ids: Iterable[str]) -> list[Allocation]:
         """Who holds memory, and may not beside these."""
         names = self.groups.rivals(model_ids)
-        return [self._holders[name] for name in names if name in self._holders]
+        return [self._allocations[name] for name in names if name in self._allocations]
 
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
         """What these keep as long as they are loaded; of those that aren't, nothing."""
-        allocations = map(self._holders.get, model_ids)
+        allocations = map(self._allocations.get, model_ids)
         return sum(each.floor_bytes for each in allocations if each is not None and not each.ending)
 
     def allocation(self, model_id: str) -> Allocation | None:
-        return self._holders.get(model_id)
+        return self._allocations.get(model_id)
 
     def enter(self, claim: Claim) -> None:
         """Reserve a floor. The process may take it from now on."""
         floor_bytes = claim.needed_bytes
-        self._holders[claim.model_id] = Allocation(
+        self._allocations[claim.model_id] = Allocation(
             claim.model_id,
             claim.priority,
             claim.since,
@@ -189,8 +189,8 @@ class Ledger:
 
     def adopt(self, allocation: Allocation) -> None:
         """One that had its memory from an earlier gateway."""
-        self._holders[allocation.model_id] = allocation
+        self._allocations[allocation.model_id] = allocation
 
     def remove(self, model_id: str) -> Allocation | None:
         """Its process has ended: what it held is free."""
-        return self._holders.pop(model_id, None)
+        return self._allocations.pop(model_id, None)

@@ -105,7 +105,7 @@ class MemoryScheduler:
 
     def wanted_along(self, model_id: str) -> bool:
         """Whether a model is on its way up that this one is loaded with."""
-        return self._group_loading.wants(model_id)
+        return self._group_loading.is_wanted_along(model_id)
 
     def configure(
         self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int

@@ -25,7 +25,7 @@ from gateway.workers.worker_log import RankLog, WorkerLog
 _MOST_LINES: Final = 500
 
 
-class NewsDesk:
+class NewsQueue:
     """Keeps what was told until it is known to have come. Lines come from threads."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -82,16 +82,16 @@ logger = logging.getLogger(__name__)
 class _Lines:
     """Goes to the agent's log, and to the gateway."""
 
-    def __init__(self, rank_id: str, log: RankLog, desk: NewsDesk) -> None:
+    def __init__(self, rank_id: str, log: RankLog, news: NewsQueue) -> None:
         self._rank_id = rank_id
         self._log = log
-        self._desk = desk
+        self._news = news
 
     def begin(self, pid: int, incarnation: int) -> None:
         self._log.add(f"-- started: pid {pid}, incarnation {incarnation} --")
 
     def add(self, line: str) -> None:
-        self._desk.add_line(self._rank_id, line)
+        self._news.add_line(self._rank_id, line)
         self._log.add(line)
 
 
@@ -99,7 +99,7 @@ class HostedRank:
     """`ended_by` is why the agent ends it by itself."""
 
     def __init__(
-        self, order: OrderBody, log: WorkerLog, records: WorkerRecords, desk: NewsDesk
+        self, order: OrderBody, log: WorkerLog, records: WorkerRecords, news: NewsQueue
     ) -> None:
         """Raises: OSError: it can't be started."""
         self.id = order.id
@@ -114,7 +114,7 @@ class HostedRank:
                 environment=order.environment,
                 secret=order.secret,
             ),
-            _Lines(order.id, RankLog(log, order.rank), desk),
+            _Lines(order.id, RankLog(log, order.rank), news),
             records,
         )
 
@@ -184,7 +184,7 @@ class RankSession:
         self._log = log
         self._records = records
         self._has_news = asyncio.Event()
-        self._desk = NewsDesk(self._wake)
+        self._news = NewsQueue(self._wake)
         # Which of the turns is the last one.
         self._turns = 0
         self._unwanted: deque[str] = deque(maxlen=_REMEMBERED)
@@ -196,7 +196,7 @@ class RankSession:
             raise Refusal(
                 "invalid_request_error", f"The rank {order.id} runs already, or has ended."
             )
-        rank = HostedRank(order, self._log, self._records, self._desk)
+        rank = HostedRank(order, self._log, self._records, self._news)
         self.ranks[order.id] = rank
         self._tasks.start(self._follow(rank), f"rank {rank.pid}")
         return rank
@@ -213,7 +213,7 @@ class RankSession:
         # The one before has had its time.
         self._has_news.set()
         lacks = self.lease.turn(turn.confirmed)
-        self._desk.confirm(turn.confirmed)
+        self._news.confirm(turn.confirmed)
         for rank_id in turn.unwanted:
             self._unwanted.append(rank_id)
             if rank_id in self.ranks:
@@ -223,7 +223,7 @@ class RankSession:
             await self._until_news(number, left)
         if number != self._turns:
             raise Refusal("invalid_request_error", "A newer connection has taken over this lease.")
-        return self._desk.tell(self.lease.answer(self._loop.time()))
+        return self._news.tell(self.lease.answer(self._loop.time()))
 
     def end_rank(self, rank: HostedRank, reason: str) -> None:
         """By signals, the last of which nothing survives."""
@@ -251,12 +251,12 @@ class RankSession:
         try:
             self._has_news.clear()
             news = asyncio.ensure_future(self._has_news.wait())
-            if not self._desk.has_some():
+            if not self._news.has_some():
                 await asyncio.wait(
                     {gone, news}, timeout=self._hold_s, return_when=asyncio.FIRST_COMPLETED
                 )
             news.cancel()
-            if self._desk.has_some():
+            if self._news.has_some():
                 await asyncio.sleep(_GATHER_S)
             if gone.done() and number == self._turns:
                 self.lease.closed(self._loop.time())
@@ -270,7 +270,7 @@ class RankSession:
             raise AssertionError("a rank of this host ended without a status")
         by_host = rank.ended_by is not None
         by = f"its host's agent has ended it, as {rank.ended_by}: " if by_host else ""
-        self._desk.add_end(RankEnded(rank.id, end.status, f"{by}{end.status}", by_host))
+        self._news.add_end(RankEnded(rank.id, end.status, f"{by}{end.status}", by_host))
 
     def _wake(self) -> None:
         # The loop may be closed by now.

@@ -32,9 +32,9 @@ _DUMP_S: Final = 0.5
 # From here on SIGKILL costs more than the seconds before it: memory was stranded by the hundreds
 # of GB, and the largest machines have 512.
 _LARGE_BYTES: Final = 64_000_000_000
-_BEREAVED_S: Final = 2.0
-_BEREAVED_S_PER_GB: Final = 0.05
-_LONGEST_BEREAVED_S: Final = 20.0
+_AFTER_FAILURE_S: Final = 2.0
+_AFTER_FAILURE_S_PER_GB: Final = 0.05
+_LONGEST_AFTER_FAILURE_S: Final = 20.0
 # Waited for after SIGKILL before the operator is told that the process doesn't go.
 _AFTER_KILL_S: Final = 10.0
 
@@ -64,13 +64,13 @@ def orphaned(footprint_bytes: int | None) -> tuple[Rung, ...]:
     return _rungs(_patience_s(footprint_bytes))[1:]
 
 
-def bereaved(footprint_bytes: int | None) -> tuple[Rung, ...]:
+def after_rank_failure(footprint_bytes: int | None) -> tuple[Rung, ...]:
     """For ranks that have lost one of them. They know it themselves, and most end at once; one that
     waits for it in a step would do so for ever, however much it holds.
     """
-    patience_s = _BEREAVED_S + _BEREAVED_S_PER_GB * (footprint_bytes or 0) / 1e9
+    patience_s = _AFTER_FAILURE_S + _AFTER_FAILURE_S_PER_GB * (footprint_bytes or 0) / 1e9
     return (
-        Rung(LadderStep.TERMINATE, min(patience_s, _LONGEST_BEREAVED_S)),
+        Rung(LadderStep.TERMINATE, min(patience_s, _LONGEST_AFTER_FAILURE_S)),
         Rung(LadderStep.KILL, _AFTER_KILL_S),
     )
 

@@ -139,9 +139,9 @@ class RankGroup:
     """Rank 0 is there from the beginning, the others follow."""
 
     def __init__(self) -> None:
-        self._bereavement = RankFailure()
+        self._rank_failure = RankFailure()
         # One has ended although nobody had asked for it.
-        self._bereaved = False
+        self._failed = False
         self._leader_ended = False
         self._running: set[int] = set()
         self._still_comes = True
@@ -153,7 +153,7 @@ class RankGroup:
     @property
     def loss(self) -> Loss | None:
         """Which of them has taken the others along, if one has, by what is known so far."""
-        return self._bereavement.loss if self._bereaved else None
+        return self._rank_failure.loss if self._failed else None
 
     @property
     def may_start(self) -> bool:
@@ -199,13 +199,13 @@ class RankGroup:
         self._running.discard(rank)
         if self._asked:
             return None
-        self._bereavement.ended(rank, host, end, self._sign)
-        if self._bereaved:
+        self._rank_failure.ended(rank, host, end, self._sign)
+        if self._failed:
             return None
         if not end.by_host and end.status is not None and end.status.code == 0:
             self._left = self._left or (rank, host)
             return LEADER_FOLLOWS_S
-        self._bereaved = True
+        self._failed = True
         return 0.0
 
     def leader_ended(self, end: RankEnd) -> float | None:
@@ -213,29 +213,29 @@ class RankGroup:
         self._leader_ended = True
         if self._asked:
             return None
-        self._bereavement.ended(0, THIS_MACHINE, end, self._sign)
-        if self._bereaved:
+        self._rank_failure.ended(0, THIS_MACHINE, end, self._sign)
+        if self._failed:
             return None
-        self._bereaved = True
+        self._failed = True
         return None if self.followers_gone else 0.0
 
     def missed(self, rank: int, host: str) -> None:
         """Rank 0 says that it has lost this one."""
-        self._bereavement.missed(rank, host)
+        self._rank_failure.missed(rank, host)
 
     def must_end(self) -> bool:
         """Whether nobody has seen to it meanwhile."""
         if self._ending or self.over:
             return False
-        if self._left is not None and not self._bereaved:
-            self._bereavement.missed(*self._left)
-        self._bereaved = True
+        if self._left is not None and not self._failed:
+            self._rank_failure.missed(*self._left)
+        self._failed = True
         return True
 
     @property
     def _asked(self) -> bool:
         """Whether they are being ended for another reason than the end of one."""
-        return self._ending and not self._bereaved
+        return self._ending and not self._failed
 
     @property
     def _sign(self) -> LadderStep | None:

@@ -21,7 +21,7 @@ from gateway.system.memory_reading import Footprint, together
 from gateway.system.processes import Descendants, ProcessIdentity
 from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
-from gateway.workers.ladder import LadderStep, Rung, bereaved
+from gateway.workers.ladder import LadderStep, Rung, after_rank_failure
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, WorkerProcess
 from gateway.workers.rank_group import Loss
@@ -247,7 +247,7 @@ class Worker:
         """One of its ranks was lost."""
         if self.loss is not None:
             logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
-        self._tasks.start(self.climb(bereaved(self.memory.held_bytes)), "end ranks")
+        self._tasks.start(self.climb(after_rank_failure(self.memory.held_bytes)), "end ranks")
 
     def send(self, message: Message) -> None:
         if self._left:

@@ -110,10 +110,10 @@ def _room_that_is_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 def _displaced_by_its_company(patch: pytest.MonkeyPatch) -> None:
-    def company(_self: Reclaim, _claim: Claim) -> frozenset[str]:
+    def companions(_self: Reclaim, _claim: Claim) -> frozenset[str]:
         return frozenset()
 
-    patch.setattr(Reclaim, "_companions", company)
+    patch.setattr(Reclaim, "_companions", companions)
     patch.setattr(Allocation, "idle", property(lambda self: not self.busy))
 
 

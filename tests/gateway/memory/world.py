@@ -342,9 +342,9 @@ class World(RuleBasedStateMachine):
 
     def _is_wanted_along(self, model: Model) -> bool:
         """One that it is loaded with is asked for."""
-        company = self.admission.ledger.groups.companions(model.name)
+        companions = self.admission.ledger.groups.companions(model.name)
         return any(
-            each.waiting and each.process is None and each.name in company
+            each.waiting and each.process is None and each.name in companions
             for each in self.models.values()
         )
 

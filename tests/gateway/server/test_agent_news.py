@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.server.agent_session import NewsDesk
+from gateway.server.agent_session import NewsQueue
 from gateway.workers.agent_bodies import RankEnded
 from gateway.workers.process import ExitStatus
 
@@ -10,7 +10,7 @@ END = RankEnded("a", ExitStatus(0, None), "exit code 0")
 
 
 def test_what_did_not_come_is_told_again_with_what_is_new():
-    desk = NewsDesk(lambda: None)
+    desk = NewsQueue(lambda: None)
     desk.add_line("a", "one")
     desk.add_end(END)
     assert [each.text for each in desk.tell(1).lines] == ["one"]
@@ -23,7 +23,7 @@ def test_what_did_not_come_is_told_again_with_what_is_new():
 
 
 def test_an_older_answer_confirms_nothing_of_the_last():
-    desk = NewsDesk(lambda: None)
+    desk = NewsQueue(lambda: None)
     desk.add_end(END)
     desk.tell(1)
     desk.tell(2)
@@ -32,7 +32,7 @@ def test_an_older_answer_confirms_nothing_of_the_last():
 
 
 def test_a_flood_of_lines_has_a_bound_and_is_counted():
-    desk = NewsDesk(lambda: None)
+    desk = NewsQueue(lambda: None)
     for number in range(1200):
         desk.add_line("a", str(number))
     news = desk.tell(1)
@@ -47,7 +47,7 @@ def test_a_flood_of_lines_has_a_bound_and_is_counted():
 
 def test_waking_comes_once_for_a_burst():
     woken = []
-    desk = NewsDesk(lambda: woken.append(1))
+    desk = NewsQueue(lambda: woken.append(1))
     for number in range(10):
         desk.add_line("a", str(number))
     assert len(woken) == 1

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gateway.server.agent_session import NewsDesk
+from gateway.server.agent_session import NewsQueue
 from gateway.workers import ladder
 from gateway.workers.agent_bodies import RankEnded, RankNews
 from gateway.workers.host import RankEnd
@@ -112,7 +112,7 @@ class Agent:
         self.number = 0
         # None: there is no lease, or none any more.
         self.over: bool | None = None
-        self.desk = NewsDesk(lambda: None)
+        self.news = NewsQueue(lambda: None)
         self.ranks: dict[str, Process] = {}
         self.unwanted: set[str] = set()
         self.climbing: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Agent:
 
     def open(self, now: float) -> int:
         self.lease, self.over = Lease(now, LEASE_S), False
-        self.desk, self.unwanted = NewsDesk(lambda: None), set()
+        self.news, self.unwanted = NewsQueue(lambda: None), set()
         self.number += 1
         return self.number
 
@@ -138,11 +138,11 @@ class Agent:
         if self.over or self.lease is None:
             return None
         self.lease.turn(confirmed)
-        self.desk.confirm(confirmed)
+        self.news.confirm(confirmed)
         for each in unwanted:
             self.unwanted.add(each)
             self.climb(each, now)
-        return self.desk.tell(self.lease.answer(now))
+        return self.news.tell(self.lease.answer(now))
 
     def end(self, now: float) -> None:
         self.over = True
@@ -161,7 +161,7 @@ class Agent:
             if process.status is not None:
                 del self.ranks[rank_id]
                 self.climbing.pop(rank_id, None)
-                self.desk.add_end(RankEnded(rank_id, process.status, str(process.status)))
+                self.news.add_end(RankEnded(rank_id, process.status, str(process.status)))
         if self.away_until is not None:
             # The next one serves once it has ended what this one has left.
             if now >= self.away_until and not self.ranks:
@@ -400,7 +400,7 @@ class World(RuleBasedStateMachine):
             current.must_end_at.remove(at)
             if current.fate.must_end():
                 current.fate.end()
-                self._climb(ladder.bereaved(self.held))
+                self._climb(ladder.after_rank_failure(self.held))
         if current.leader_told and current.fate.over:
             self._over()
         self.everyone = [each for each in self.everyone if each.alive]
