@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.cli.bodies import ChatMessage, Chunk, ErrorEnvelope
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import STREAM, GatewayClient
 from gateway.cli.failure import CommandError
+from gateway.http.command_bodies import OpenAIErrorEnvelope
 from gateway.system.notation import nearest, suggestion
 
 
@@ -103,13 +103,32 @@ def _meaning(field: Any) -> str:
     return ""
 
 
+class TextMessage(Struct, frozen=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
 class ChatRequest(Parameters, frozen=True, kw_only=True, omit_defaults=True):
     model: str
-    messages: tuple[ChatMessage, ...]
+    messages: tuple[TextMessage, ...]
     stream: bool = False
 
 
-class Piece(Struct, frozen=True):
+class _Delta(Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _StreamedChoice(Struct, frozen=True):
+    delta: _Delta
+    finish_reason: str | None = None
+
+
+class _StreamedChunk(Struct, frozen=True):
+    choices: tuple[_StreamedChoice, ...]
+
+
+class AnswerPiece(Struct, frozen=True):
     """Of the answer itself, or of what the model thinks before it."""
 
     kind: Literal["text", "reasoning"]
@@ -125,10 +144,10 @@ class Ending(Struct, frozen=True):
 def stream_answer(
     gateway: GatewayClient,
     model_id: str,
-    messages: Iterable[ChatMessage],
+    messages: Iterable[TextMessage],
     parameters: Parameters,
     on_wait: Callable[[], None] = lambda: None,
-) -> Generator[Piece | Ending, None, None]:
+) -> Generator[AnswerPiece | Ending, None, None]:
     """What comes of an answer; `on_wait` is called when only time has passed.
 
     Raises:
@@ -140,20 +159,20 @@ def stream_answer(
         stream=True,
         **msgspec.structs.asdict(parameters),
     )
-    with gateway.chat(request) as events:
+    with gateway.stream("POST", "/v1/chat/completions", request, STREAM) as events:
         for event in events:
             if event.kind == "comment":
                 on_wait()
             elif event.kind == "error":
-                raise CommandError(gateway.read(event.data, ErrorEnvelope).error.message)
+                raise CommandError(gateway.read(event.data, OpenAIErrorEnvelope).error.message)
             elif event.data == "[DONE]":
                 return
             else:
-                for choice in gateway.read(event.data, Chunk).choices:
+                for choice in gateway.read(event.data, _StreamedChunk).choices:
                     if choice.delta.reasoning_content:
-                        yield Piece("reasoning", choice.delta.reasoning_content)
+                        yield AnswerPiece("reasoning", choice.delta.reasoning_content)
                     if choice.delta.content:
-                        yield Piece("text", choice.delta.content)
+                        yield AnswerPiece("text", choice.delta.content)
                     if choice.finish_reason:
                         yield Ending(choice.finish_reason)
     raise CommandError("The answer broke off before its end.")

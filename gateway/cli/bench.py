@@ -11,16 +11,16 @@ from typing import Final
 
 import click
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from rich.table import Table
 
-from gateway.cli.bodies import CompletionChunk, ErrorEnvelope, UsageReading
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import STREAM, GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.options import reaches_gateway
 from gateway.cli.orders import Progress
 from gateway.cli.output import UNKNOWN, printable, stdout_console
+from gateway.http.command_bodies import OpenAIErrorEnvelope
 
 # Ordinary words, most of which are one token to most models.
 _WORDS: Final = (
@@ -77,6 +77,16 @@ class _Request(Struct, frozen=True):
     stream_options: _StreamOptions = _StreamOptions()
 
 
+class _Usage(Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _MeasuredChunk(Struct, frozen=True):
+    choices: tuple[Raw, ...]
+    usage: _Usage | None = None
+
+
 class _Stream:
     """One of them, on a thread of its own."""
 
@@ -87,7 +97,7 @@ class _Stream:
         self._request = _Request(job.model, f"{secrets.token_hex(8)} {words}", job.tokens)
         self.failure: Exception | None = None
         self.first_at = self.last_at = 0.0
-        self.usage: UsageReading | None = None
+        self.usage: _Usage | None = None
         # A daemon: Ctrl-C waits for nobody.
         self.thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self.thread.start()
@@ -100,16 +110,16 @@ class _Stream:
             self.failure = error
 
     def _read(self) -> None:
-        with self._gateway.completion(self._request) as events:
+        with self._gateway.stream("POST", "/v1/completions", self._request, STREAM) as events:
             for event in events:
                 if event.kind == "comment":
                     continue
                 if event.kind == "error":
-                    envelope = self._gateway.read(event.data, ErrorEnvelope)
+                    envelope = self._gateway.read(event.data, OpenAIErrorEnvelope)
                     raise CommandError(envelope.error.message)
                 if event.data == "[DONE]":
                     return
-                chunk = self._gateway.read(event.data, CompletionChunk)
+                chunk = self._gateway.read(event.data, _MeasuredChunk)
                 if chunk.choices:
                     self.last_at = time.monotonic()
                     self.first_at = self.first_at or self.last_at
@@ -152,7 +162,7 @@ _STREAMS: Final = "1,8,32"
 _MOST_STREAMS: Final = 100
 
 
-class Printed(Struct, frozen=True):
+class BenchReport(Struct, frozen=True):
     model: str
     levels: list[Level]
 
@@ -225,7 +235,7 @@ def bench_command(
         with contextlib.nullcontext() if quiet else console.status(working):
             levels.append(measure(gateway, job, count))
     if as_json:
-        printed = msgspec.json.encode(Printed(model_id, levels))
+        printed = msgspec.json.encode(BenchReport(model_id, levels))
         click.echo(msgspec.json.format(printed, indent=2))
         return
     prompts = f"prompts of {levels[0].prompt_tokens:,} tokens"

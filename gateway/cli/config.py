@@ -17,6 +17,7 @@ from gateway.cli import UncutGroup
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import json_option, reaches_gateway, takes_flags
 from gateway.cli.output import printable, printable_json, stderr_console, stdout_console
+from gateway.config.changes import Reloaded
 from gateway.config.documents import example, schema
 from gateway.config.machine_rules import network_cautions
 from gateway.config.mistakes import ConfigError, Mistake, ValueSource
@@ -30,16 +31,6 @@ from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
 
 
-class ReloadAnswer(Struct, frozen=True):
-    """The gateway's answer."""
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: dict[str, tuple[str, ...]]
-    applied: tuple[str, ...]
-    needs_restart: tuple[str, ...]
-
-
 @click.command("reload")
 @json_option
 @reaches_gateway
@@ -48,11 +39,11 @@ def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
 
     Only what has changed is touched. A file with mistakes changes nothing.
     """
-    content = gateway.reload()
+    content = gateway.send("POST", "/admin/v1/reload")
     if as_json:
         click.echo(msgspec.json.format(content, indent=2))
         return
-    reloaded = gateway.read(content, ReloadAnswer)
+    reloaded = gateway.read(content, Reloaded)
     lines = [
         *(f"added {each}" for each in reloaded.added),
         *(f"removed {each}" for each in reloaded.removed),

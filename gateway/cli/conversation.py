@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from gateway.cli.answer import Ending, Parameters, stream_answer
-from gateway.cli.bodies import ChatMessage
+from gateway.cli.answer import Ending, Parameters, TextMessage, stream_answer
 from gateway.cli.client import GatewayClient
 from gateway.cli.transcript import Transcript
 
@@ -20,7 +19,7 @@ class Conversation:
         self.system = system
         self.parameters = parameters
         self._gateway = gateway
-        self._messages: list[ChatMessage] = []
+        self._messages: list[TextMessage] = []
         # What was asked last without getting an answer.
         self._unanswered: str | None = None
 
@@ -32,7 +31,7 @@ class Conversation:
         Raises:
             CommandError: there was no answer, or it broke off.
         """
-        question = ChatMessage("user", text)
+        question = TextMessage("user", text)
         self._unanswered = text
         pieces: list[str] = []
         try:
@@ -73,7 +72,7 @@ class Conversation:
         self._messages = []
         self._unanswered = None
 
-    def _stream(self, question: ChatMessage, pieces: list[str], transcript: Transcript) -> bool:
+    def _stream(self, question: TextMessage, pieces: list[str], transcript: Transcript) -> bool:
         """Whether the answer ended where it had as many tokens as it may."""
         cut_off = False
         told_state: str | None = None
@@ -87,7 +86,7 @@ class Conversation:
                 what = "another worker goes on with the answer" if pieces else "waiting"
                 transcript.note(f"({what}: {self.model_id} is {state}...)")
 
-        system = [] if self.system is None else [ChatMessage("system", self.system)]
+        system = [] if self.system is None else [TextMessage("system", self.system)]
         messages = [*system, *self._messages, question]
         streamed = stream_answer(self._gateway, self.model_id, messages, self.parameters, tell)
         with contextlib.closing(streamed) as answer:
@@ -100,7 +99,7 @@ class Conversation:
                     cut_off = each.reason == "length"
         return cut_off
 
-    def _keep(self, question: ChatMessage, pieces: list[str]) -> None:
+    def _keep(self, question: TextMessage, pieces: list[str]) -> None:
         if pieces:
-            self._messages += [question, ChatMessage("assistant", "".join(pieces))]
+            self._messages += [question, TextMessage("assistant", "".join(pieces))]
             self._unanswered = None

@@ -17,12 +17,12 @@ import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.answer import Parameters, Piece, stream_answer
-from gateway.cli.bodies import ChatMessage, ModelReading, Order, WorkerReading
+from gateway.cli.answer import AnswerPiece, Parameters, TextMessage, stream_answer
 from gateway.cli.child_gateway import ChildGateway, child_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.transcript import Paragraph
+from gateway.http.command_bodies import ModelStatus, OrderOptions, WorkerStatus
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
@@ -212,27 +212,27 @@ def _show_pulse(gateway: GatewayClient, pulse: Pulse, pid: int) -> None:
 
 
 def _unload(gateway: GatewayClient, pid: int) -> None:
-    unloaded = gateway.read(gateway.order("unload", _MODEL, Order()), ModelReading)
+    unloaded = gateway.order("unload", _MODEL, OrderOptions())
     _expect(unloaded.worker is None, f"The model is {unloaded.state} and has a worker.")
     _expect(not psutil.pid_exists(pid), f"The process {pid} is still there.")
     _say(f"It is {unloaded.state}, and no process {pid} exists any more.")
 
 
 def _answer(gateway: GatewayClient, question: str) -> Generator[str, None, None]:
-    messages = (ChatMessage("user", question),)
+    messages = (TextMessage("user", question),)
     for piece in stream_answer(gateway, _MODEL, messages, Parameters(temperature=0.0)):
-        if isinstance(piece, Piece):
+        if isinstance(piece, AnswerPiece):
             yield piece.text
 
 
-def _model(gateway: GatewayClient) -> ModelReading:
+def _model(gateway: GatewayClient) -> ModelStatus:
     model = gateway.status().model(_MODEL)
     if model is None:
         raise CommandError("The gateway doesn't know the demo's model.")
     return model
 
 
-def _worker(gateway: GatewayClient) -> WorkerReading:
+def _worker(gateway: GatewayClient) -> WorkerStatus:
     model = _model(gateway)
     if model.worker is None:
         raise CommandError(f"The model is {model.state} and has no worker.")

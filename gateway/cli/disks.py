@@ -1,21 +1,22 @@
-"""The models on the disks, from the gateway, or, where none runs, as the command finds them."""
+"""The models on the disks, as the gateway lists them, or as this command finds them without one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-import msgspec
-
-from gateway.cli.bodies import EntryReading, RemovedReading
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
 from gateway.cli.options import names_gateway
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags
 from gateway.library.catalogue import (
+    EntryList,
     ModelOnDisk,
+    Removed,
     Used,
     catalogue,
     look_up,
@@ -29,47 +30,55 @@ from gateway.library.finder import Finder
 from gateway.system.state_dir import StateDir, default_state_dir, lock_holder
 from gateway.system.state_file import read_state
 
+T = TypeVar("T")
 
-class Shelf:
-    """Asks the gateway, and looks itself where no gateway runs and none was named."""
+
+def asked(gateway: GatewayClient) -> list[ModelOnDisk]:
+    """The models on the disks of the gateway's machine, as the gateway lists them."""
+    return gateway.read(gateway.get("/admin/v1/library", DISKS), EntryList).models
+
+
+class Disks:
+    """Asks the gateway. Where no gateway runs and none was named, looks at this machine's disks."""
 
     def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
-        self._may_look = not names_gateway()
 
-    def entries(self) -> tuple[EntryReading, ...]:
-        try:
-            return self._gateway.library()
-        except NobodyListensError:
-            if not self._may_look:
-                raise
-        here = _Here()
-        return tuple(msgspec.convert(each, EntryReading, from_attributes=True) for each in here.all)
+    def entries(self) -> list[ModelOnDisk]:
+        return self._either(asked, lambda here: here.all)
 
-    def entry(self, name: str) -> EntryReading:
-        try:
-            return self._gateway.library_entry(name)
-        except NobodyListensError:
-            if not self._may_look:
-                raise
-        return msgspec.convert(_Here().find(name), EntryReading, from_attributes=True)
+    def entry(self, name: str) -> ModelOnDisk:
+        return self._either(
+            lambda gateway: gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk),
+            lambda here: here.find(name),
+        )
 
-    def removal(self, name: str) -> RemovedReading:
+    def removal(self, name: str) -> Removed:
         """What `remove` would do. Raises: CommandError: it can't."""
-        try:
-            return self._gateway.removal(name)
-        except NobodyListensError:
-            if not self._may_look:
-                raise
-        return _Here().removal(name)
+        return self._either(
+            lambda gateway: gateway.read(gateway.get(_path(name, "removals"), DISKS), Removed),
+            lambda here: here.removal(name),
+        )
 
-    def remove(self, name: str) -> RemovedReading:
+    def remove(self, name: str) -> Removed:
+        return self._either(
+            lambda gateway: gateway.read(gateway.send("DELETE", _path(name)), Removed),
+            lambda here: here.remove(name),
+        )
+
+    def _either(self, ask: Callable[[GatewayClient], T], look: Callable[[_Here], T]) -> T:
         try:
-            return self._gateway.remove(name)
+            return ask(self._gateway)
         except NobodyListensError:
-            if not self._may_look:
+            if names_gateway():
                 raise
-        return _Here().remove(name)
+        return look(_Here())
+
+
+def _path(name: str, kind: str = "library") -> str:
+    """The path of an entry. A name that is a folder begins with a slash."""
+    root = "/" if name.startswith("/") else ""
+    return f"/admin/v1/{kind}/{root}{quoted(name.removeprefix('/'), name)}"
 
 
 class _Here:
@@ -91,17 +100,17 @@ class _Here:
             raise NoSuchModelError(unknown(self.all, name))
         return entry
 
-    def removal(self, name: str) -> RemovedReading:
+    def removal(self, name: str) -> Removed:
         entry = self._removable(name)
-        return RemovedReading(entry.source, entry.size_bytes)
+        return Removed(entry.source, entry.size_bytes)
 
-    def remove(self, name: str) -> RemovedReading:
+    def remove(self, name: str) -> Removed:
         entry = self._removable(name)
         try:
             remove(put_aside(entry), entry)
         except (OSError, ValueError) as error:
             raise CommandError(f"{entry.source} can't be removed: {error}") from error
-        return RemovedReading(entry.source, entry.size_bytes)
+        return Removed(entry.source, entry.size_bytes)
 
     def _removable(self, name: str) -> ModelOnDisk:
         entry = self.find(name)

@@ -10,8 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from gateway.cli.bodies import GatewayReading
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import DISKS, GatewayClient, Query, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.local import access
@@ -21,12 +20,13 @@ from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
+from gateway.http.command_bodies import Status
 from gateway.library.description import describe
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.estimate import MOST_ROWS
 from gateway.memory.estimate.fitting import Learned, Outline, Verdict, outline_of, whole
 from gateway.memory.estimate.weights import EstimateError, options_in
-from gateway.memory.forecast import possible_beside
+from gateway.memory.forecast import Forecast, possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir, default_state_dir, running_address
@@ -34,7 +34,7 @@ from gateway.system.state_dir import StateDir, default_state_dir, running_addres
 _WIDTH: Final = 14
 
 
-class Printed(Struct):
+class EstimateReport(Struct):
     """The JSON form; sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load;
     `possible_bytes` can be had beside what is pinned. `rows` are sequences by their tokens.
     `company` are the floors of models that are loaded with it; `forecast` is what a running gateway
@@ -67,13 +67,13 @@ class _Running(NamedTuple):
     """
 
     url: str
-    reading: GatewayReading
+    reading: Status
     about: str | None = None
     failure: str | None = None
     outline: Outline | None = None
 
 
-class _Answer(NamedTuple):
+class _Estimate(NamedTuple):
     outline: Outline
     grouped: bool
     forecast: str | None
@@ -111,7 +111,7 @@ def estimate_command(
     running = _running(model, context_tokens, settings, own)
     if running is not None and config is None and running.outline is not None:
         grouped = bool(running.reading.groups)
-        answer = _Answer(running.outline, grouped, running.about, running.failure, running.url)
+        answer = _Estimate(running.outline, grouped, running.about, running.failure, running.url)
     elif draft.mistakes:
         raise CommandError(str(ConfigError(draft.mistakes)))
     else:
@@ -138,17 +138,17 @@ def _running(
         except CommandError:
             return None
         try:
-            forecast = gateway.forecast(model, context_tokens)
-            outline = bytes(forecast.outline)
-            told = None if outline == b"null" else gateway.read(outline, Outline)
+            path = f"/admin/v1/models/{quoted(model)}/estimate"
+            query: Query = {} if context_tokens is None else {"context_tokens": context_tokens}
+            forecast = gateway.read(gateway.get(path, DISKS, query), Forecast)
         except (NoSuchModelError, NoGatewayError):
             return _Running(found.url, reading)
         served = reading.model(forecast.model)
         failure = None if served is None else served.failure
-        return _Running(found.url, reading, forecast.about, failure, told)
+        return _Running(found.url, reading, forecast.about, failure, forecast.outline)
 
 
-def _difference(running: _Running, draft: DraftConfiguration, answer: _Answer) -> str | None:
+def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate) -> str | None:
     """Who has answered, where it matters: the gateway has read another configuration."""
     theirs = running.reading.config
     own = None if draft.file is None else str(draft.file.absolute())
@@ -169,7 +169,7 @@ def _calculated(
     settings: Settings,
     state_dir: StateDir,
     running: _Running | None,
-) -> _Answer:
+) -> _Estimate:
     configured = _configured(model, settings)
     tokens = context_tokens or configured.context_tokens
     try:
@@ -191,7 +191,7 @@ def _calculated(
     known = any(each is configured for each in settings.models.values())
     about = running.about if running is not None and known else None
     failure = running.failure if running is not None and known else None
-    return _Answer(outline, bool(settings.groups), about, failure, None)
+    return _Estimate(outline, bool(settings.groups), about, failure, None)
 
 
 def _problem(model: str, settings: Settings) -> str | None:
@@ -222,9 +222,9 @@ def _outline(
     return outline_of(found, possible.bytes, possible.kept_bytes, possible.companions)
 
 
-def _printed(model: str, answer: _Answer) -> Printed:
+def _printed(model: str, answer: _Estimate) -> EstimateReport:
     found = answer.outline
-    return Printed(
+    return EstimateReport(
         model=model,
         context_tokens=found.context_tokens,
         parts={each.name: each.bytes for each in found.parts},
@@ -244,7 +244,7 @@ def _printed(model: str, answer: _Answer) -> Printed:
     )
 
 
-def _print(model: str, answer: _Answer) -> None:
+def _print(model: str, answer: _Estimate) -> None:
     found = answer.outline
     click.echo(f"{model}, {found.context_tokens:,} tokens of context\n")
     for line in found.parts:
@@ -285,7 +285,7 @@ def _off(share: float) -> str:
     )
 
 
-def _sentence(answer: _Answer) -> str:
+def _sentence(answer: _Estimate) -> str:
     found = answer.outline
     needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
     beside = ""

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -25,12 +26,14 @@ from gateway.access.api_key import (
 )
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.cli import UncutGroup
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import ANSWER, FOLDED, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
 from gateway.cli.local import local_settings, own_gateway, state_dir_option
 from gateway.cli.options import json_option, names_gateway, reaches_gateway
 from gateway.cli.output import print_table, stdout_console
 from gateway.system.notation import nearest_model, parse_time, suggestion
+
+_KEYS: Final = "/admin/v1/keys"
 
 
 @click.group("key", cls=UncutGroup)
@@ -118,7 +121,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
     first = False
     if names_gateway() and state_dir is None:
         _warn_of_unknown(gateway, new.models or ())
-        secret = gateway.read(gateway.add_key(new), KeyBody).key
+        secret = gateway.read(gateway.send("POST", _KEYS, new, ANSWER), KeyBody).key
     else:
         with own_gateway(state_dir) as own:
             _warn_of_unknown(own, new.models or ())
@@ -141,8 +144,10 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
 def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None:
     """Revoke a key: it is refused from now on, and requests that run under it are cut off."""
     if names_gateway() and state_dir is None:
-        gateway.revoke_key(name)
-        left = gateway.read(gateway.get("/admin/v1/keys"), KeyList).keys
+        if name in FOLDED:
+            raise CommandError(f"There is no key {name!r} to revoke.")
+        gateway.send("DELETE", f"{_KEYS}/{quote(name, safe='')}", timeout=ANSWER)
+        left = gateway.read(gateway.get(_KEYS), KeyList).keys
     else:
         with _own_file(state_dir) as file:
             file.revoke(name, time.time())
@@ -161,7 +166,7 @@ def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None
 def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
     """List the names and limits of the keys. The keys themselves aren't kept."""
     if names_gateway() and state_dir is None:
-        listed = gateway.read(gateway.get("/admin/v1/keys"), KeyList)
+        listed = gateway.read(gateway.get(_KEYS), KeyList)
     else:
         with _own_file(state_dir) as file:
             listed = KeyList([KeyBody.of(each) for each in file.read()])
@@ -184,7 +189,7 @@ def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
     # It looks by itself, too, only not at once.
     with contextlib.suppress(CommandError), own_gateway(state_dir) as client:
         if client is not None:
-            client.get("/admin/v1/keys")
+            client.get(_KEYS)
 
 
 def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:

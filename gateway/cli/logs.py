@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from gateway.cli.client import GatewayClient, ServerSentEvent
+from gateway.cli.client import GatewayClient, ServerSentEvent, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.local import local_settings
@@ -198,14 +198,16 @@ def _print_answer(
     *,
     follow: bool,
 ) -> None:
+    # The gateway's own log, or a model's.
+    path = "/admin/v1" + ("" if model is None else f"/models/{quoted(model)}") + "/logs"
     query: dict[str, str | int] = {"lines": lines}
     if since is not None:
         query["since"] = since
     if not follow:
-        for line in gateway.log(model, query).split("\n")[:-1]:
+        for line in gateway.get(path, query=query).decode("utf-8", "replace").split("\n")[:-1]:
             printer.print(line)
         return
-    with gateway.followed_log(model, query) as events:
+    with gateway.stream("GET", path, query={"follow": 1, **query}) as events:
         for event in events:
             if event.kind == "message":
                 printer.print(event.data)

@@ -6,15 +6,21 @@ import time
 
 import click
 import msgspec
+from msgspec import Raw, Struct
 from rich.table import Table
 
-from gateway.cli.bodies import EntryReading, ListedModel
 from gateway.cli.client import GatewayClient
-from gateway.cli.disks import Shelf
+from gateway.cli.disks import Disks, asked
 from gateway.cli.failure import CommandError
 from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.output import UNKNOWN, ago, print_table, printable, size, stdout_console
+from gateway.http.command_bodies import ModelBody
+from gateway.library.catalogue import ModelOnDisk
 from gateway.system.notation import format_size
+
+
+class _RawList(Struct):
+    data: Raw
 
 
 @click.command("models")
@@ -27,21 +33,22 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
     is the longest that the model knows.
     """
     if as_json:
-        click.echo(msgspec.json.format(gateway.models_json(), indent=2))
+        listed = gateway.read(gateway.get("/v1/models"), _RawList)
+        click.echo(msgspec.json.format(bytes(listed.data), indent=2))
         return
     models = gateway.models()
     print_table(stdout_console(), _table(models, _on_disks(gateway)))
 
 
-def _on_disks(gateway: GatewayClient) -> dict[str, EntryReading]:
+def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
     """By ids. Only operators may ask for it, and disks may be slow: the rest is told without."""
     try:
-        return {name: each for each in gateway.library() for name in each.ids}
+        return {name: each for each in asked(gateway) for name in each.ids}
     except CommandError:
         return {}
 
 
-def _table(models: tuple[ListedModel, ...], entries: dict[str, EntryReading]) -> Table:
+def _table(models: list[ModelBody], entries: dict[str, ModelOnDisk]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
@@ -77,7 +84,7 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     Complete models are served under the id that is shown. `bulkhead show` says why another one is
     not.
     """
-    entries = Shelf(gateway).entries()
+    entries = Disks(gateway).entries()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2))
         return
@@ -103,13 +110,13 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     print_table(stdout_console(), table)
 
 
-def used(entry: EntryReading) -> str:
+def used(entry: ModelOnDisk) -> str:
     if entry.last_used_at is None:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used_at))
 
 
-def state(entry: EntryReading) -> str:
+def state(entry: ModelOnDisk) -> str:
     if entry.problem is not None and entry.part_bytes:
         return "unfinished"
     return entry.state or ("served" if entry.ids and entry.problem is None else "not served")
@@ -124,7 +131,7 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
 
     MODEL is an id, a repository or a folder.
     """
-    entry = Shelf(gateway).entry(model)
+    entry = Disks(gateway).entry(model)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(entry), indent=2))
         return
@@ -161,15 +168,15 @@ def rm_command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) 
     MODEL is an id, a repository or a folder. What is loaded, being pulled, or needed by another
     model stays.
     """
-    shelf = Shelf(gateway)
-    planned = shelf.removal(model)
+    disks = Disks(gateway)
+    planned = disks.removal(model)
     if not yes:
         what = (
             f"Remove {printable(planned.source)} and free {format_size(planned.reclaimed_bytes)}?"
         )
         if not click.confirm(what, err=True):
             raise click.exceptions.Exit(1)
-    removed = shelf.remove(planned.source)
+    removed = disks.remove(planned.source)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(removed), indent=2))
         return

@@ -9,11 +9,11 @@ from typing import Final
 import click
 from rich.text import Text
 
-from gateway.cli.bodies import ModelReading, Order
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.options import model_argument, reaches_gateway
 from gateway.cli.output import printable, stderr_console
+from gateway.http.command_bodies import ModelStatus, OrderOptions
 from gateway.system.notation import format_size
 
 _POLL_S: Final = 0.25
@@ -54,7 +54,7 @@ class Progress:
             if model is not None:
                 self._show(model)
 
-    def _show(self, model: ModelReading) -> None:
+    def _show(self, model: ModelStatus) -> None:
         name = printable(model.id)
         if self._console.is_terminal:
             seconds = time.monotonic() - self._began_at
@@ -64,7 +64,7 @@ class Progress:
             self._console.print(f"{name}: {_stage(model)}", soft_wrap=True)
 
 
-def _stage(model: ModelReading) -> str:
+def _stage(model: ModelStatus) -> str:
     if model.reason is None:
         return model.state
     # Some reasons begin with the state: "loading: 1.2 GB of 3.2 GB".
@@ -75,12 +75,12 @@ def _stage(model: ModelReading) -> str:
 _LOADS: Final = ("load", "restart")
 
 
-def give_order(gateway: GatewayClient, verb: str, model_id: str, order: Order) -> None:
+def give_order(gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions) -> None:
     """Send the order, show what happens until it is carried out, and print the outcome."""
     click.echo(_outcome(_carried_out(gateway, verb, model_id, order)))
 
 
-def give_order_to_kill(gateway: GatewayClient, model_id: str, order: Order) -> None:
+def give_order_to_kill(gateway: GatewayClient, model_id: str, order: OrderOptions) -> None:
     """Print what became of the process: the model may be loaded again by now."""
     meant = gateway.model(model_id).id
     before = gateway.status().model(meant)
@@ -93,14 +93,15 @@ def give_order_to_kill(gateway: GatewayClient, model_id: str, order: Order) -> N
     click.echo(f"worker {before.worker.pid} ended{how}; {_outcome(model)}")
 
 
-def _carried_out(gateway: GatewayClient, verb: str, model_id: str, order: Order) -> ModelReading:
+def _carried_out(
+    gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions
+) -> ModelStatus:
     try:
         with Progress(gateway, model_id):
-            content = gateway.order(verb, model_id, order)
+            model = gateway.order(verb, model_id, order)
     except KeyboardInterrupt:
         click.echo(f"bulkhead: Not waiting any longer; the {verb} goes on.", err=True)
         raise
-    model = gateway.read(content, ModelReading)
     if verb in _LOADS and model.state != "ready" and model.reason is not None:
         # It was ready for a moment: another model has taken its place, or another order has come.
         raise CommandError(f"{_outcome(model)} again: {printable(model.reason.rstrip('.'))}.")
@@ -109,7 +110,7 @@ def _carried_out(gateway: GatewayClient, verb: str, model_id: str, order: Order)
     return model
 
 
-def _outcome(model: ModelReading) -> str:
+def _outcome(model: ModelStatus) -> str:
     worker = model.worker
     if worker is None:
         return f"{printable(model.id)} is {model.state}"
@@ -126,7 +127,7 @@ def load_command(gateway: GatewayClient, *, model: str) -> None:
 
     Also ends a hold, and tries again what has failed.
     """
-    give_order(gateway, "load", model, Order())
+    give_order(gateway, "load", model, OrderOptions())
 
 
 @click.command("unload")
@@ -140,7 +141,7 @@ def unload_command(gateway: GatewayClient, *, model: str, hold: bool, force: boo
     Running answers get the configured drain_s to end. Requests that wait, and later ones, load the
     model again, unless --hold is given.
     """
-    give_order(gateway, "unload", model, Order(hold=hold, force=force))
+    give_order(gateway, "unload", model, OrderOptions(hold=hold, force=force))
 
 
 @click.command("restart")
@@ -152,7 +153,7 @@ def restart_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
 
     Running answers get the configured drain_s to end.
     """
-    give_order(gateway, "restart", model, Order(force=force))
+    give_order(gateway, "restart", model, OrderOptions(force=force))
 
 
 @click.command("kill")
@@ -165,4 +166,4 @@ def kill_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     The process is asked to stop, then gets SIGTERM, then SIGKILL; --force begins with the last. On
     macOS a process that is killed with much memory may strand it until the next boot.
     """
-    give_order_to_kill(gateway, model, Order(force=force))
+    give_order_to_kill(gateway, model, OrderOptions(force=force))

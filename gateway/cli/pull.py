@@ -10,18 +10,24 @@ from typing import Final
 
 import click
 import msgspec
+from msgspec import Struct
 from rich.text import Text
 
-from gateway.cli.bodies import PullOrder, PullReading
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import ANSWER, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.output import printable, stderr_console
-from gateway.cli.pull_here import PullHere
+from gateway.cli.pull_here import PullHere, PullReading
 from gateway.system.notation import format_size
 
 _SAID_EVERY_S: Final = 10.0
 _BAR_CELLS: Final = 24
+_PULLS: Final = "/admin/v1/pulls"
+
+
+class PullOptions(Struct, frozen=True):
+    model: str
+    force: bool
 
 
 class PullView:
@@ -130,7 +136,9 @@ def _next_step(reading: PullReading) -> str:
 
 def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
     try:
-        begun = gateway.begin_pull(PullOrder(model, force))
+        begun = gateway.read(
+            gateway.send("POST", _PULLS, PullOptions(model, force), ANSWER), PullReading
+        )
     except NobodyListensError:
         # Somebody who named a gateway means that one.
         if names_gateway():
@@ -139,9 +147,10 @@ def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
         with _cancelled_by_interrupt(here.cancel):
             return _shown(model, here.readings())
     with (
-        _cancelled_by_interrupt(lambda: gateway.cancel_pull(begun.id)),
-        gateway.pull(begun.id) as readings,
+        _cancelled_by_interrupt(lambda: gateway.send("DELETE", f"{_PULLS}/{begun.id}")),
+        gateway.stream("GET", f"{_PULLS}/{begun.id}") as events,
     ):
+        readings = (gateway.read(each.data, PullReading) for each in events if each.kind == "pull")
         return _shown(model, readings)
 
 

@@ -7,7 +7,8 @@ import queue
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.cli.bodies import OutlookReading, PullReading
+from msgspec import Struct
+
 from gateway.cli.failure import CommandError
 from gateway.config.mistakes import ConfigError
 from gateway.config.model_settings import ModelSettings
@@ -28,6 +29,28 @@ from gateway.memory.estimate.fitting import Learned
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.state_dir import StateDir, default_state_dir
+
+
+class OutlookReading(Struct, frozen=True):
+    fits: bool
+    sentence: str
+
+
+class PullReading(Struct, frozen=True, kw_only=True):
+    """`id` is empty if this command pulls."""
+
+    id: str
+    model: str
+    state: str
+    repository: str | None = None
+    reason: str | None = None
+    code: str | None = None
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
+    outlook: OutlookReading | None = None
+    offered_as: str | None = None
 
 
 class PullHere:

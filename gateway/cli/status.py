@@ -12,17 +12,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.bodies import (
-    GatewayReading,
-    GroupReading,
-    HostReading,
-    MemoryReading,
-    ModelReading,
-    PromptCacheReading,
-    RankReading,
-    ShownExit,
-    WorkerReading,
-)
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import (
@@ -34,6 +23,17 @@ from gateway.cli.output import (
     size,
     stdout_console,
 )
+from gateway.http.command_bodies import (
+    GroupStatus,
+    HostStatus,
+    MemoryStatus,
+    ModelStatus,
+    PromptCacheStatus,
+    RankStatus,
+    Status,
+    WorkerStatus,
+)
+from gateway.workers.restarts import LastExit
 
 _LOG_LINES: Final = 3
 _WATCH_S: Final = 1.0
@@ -60,14 +60,14 @@ def status_command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> Non
 
 def _show(gateway: GatewayClient, *, as_json: bool) -> None:
     content = gateway.status_json()
-    reading = gateway.read(content, GatewayReading)
+    reading = gateway.read(content, Status)
     if as_json:
         click.echo(msgspec.json.format(content, indent=2))
     else:
         _print(stdout_console(), reading, gateway.url)
 
 
-def _print(console: Console, reading: GatewayReading, url: str) -> None:
+def _print(console: Console, reading: Status, url: str) -> None:
     console.print(
         f"Bulkhead {reading.version} at {url}: {reading.state}, pid {reading.pid}, "
         f"up {duration(reading.uptime_s)}"
@@ -97,7 +97,7 @@ def _print(console: Console, reading: GatewayReading, url: str) -> None:
                 console.print(printable(f"{host.name}: {host.reason}"))
 
 
-def _hosts_table(hosts: tuple[HostReading, ...]) -> Table:
+def _hosts_table(hosts: list[HostStatus]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("host", overflow="fold")
     for heading in ("version", "ranks", "holds", "free", "budget"):
@@ -112,7 +112,7 @@ def _hosts_table(hosts: tuple[HostReading, ...]) -> Table:
     return table
 
 
-def _budget_line(memory: MemoryReading) -> str:
+def _budget_line(memory: MemoryStatus) -> str:
     pressure = "" if memory.pressure is None else f"; pressure {memory.pressure}"
     return (
         f"Budget {size(memory.budget_bytes)}: workers hold {size(memory.footprint_bytes)}, "
@@ -120,7 +120,7 @@ def _budget_line(memory: MemoryReading) -> str:
     )
 
 
-def _prompts_line(prompts: PromptCacheReading) -> str:
+def _prompts_line(prompts: PromptCacheStatus) -> str:
     kept = (
         f"Prompts: {size(prompts.memory_bytes)} kept in memory, {size(prompts.disk_bytes)} on disk"
     )
@@ -129,7 +129,7 @@ def _prompts_line(prompts: PromptCacheReading) -> str:
     return f"{kept}; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were found there"
 
 
-def _group_line(group: GroupReading) -> str:
+def _group_line(group: GroupStatus) -> str:
     kinds = [kind for kind in ("together", "swap", "reserve") if getattr(group, kind)]
     loaded = ", ".join(group.loaded) or "none"
     text = f"Group {group.id} ({', '.join(kinds)}) of {', '.join(group.models)}: {loaded} loaded"
@@ -138,7 +138,7 @@ def _group_line(group: GroupReading) -> str:
     return text if group.reason is None else f"{text}; {group.reason}"
 
 
-def _table(models: tuple[ModelReading, ...]) -> Table:
+def _table(models: list[ModelStatus]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
@@ -161,7 +161,7 @@ def _table(models: tuple[ModelReading, ...]) -> Table:
     return table
 
 
-def _remarks(model: ModelReading) -> Iterator[str]:
+def _remarks(model: ModelStatus) -> Iterator[str]:
     if model.worker is not None and model.worker.ranks:
         yield printable(f"{model.id}: {'; '.join(map(_rank, model.worker.ranks))}")
     if model.reason is not None:
@@ -170,28 +170,28 @@ def _remarks(model: ModelReading) -> Iterator[str]:
         yield printable(f"{model.id}: {_exit(model.last_exit)}")
 
 
-def _rank(rank: RankReading) -> str:
+def _rank(rank: RankStatus) -> str:
     pid = UNKNOWN if rank.pid is None else str(rank.pid)
     return f"rank {rank.rank} on {rank.host}, pid {pid}, holds {size(rank.footprint_bytes)}"
 
 
-def _last_words(model: ModelReading) -> Iterator[str]:
+def _last_words(model: ModelStatus) -> Iterator[str]:
     if _died(model.last_exit):
         for line in model.last_exit.log_tail[-_LOG_LINES:]:
             yield f"  | {printable(line)}"
 
 
-def _died(last_exit: ShownExit | None) -> TypeGuard[ShownExit]:
+def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
     """An exit with code 0 is what was asked for, and no news."""
     return last_exit is not None and last_exit.code != 0
 
 
-def _exit(last_exit: ShownExit) -> str:
+def _exit(last_exit: LastExit) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
     return f"the last worker ended {last_exit.how} at {at}: {last_exit.reason}"
 
 
-def memory_table(reading: GatewayReading) -> Table:
+def memory_table(reading: Status) -> Table:
     """A model's floor is its own while it is loaded; what was lent can be called back. It wants so
     much in all. Weights and caches (with what a step computes on, and freed buffers) are its
     worker's own account of what it holds; the rest is what Python and its libraries take.
@@ -209,7 +209,7 @@ def memory_table(reading: GatewayReading) -> Table:
     return table
 
 
-def _others(memory: MemoryReading) -> tuple[tuple[str, int | None], ...]:
+def _others(memory: MemoryStatus) -> tuple[tuple[str, int | None], ...]:
     return (
         ("(spare workers)", memory.spare_bytes),
         ("(gateway)", memory.gateway_bytes),
@@ -219,20 +219,20 @@ def _others(memory: MemoryReading) -> tuple[tuple[str, int | None], ...]:
     )
 
 
-def _cells(model: ModelReading, worker: WorkerReading) -> tuple[str, ...]:
+def _cells(model: ModelStatus, worker: WorkerStatus) -> tuple[str, ...]:
     account = (model.floor_bytes, model.lent_bytes, model.wanted_bytes)
     parts = (worker.weight_bytes, _cached(worker), _rest(worker))
     return tuple(size(each) for each in (worker.footprint_bytes, *account, *parts))
 
 
-def _cached(worker: WorkerReading) -> int | None:
+def _cached(worker: WorkerStatus) -> int | None:
     """The caches of its sequences, and what MLX keeps of freed ones."""
     if worker.cache_bytes is None or worker.buffer_bytes is None:
         return None
     return worker.cache_bytes + worker.buffer_bytes
 
 
-def _rest(worker: WorkerReading) -> int | None:
+def _rest(worker: WorkerStatus) -> int | None:
     """What is left of the footprint. The parts are told by the worker, a moment apart from it."""
     rest_bytes = worker.footprint_bytes
     for each in (worker.weight_bytes, _cached(worker)):

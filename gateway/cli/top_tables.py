@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from gateway.cli.bodies import MemoryReading, ModelReading, WorkerReading
 from gateway.cli.output import UNKNOWN, share, size
+from gateway.http.command_bodies import MemoryStatus, ModelStatus, WorkerStatus
 from gateway.system.log_lines import escaped
 
 # Wrapping asks it for defaults alone; nothing is printed on it.
@@ -77,14 +77,14 @@ class Column(Struct, frozen=True):
     heading: str
     cells: int
     from_width: int
-    value: Callable[[ModelReading], str]
+    value: Callable[[ModelStatus], str]
 
 
 def columns(width: int) -> tuple[Column, ...]:
     return tuple(each for each in _COLUMNS if each.from_width <= width)
 
 
-def heading(models: tuple[ModelReading, ...], width: int) -> Text:
+def heading(models: list[ModelStatus], width: int) -> Text:
     """The columns' names. The name column is as wide as the longest id, if there is room."""
     shown = columns(width)
     text = Text(_name("model", _name_cells(models, shown, width)))
@@ -95,7 +95,7 @@ def heading(models: tuple[ModelReading, ...], width: int) -> Text:
     return text
 
 
-def row(model: ModelReading, models: tuple[ModelReading, ...], width: int) -> Text:
+def row(model: ModelStatus, models: list[ModelStatus], width: int) -> Text:
     """A line of numbers; under it why the model is as it is, if there is a reason."""
     shown = columns(width)
     text = Text(_name(one_line(model.id), _name_cells(models, shown, width)))
@@ -110,7 +110,7 @@ def row(model: ModelReading, models: tuple[ModelReading, ...], width: int) -> Te
     return text
 
 
-def _name_cells(models: tuple[ModelReading, ...], shown: tuple[Column, ...], width: int) -> int:
+def _name_cells(models: list[ModelStatus], shown: tuple[Column, ...], width: int) -> int:
     room = width - sum(1 + each.cells for each in shown)
     longest = max((cell_len(one_line(each.id)) for each in models), default=0)
     return max(_LEAST_NAME, min(room, longest))
@@ -121,7 +121,7 @@ def _name(text: str, cells: int) -> str:
     return text + " " * (cells - cell_len(text))
 
 
-def _of_worker(value: Callable[[WorkerReading], str]) -> Callable[[ModelReading], str]:
+def _of_worker(value: Callable[[WorkerStatus], str]) -> Callable[[ModelStatus], str]:
     return lambda model: UNKNOWN if model.worker is None else value(model.worker)
 
 
@@ -157,7 +157,7 @@ _LEAST_BAR: Final = 8
 _GAP: Final = "  "
 
 
-class Part(Struct, frozen=True):
+class BarPart(Struct, frozen=True):
     """A part of a bar; each has a glyph of its own, for terminals without colours."""
 
     glyph: str
@@ -166,7 +166,7 @@ class Part(Struct, frozen=True):
     size_bytes: int | None
 
 
-def memory_lines(memory: MemoryReading, width: int) -> list[Text]:
+def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
     """The budget, the machine, and who is who in its bar."""
     holders = _holders(memory)
     pressure = "" if memory.pressure is None else f" pressure {memory.pressure}"
@@ -178,7 +178,7 @@ def memory_lines(memory: MemoryReading, width: int) -> list[Text]:
     ]
 
 
-def bar(parts: tuple[Part, ...], width: int) -> Text:
+def bar(parts: tuple[BarPart, ...], width: int) -> Text:
     """Cells in proportion to the parts; always exactly so many, and none for what isn't known."""
     sizes = [each.size_bytes or 0 for each in parts]
     total = sum(sizes)
@@ -193,33 +193,33 @@ def bar(parts: tuple[Part, ...], width: int) -> Text:
     return text
 
 
-def _holders(memory: MemoryReading) -> tuple[Part, ...]:
+def _holders(memory: MemoryStatus) -> tuple[BarPart, ...]:
     """In the order of the table that `bulkhead status` prints. Spares are workers, too."""
     held, spare = memory.footprint_bytes, memory.spare_bytes
     models = None if held is None or spare is None else max(0, held - spare)
     return (
-        Part("█", "green", "models", models),
-        Part("▓", "cyan", "spare workers", memory.spare_bytes),
-        Part("▞", "magenta", "gateway", memory.gateway_bytes),
-        Part("▒", "yellow", "other programs", memory.other_bytes),
-        Part("#", "red", "stranded", memory.stranded_bytes),
-        Part("·", "dim", "available", memory.available_bytes),
+        BarPart("█", "green", "models", models),
+        BarPart("▓", "cyan", "spare workers", memory.spare_bytes),
+        BarPart("▞", "magenta", "gateway", memory.gateway_bytes),
+        BarPart("▒", "yellow", "other programs", memory.other_bytes),
+        BarPart("#", "red", "stranded", memory.stranded_bytes),
+        BarPart("·", "dim", "available", memory.available_bytes),
     )
 
 
-def _grants(memory: MemoryReading) -> tuple[Part, ...]:
+def _grants(memory: MemoryStatus) -> tuple[BarPart, ...]:
     held = memory.footprint_bytes or 0
     taken = max(held, memory.granted_bytes)
     free = max(0, (memory.budget_bytes or 0) - taken)
     return (
-        Part("█", "green", "held", held),
-        Part("▒", "green", "granted", taken - held),
-        Part("·", "dim", "free", free),
+        BarPart("█", "green", "held", held),
+        BarPart("▒", "green", "granted", taken - held),
+        BarPart("·", "dim", "free", free),
     )
 
 
 def _bar_line(
-    name: str, whole_bytes: int | None, parts: tuple[Part, ...], note: str, width: int
+    name: str, whole_bytes: int | None, parts: tuple[BarPart, ...], note: str, width: int
 ) -> Text:
     label = f"{name:<7} {size(whole_bytes):>7} "
     cells = max(_LEAST_BAR, width - len(label) - len(note))
@@ -228,7 +228,7 @@ def _bar_line(
     return line
 
 
-def _legend(parts: tuple[Part, ...], width: int) -> list[Text]:
+def _legend(parts: tuple[BarPart, ...], width: int) -> list[Text]:
     lines: list[Text] = []
     for part in parts:
         entry = Text.assemble((part.glyph, part.style), f" {part.name} {size(part.size_bytes)}")

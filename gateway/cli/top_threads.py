@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.cli.bodies import EventReading, GatewayReading, ModelReading, Order
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.top_tables import one_line
-from gateway.cli.top_view import Happening
+from gateway.cli.top_view import EventReading, Happening
+from gateway.http.command_bodies import ModelStatus, OrderOptions, Status
 
 _EVERY_S: Final = 1.0
 # As many as any screen shows; they come with every answer, so that no stream has to be kept alive.
@@ -22,7 +22,7 @@ _PATIENCE_S: Final = 1.0
 
 
 class Seen(Struct, frozen=True):
-    reading: GatewayReading
+    reading: Status
     happenings: tuple[Happening, ...]
 
 
@@ -92,12 +92,12 @@ class Outcome(Struct, frozen=True):
     done: bool
 
 
-def question(verb: Verb, model: ModelReading) -> str:
+def question(verb: Verb, model: ModelStatus) -> str:
     """What is asked before an order that ends a process."""
     return f"{verb.capitalize()} {one_line(model.id)}? {_price(verb, model)} (y/n)"
 
 
-def _price(verb: Verb, model: ModelReading) -> str:
+def _price(verb: Verb, model: ModelStatus) -> str:
     match model.active_requests:
         case 0:
             return "No request is running."
@@ -141,8 +141,7 @@ class Orders:
 
     def _outcome(self, verb: Verb, model_id: str) -> Outcome:
         try:
-            content = self._gateway.order(verb, model_id, Order())
-            model = self._gateway.read(content, ModelReading)
+            model = self._gateway.order(verb, model_id, OrderOptions())
         except CommandError as error:
             return Outcome(one_line(error.message), done=False)
         return Outcome(f"{one_line(model.id)} is {model.state}.", done=model.state != "stopping")

@@ -10,9 +10,9 @@ from typing import Any, Final
 from msgspec import Struct
 from rich.text import Text
 
-from gateway.cli.bodies import EventReading, GatewayReading, ModelReading, PromptCacheReading
 from gateway.cli.output import share, size
 from gateway.cli.top_tables import age, heading, memory_lines, one_line, row, tail_of, wrapped
+from gateway.http.command_bodies import ModelStatus, Status
 from gateway.system.notation import format_size
 
 # A model's id has a quarter of the line.
@@ -20,6 +20,15 @@ _NAME_SHARE: Final = 4
 _LEAST_NAME: Final = 12
 _PLACED: Final = ("id", "at", "event", "model")
 _BAD: Final = ("breaker", "hang", "escalation", "stranded", "overgrown", "refuse")
+
+
+class EventReading(Struct, frozen=True):
+    """The fields that every event has; the others depend on its kind."""
+
+    id: int
+    at: float
+    event: str
+    model: str | None = None
 
 
 class Happening(Struct, frozen=True):
@@ -83,7 +92,7 @@ class View:
     """The last picture of a gateway, kept while it is away. Times are monotonic seconds."""
 
     def __init__(self, url: str) -> None:
-        self.reading: GatewayReading | None = None
+        self.reading: Status | None = None
         self._url = one_line(url)
         self._happenings: deque[Happening] = deque(maxlen=KEPT_EVENTS)
         self._lost_at: float | None = None
@@ -95,10 +104,10 @@ class View:
         return self._lost_at is not None
 
     @property
-    def models(self) -> tuple[ModelReading, ...]:
-        return () if self.reading is None else self.reading.models
+    def models(self) -> list[ModelStatus]:
+        return [] if self.reading is None else self.reading.models
 
-    def take(self, reading: GatewayReading, happenings: Iterable[Happening]) -> None:
+    def take(self, reading: Status, happenings: Iterable[Happening]) -> None:
         """The gateway answers. Events that are known already change nothing."""
         self.reading = reading
         self._lost_at = None
@@ -120,7 +129,7 @@ class View:
             f"pid {reading.pid}, up {age(reading.uptime_s)}",
             "bold",
         )
-        lines = [title, *memory_lines(reading.memory, width), self._totals()]
+        lines = [title, *memory_lines(reading.memory, width), self._totals(reading)]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return [*lines, heading(reading.models, width - _SCROLLBAR)]
@@ -144,12 +153,12 @@ class View:
         last = list(self._happenings)[-count:] if count > 0 else []
         return [each.line(width) for each in last]
 
-    def _totals(self) -> Text:
+    def _totals(self, reading: Status) -> Text:
         active = sum(each.active_requests for each in self.models)
         waiting = sum(each.queue_depth for each in self.models)
         rates = (each.worker.tokens_per_s for each in self.models if each.worker is not None)
         per_s = sum(each for each in rates if each is not None)
-        prompts = PromptCacheReading() if self.reading is None else self.reading.prompt_cache
+        prompts = reading.prompt_cache
         return Text(
             f"Requests: {active} active, {waiting} waiting; {per_s:.0f} tokens/s; "
             f"prompts {size(prompts.memory_bytes)}, {size(prompts.disk_bytes)} on disk, "

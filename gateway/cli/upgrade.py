@@ -6,25 +6,15 @@ import shutil
 from pathlib import Path
 
 import click
-from msgspec import Struct
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
 from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import printable
+from gateway.http.command_bodies import UpgradeAnswer
 from gateway.server.starts import NextGateway
 from gateway.system.state_file import write_state
-
-
-class Upgraded(Struct, frozen=True):
-    """The gateway's answer."""
-
-    version: str
-    version_before: str
-    pid: int
-    pid_before: int
-    seconds: float
 
 
 @click.command("upgrade")
@@ -50,11 +40,11 @@ def upgrade_command(
     """
     if python is not None:
         _choose(python, state_dir)
-    content = gateway.upgrade()
+    content = gateway.send("POST", "/admin/v1/upgrade")
     if as_json:
         click.echo(content)
         return
-    upgraded = gateway.read(content, Upgraded)
+    upgraded = gateway.read(content, UpgradeAnswer)
     before, after = printable(upgraded.version_before), printable(upgraded.version)
     versions = f"version {after}" if before == after else f"version {after} instead of {before}"
     click.echo(f"{versions} serves (pid {upgraded.pid}), after {upgraded.seconds:.1f} s")

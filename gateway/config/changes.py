@@ -64,6 +64,18 @@ def _differing(old: Section, new: Section) -> tuple[str, ...]:
     return tuple(name for name in keys_of(type(old)) if getattr(old, name) != getattr(new, name))
 
 
+class Reloaded(Struct, frozen=True):
+    """What a reload did. `added`, `removed` and the keys of `changed` are models; `applied` are
+    keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: dict[str, tuple[str, ...]]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
 class InForce:
     """Whoever needs a setting asks for it when it matters, so that a reload is felt at once."""
 

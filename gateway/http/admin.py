@@ -18,20 +18,22 @@ from starlette.routing import Mount
 from gateway.access.api_key import KeyBody, KeyList, KeyUsage, NewKey, UsageList
 from gateway.access.key_file import KeyFileError, NoSuchKeyError
 from gateway.access.keys import ApiKeys
+from gateway.config.changes import Reloaded
 from gateway.config.mistakes import ConfigError
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
+from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
 from gateway.http.errors import invalid
 from gateway.http.library import library_routes
 from gateway.http.live import live_routes
 from gateway.http.openapi import LOADS, Described, Operation, Query
-from gateway.http.status import ModelStatus, Status, gateway_status, model_status
+from gateway.http.status import gateway_status, model_status
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
-from gateway.models.reload import Reloaded, Reloader
+from gateway.models.reload import Reloader
 from gateway.system.refusal import Refusal
 
 
@@ -103,32 +105,9 @@ class Reclaimed(Struct):
     reclaimed_bytes: int
 
 
-class UpgradeAnswer(Struct, frozen=True):
-    """`seconds` is the time until the next gateway served; for `still_s` of it the workers held
-    their messages back.
-    """
-
-    version: str
-    version_before: str
-    pid: int
-    pid_before: int
-    seconds: float
-    still_s: float
-
-
 # Replaces this gateway with the installed version. Raises: Refusal: this gateway goes on; the
 # message says why.
 Upgrade: TypeAlias = Callable[[], Awaitable[UpgradeAnswer]]
-
-
-class OrderOptions(Struct, forbid_unknown_fields=True):
-    """`wait`: answer when the order is carried out. `force` and `hold` mean the same as for the
-    commands.
-    """
-
-    wait: bool = True
-    force: bool = False
-    hold: bool = False
 
 
 async def status(request: HttpRequest) -> Response:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
+from gateway.http.command_bodies import OpenAIErrorBody, OpenAIErrorEnvelope
 from gateway.http.record import note_outcome
 from gateway.system.refusal import Refusal
 
@@ -59,17 +60,6 @@ _ANTHROPIC_TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
-class OpenAIErrorBody(Struct):
-    message: str
-    type: str
-    code: str
-    param: str | None
-
-
-class OpenAIErrorEnvelope(Struct):
-    error: OpenAIErrorBody
 
 
 class AnthropicErrorBody(Struct):

@@ -15,56 +15,15 @@ from starlette.responses import Response
 from gateway.access.caller import Caller
 from gateway.http.auth import caller_of
 from gateway.http.bodies import event_stream, json_response, read_json
+from gateway.http.command_bodies import ModelBody, ModelListing
 from gateway.http.errors import invalid
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
-from gateway.http.status import PromptCacheStatus, model_status
-from gateway.library.catalogue import ModelOnDisk
+from gateway.http.status import model_status
+from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.library.library import Library
 from gateway.library.pulls import Pull, Pulls, PullStatus
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
-from protocol.life import Ability
-
-
-class ModelBody(Struct):
-    """OpenAI's and Anthropic's model object in one.
-
-    `input_modalities` (OpenRouter's name) are "text", and "image" for models with vision.
-    `max_model_len` (vLLM's name) is the context in force. `last_used_at` is a Unix time, null if
-    the model wasn't used since the gateway's start. The bytes are the model's floor, what is lent
-    to it, and what it wants in all; they are null until it is loaded. `abilities` are what it makes
-    of texts: text, embedding, score; null until it is loaded. `prompt_cache` tells what others ask,
-    so it is null for keys that don't share prompts.
-    """
-
-    id: str
-    aliases: tuple[str, ...]
-    object: str
-    created: int
-    owned_by: str
-    type: str
-    display_name: str
-    created_at: str
-    input_modalities: list[str]
-    state: str
-    reason: str | None
-    max_model_len: int | None
-    last_used_at: float | None
-    abilities: tuple[Ability, ...] | None
-    floor_bytes: int | None
-    lent_bytes: int | None
-    wanted_bytes: int | None
-    prompt_cache: PromptCacheStatus | None
-
-
-class ModelListing(Struct):
-    """OpenAI's list with Anthropic's fields for pages: one page has all models."""
-
-    object: str
-    data: list[ModelBody]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
 
 
 async def list_models(request: HttpRequest) -> Response:
@@ -110,17 +69,6 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
 
 _LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelListing)
 _SHOW: Final = Operation(summary="A model", tag="OpenAI", answer=ModelBody, refusals=NAMES_MODEL)
-
-
-class EntryList(Struct):
-    models: list[ModelOnDisk]
-
-
-class Removed(Struct):
-    """The source of the model, and the bytes that its removal frees."""
-
-    source: str
-    reclaimed_bytes: int
 
 
 async def list_entries(request: HttpRequest) -> Response:

@@ -18,9 +18,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from gateway.http.auth import caller_of
 from gateway.http.bodies import event_stream, json_response, read_count
+from gateway.http.command_bodies import Status
 from gateway.http.errors import invalid
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
-from gateway.http.status import Status, gateway_status
+from gateway.http.status import gateway_status
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.reload import Reloader
 from gateway.requests.request import Request

@@ -23,9 +23,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.http.access_log import HttpMeter
+from gateway.http.command_bodies import GroupStatus, ModelStatus, Status
 from gateway.http.connection_limits import ConnectionLimiter, Doing
 from gateway.http.openapi import Described, Operation
-from gateway.http.status import GroupStatus, ModelStatus, Status, gateway_status
+from gateway.http.status import gateway_status
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
 from gateway.requests.use import ModelMeter

@@ -5,171 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from msgspec import Struct
-
 from gateway import VERSION
 from gateway.config.model import Group
 from gateway.config.read import Configuration
+from gateway.http.command_bodies import (
+    ConfigStatus,
+    GroupStatus,
+    HostStatus,
+    MemoryStatus,
+    ModelStatus,
+    PromptCacheStatus,
+    RankStatus,
+    Status,
+    WorkerStatus,
+)
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
-from gateway.models.recovery import LastExit
 from gateway.system.memory_reading import Footprint
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.remote_host import RemoteReading
 from gateway.workers.worker import Worker
-
-
-class MemoryStatus(Struct):
-    """The machine's memory. The bytes of workers, spares, the gateway, others, stranded and
-    available ones add up to the total, except for changes between two readings. `granted_bytes` are
-    the floors, the loans and the room of the spare.
-
-    Workers on a card with its own memory count there, with the card's budget and grants; in the
-    machine's memory they are among the others. The card's bytes are null if no worker uses one.
-    """
-
-    total_bytes: int
-    budget_bytes: int | None
-    granted_bytes: int
-    footprint_bytes: int | None
-    spare_bytes: int | None
-    gateway_bytes: int | None
-    other_bytes: int | None
-    available_bytes: int
-    stranded_bytes: int | None
-    pressure: str | None
-    card_total_bytes: int | None
-    card_available_bytes: int | None
-
-
-class RankStatus(Struct):
-    """One of the processes that compute a model together."""
-
-    rank: int
-    host: str
-    pid: int | None
-    footprint_bytes: int | None
-
-
-class WorkerStatus(Struct):
-    """A process. Its footprint consists of the model's weights, the caches of its sequences with
-    the memory of a step, and the buffers that MLX keeps for later.
-
-    With several `ranks` the pid is that of rank 0, and the bytes are those of all ranks. Without
-    ranks the list is empty.
-    """
-
-    pid: int
-    incarnation: int
-    started_at: float
-    footprint_bytes: int | None
-    peak_footprint_bytes: int | None
-    granted_bytes: int | None
-    weight_bytes: int | None
-    cache_bytes: int | None
-    buffer_bytes: int | None
-    last_step_age_s: float | None
-    tokens_per_s: float | None
-    prompt_cache_bytes: int | None
-    ranks: list[RankStatus]
-
-
-class PromptCacheStatus(Struct):
-    """Bytes of kept prompts in memory (0 without a worker) and on disk, where they outlive their
-    worker. Of the `prompt_tokens` in requests that were answered since the gateway's start,
-    `cached_tokens` were in the cache; the rate is their share.
-    """
-
-    memory_bytes: int | None
-    disk_bytes: int | None
-    prompt_tokens: int
-    cached_tokens: int
-    hit_rate: float | None
-
-
-class ModelStatus(Struct):
-    """`failure` is what refused requests were told; null while nothing is wrong. The age of the
-    oldest request counts from its arrival, also if it was parked; null if there is none.
-    `context_tokens` is the longest prompt with its answer, once the model is loaded. `floor_bytes`
-    stay with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes`
-    were called back and are still held, and with `wanted_bytes` in all no request would wait for
-    memory.
-    """
-
-    id: str
-    state: str
-    reason: str | None
-    failure: str | None
-    pinned: bool
-    queue_depth: int
-    oldest_waiting_s: float | None
-    active_requests: int
-    oldest_active_s: float | None
-    estimate_bytes: int | None
-    floor_bytes: int | None
-    lent_bytes: int | None
-    returning_bytes: int | None
-    wanted_bytes: int | None
-    context_tokens: int | None
-    last_used_at: float | None
-    prompt_cache: PromptCacheStatus
-    worker: WorkerStatus | None
-    restarts: int
-    last_exit: LastExit | None
-
-
-class GroupStatus(Struct):
-    """A group of models, as it is configured. `loaded` models have memory or are about to get it.
-    `kept_bytes` are kept free for the others, or lent until they are called back. `reason` says
-    which model of a group that is loaded together is missing, and why.
-    """
-
-    id: str
-    models: tuple[str, ...]
-    together: bool
-    swap: bool
-    reserve: bool
-    loaded: tuple[str, ...]
-    kept_bytes: int
-    reason: str | None
-
-
-class ConfigStatus(Struct):
-    """The configuration file in force, if there is one, and the SHA-256 of its content."""
-
-    file: str | None
-    digest: str | None
-
-
-class HostStatus(Struct):
-    """Another machine that ranks may run on. `reason` is why it can't be reached, or why its ranks
-    would not work with those here. The bytes are its agent's figures.
-    """
-
-    name: str
-    url: str
-    reachable: bool
-    reason: str | None
-    version: str | None
-    budget_bytes: int | None
-    held_bytes: int | None
-    free_bytes: int | None
-    ranks: int | None
-
-
-class Status(Struct):
-    version: str
-    pid: int
-    uptime_s: float
-    state: str
-    reason: str | None
-    config: ConfigStatus
-    memory: MemoryStatus
-    prompt_cache: PromptCacheStatus
-    models: list[ModelStatus]
-    hosts: list[HostStatus]
-    groups: list[GroupStatus]
 
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:

@@ -47,6 +47,17 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
         return self.ids[0] if self.ids else self.source
 
 
+class EntryList(Struct):
+    models: list[ModelOnDisk]
+
+
+class Removed(Struct):
+    """The source of the model, and the bytes that its removal frees."""
+
+    source: str
+    reclaimed_bytes: int
+
+
 class ServedModel(Struct, frozen=True):
     """A model of the gateway's, whether it has a process, and why it could not be served last."""
 

@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from msgspec import Struct
-
 from gateway.config.changes import InForce
 from gateway.models import refusals
 from gateway.models.condition import Condition
@@ -29,7 +27,7 @@ from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartPolicy, RestartVerdict, restart_limits
+from gateway.workers.restarts import LastExit, RestartPolicy, RestartVerdict, restart_limits
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -96,16 +94,6 @@ class Deadlines:
 
 # A fatal error prints the stacks of all threads: its first line must be among these.
 _LOG_TAIL_LINES: Final = 80
-
-
-class LastExit(Struct, frozen=True):
-    """`at` is a Unix time in seconds."""
-
-    at: float
-    code: int | None
-    signal: str | None
-    reason: str
-    log_tail: list[str]
 
 
 def last_exit(status: ExitStatus, reason: str, log: WorkerLog) -> LastExit:

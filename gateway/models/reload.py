@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
-from msgspec import Struct
 
-from gateway.config.changes import changes
+from gateway.config.changes import Reloaded, changes
 from gateway.config.mistakes import ConfigError, Mistake, ValueSource
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
@@ -33,18 +32,6 @@ T = TypeVar("T")
 # Longer than each part of the reading takes that has a deadline of its own.
 _READ_S: Final = 30.0
 _BUDGET_S: Final = 60.0
-
-
-class Reloaded(Struct, frozen=True):
-    """What a reload did. `added`, `removed` and the keys of `changed` are models; `applied` are
-    keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
-    """
-
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    changed: dict[str, tuple[str, ...]]
-    applied: tuple[str, ...]
-    needs_restart: tuple[str, ...]
 
 
 class Reloader:

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Final
 
 from gateway import VERSION
-from gateway.http.admin import UpgradeAnswer
 from gateway.http.app import Parts
+from gateway.http.command_bodies import UpgradeAnswer
 from gateway.models import refusals
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.gateway_channel import Introduction

@@ -11,7 +11,25 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gateway.config.settings import WorkersSettings
+
+
+class LastExit(Struct, frozen=True):
+    """`at` is a Unix time in seconds."""
+
+    at: float
+    code: int | None
+    signal: str | None
+    reason: str
+    log_tail: list[str]
+
+    @property
+    def how(self) -> str:
+        if self.signal:
+            return f"by {self.signal}"
+        return "with an unknown status" if self.code is None else f"with code {self.code}"
 
 
 class RestartLimits(NamedTuple):

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+from msgspec import Struct, inspect
+
+from gateway.http.command_bodies import (
+    ModelBody,
+    ModelListing,
+    ModelStatus,
+    OpenAIErrorEnvelope,
+    Status,
+)
+from gateway.library.catalogue import EntryList, ModelOnDisk
+
+T = TypeVar("T", bound=Struct)
+
+_KINDS: Final[dict[str, type[Struct]]] = {
+    "/admin/v1/status": Status,
+    "/v1/models": ModelListing,
+    "/v1/models/.+": ModelBody,
+    "/admin/v1/models/.+/(load|unload|restart|kill)": ModelStatus,
+    "/admin/v1/library": EntryList,
+    "/admin/v1/library/.+": ModelOnDisk,
+}
 
 # Among a stream's events: here it waits until it may go on.
 PAUSE = ": pause\n\n"
@@ -28,7 +52,9 @@ class CannedGateway:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def will_answer(self, path: str, body: Any, status: int = 200) -> None:
-        answer = (status, "application/json", json.dumps(body).encode())
+        """Fields of the API's bodies that are left out are null, empty or 0."""
+        whole = _whole(_kind(path, body), body)
+        answer = (status, "application/json", msgspec.json.encode(whole))
         self.answers.setdefault(path, []).append(answer)
 
     def will_stream(self, path: str, events: Iterable[str]) -> None:
@@ -47,6 +73,52 @@ class CannedGateway:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def filled(kind: type[T], **known: Any) -> T:
+    """A body with these fields; the others are null, empty or 0."""
+    fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    return kind(**{each.name: _nothing(each.type) for each in fields} | known)
+
+
+def _kind(path: str, body: Any) -> type[Struct] | None:
+    if isinstance(body, dict) and isinstance(body.get("error"), dict):
+        return OpenAIErrorEnvelope
+    return next((kind for pattern, kind in _KINDS.items() if re.fullmatch(pattern, path)), None)
+
+
+def _whole(kind: type[Struct] | None, body: Any) -> Any:
+    if kind is None or not isinstance(body, dict):
+        return body
+    whole = dict(body)
+    for field in inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+        if field.name not in whole:
+            whole[field.name] = _nothing(field.type)
+            continue
+        value, types = whole[field.name], getattr(field.type, "types", (field.type,))
+        for each in types:
+            if isinstance(each, inspect.StructType):
+                whole[field.name] = _whole(each.cls, value)
+            elif isinstance(each, inspect.ListType) and isinstance(
+                each.item_type, inspect.StructType
+            ):
+                whole[field.name] = [_whole(each.item_type.cls, one) for one in value]
+    return whole
+
+
+def _nothing(kind: inspect.Type) -> Any:
+    match kind:
+        case inspect.UnionType():
+            return None
+        case inspect.ListType() | inspect.VarTupleType():
+            return []
+        case inspect.StructType(cls=inner):
+            return filled(inner)
+        case inspect.StrType():
+            return ""
+        case inspect.BoolType():
+            return False
+    return 0
 
 
 def chat_events(*pieces: str) -> list[str]:

@@ -81,7 +81,14 @@ def test_a_refusal_ends_it(fleet: Gateway) -> None:
 
 
 def test_an_error_in_mid_answer_ends_it(canned: CannedGateway) -> None:
-    envelope = {"error": {"message": "The worker is gone.", "code": "worker_crashed"}}
+    envelope = {
+        "error": {
+            "message": "The worker is gone.",
+            "type": "server_error",
+            "code": "worker_crashed",
+            "param": None,
+        }
+    }
     pieces = chat_events("So ", "far")[:-1]
     canned.will_answer("/v1/models/m", {"id": "m", "state": "ready"})
     canned.will_stream(CHAT, [*pieces, f"event: error\ndata: {json.dumps(envelope)}\n\n"])
@@ -288,12 +295,17 @@ def test_words_are_whole_and_reasoning_is_dim(
 def test_a_stream_that_goes_on_elsewhere_and_one_that_fails(
     sitting: Sitting, canned: CannedGateway
 ) -> None:
-    canned.answers["/v1/models/m"].append(
-        (200, "application/json", json.dumps({"id": "m", "state": "loading"}).encode())
-    )
+    canned.will_answer("/v1/models/m", {"id": "m", "state": "loading"})
     begun, *rest = chat_events("Half a wo", "rd.")
     canned.will_stream(CHAT, [begun, ": waiting\n\n", *rest])
-    envelope = {"error": {"message": "Two workers died.", "code": "worker_crashed"}}
+    envelope = {
+        "error": {
+            "message": "Two workers died.",
+            "type": "server_error",
+            "code": "worker_crashed",
+            "param": None,
+        }
+    }
     canned.will_stream(CHAT, [begun, f"event: error\ndata: {json.dumps(envelope)}\n\n"])
     with sitting() as seen:
         seen.shows(LISTENS)

@@ -11,22 +11,23 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from gateway.cli.bodies import (
-    EventReading,
-    GatewayReading,
-    MemoryReading,
-    ModelReading,
-    PromptCacheReading,
-    WorkerReading,
-)
-from gateway.cli.top_tables import Part, age, bar, tail_of
+from gateway.cli.top_tables import BarPart, age, bar, tail_of
 from gateway.cli.top_threads import question
-from gateway.cli.top_view import Happening, View
+from gateway.cli.top_view import EventReading, Happening, View
+from gateway.http.command_bodies import (
+    MemoryStatus,
+    ModelStatus,
+    PromptCacheStatus,
+    Status,
+    WorkerStatus,
+)
+from tests.cli.canned import filled
 
 URL = "http://127.0.0.1:8642"
 WIDTHS = (60, 80, 200)
 GB = 1_000_000_000
-WORKER = WorkerReading(
+WORKER = filled(
+    WorkerStatus,
     pid=4194304,
     footprint_bytes=3 * GB,
     granted_bytes=99_900_000,
@@ -38,12 +39,12 @@ WORKER = WorkerReading(
 )
 
 
-def _model(model_id: str = "demo", **fields: Any) -> ModelReading:
+def _model(model_id: str = "demo", **fields: Any) -> ModelStatus:
     known = {"state": "ready", "queue_depth": 0, "active_requests": 0, "restarts": 0}
-    return ModelReading(id=model_id, **{**known, **fields})
+    return filled(ModelStatus, id=model_id, **{**known, **fields})
 
 
-def _reading(*models: ModelReading, reason: str | None = None, **memory: Any) -> GatewayReading:
+def _reading(*models: ModelStatus, reason: str | None = None, **memory: Any) -> Status:
     known: dict[str, Any] = {
         "total_bytes": 16 * GB,
         "available_bytes": 6 * GB,
@@ -56,13 +57,14 @@ def _reading(*models: ModelReading, reason: str | None = None, **memory: Any) ->
         "stranded_bytes": GB,
         "pressure": "normal",
     }
-    return GatewayReading(
-        "1.2.3",
-        4194304,
-        300.0,
-        "serving",
-        MemoryReading(**{**known, **memory}),
-        models,
+    return filled(
+        Status,
+        version="1.2.3",
+        pid=4194304,
+        uptime_s=300.0,
+        state="serving",
+        memory=filled(MemoryStatus, **{**known, **memory}),
+        models=list(models),
         reason=reason,
     )
 
@@ -71,7 +73,7 @@ def _happening(event_id: int, kind: str, model: str | None = "demo", **fields: A
     return Happening(EventReading(event_id, 0.0, kind, model), {"id": event_id, **fields})
 
 
-def _view(reading: GatewayReading, *happenings: Happening) -> View:
+def _view(reading: Status, *happenings: Happening) -> View:
     view = View(URL)
     view.take(reading, happenings)
     return view
@@ -118,7 +120,7 @@ def test_a_worker_over_its_grant_leaves_a_full_bar() -> None:
 
 @given(st.lists(st.none() | st.integers(0, 2**50), min_size=1), st.integers(0, 300))
 def test_a_bar_is_as_wide_as_it_should_be(sizes: list[int | None], width: int) -> None:
-    parts = tuple(Part("█", "", "", each) for each in sizes)
+    parts = tuple(BarPart("█", "", "", each) for each in sizes)
     assert bar(parts, width).cell_len == width
 
 
@@ -126,7 +128,7 @@ def test_what_is_not_known_yet_is_no_number() -> None:
     unknown = dict.fromkeys(
         ("budget_bytes", "footprint_bytes", "spare_bytes", "gateway_bytes", "other_bytes"), None
     )
-    view = _view(_reading(_model(worker=WorkerReading(pid=1)), pressure=None, **unknown))
+    view = _view(_reading(_model(worker=filled(WorkerStatus, pid=1)), pressure=None, **unknown))
     head = " ".join(_plain(view.head(80)))
     assert "held -, granted 4.0 GB" in head
     assert "models -" in head
@@ -200,14 +202,14 @@ def test_loans_are_told_in_words(kind: str, fields: dict[str, Any], told: str) -
 def test_totals_of_requests_and_tokens() -> None:
     first = _model("a", active_requests=2, worker=WORKER)
     second = _model("b", active_requests=1, queue_depth=4, worker=WORKER)
-    prompts = PromptCacheReading(GB, 2 * GB, 50, 0.62)
+    prompts = PromptCacheStatus(GB, 2 * GB, 50, 31, 0.62)
     reading = msgspec.structs.replace(_reading(first, second), prompt_cache=prompts)
     told = "3 active, 4 waiting; 237 tokens/s; prompts 1.0 GB, 2.0 GB on disk, 62% cached"
     assert f"Requests: {told}" in _plain(_view(reading).head(100))
 
 
 def test_what_is_kept_of_prompts_is_told_on_wide_screens() -> None:
-    kept = PromptCacheReading(418_000_000, 2 * GB, 50, 0.62)
+    kept = PromptCacheStatus(418_000_000, 2 * GB, 50, 31, 0.62)
     view = _view(_reading(_model(worker=WORKER, prompt_cache=kept)))
     row = " ".join(_plain(view.rows(200))[0].split())
     assert "418 MB 2.0 GB 62%" in row
