@@ -128,7 +128,7 @@ class _StreamedChunk(Struct, frozen=True):
     choices: tuple[_StreamedChoice, ...]
 
 
-class AnswerPiece(Struct, frozen=True):
+class StreamedPiece(Struct, frozen=True):
     """Of the answer itself, or of what the model thinks before it."""
 
     kind: Literal["text", "reasoning"]
@@ -147,7 +147,7 @@ def stream_answer(
     messages: Iterable[TextMessage],
     parameters: Parameters,
     on_wait: Callable[[], None] = lambda: None,
-) -> Generator[AnswerPiece | Ending, None, None]:
+) -> Generator[StreamedPiece | Ending, None, None]:
     """What comes of an answer; `on_wait` is called when only time has passed.
 
     Raises:
@@ -170,9 +170,9 @@ def stream_answer(
             else:
                 for choice in gateway.read(event.data, _StreamedChunk).choices:
                     if choice.delta.reasoning_content:
-                        yield AnswerPiece("reasoning", choice.delta.reasoning_content)
+                        yield StreamedPiece("reasoning", choice.delta.reasoning_content)
                     if choice.delta.content:
-                        yield AnswerPiece("text", choice.delta.content)
+                        yield StreamedPiece("text", choice.delta.content)
                     if choice.finish_reason:
                         yield Ending(choice.finish_reason)
     raise CommandError("The answer broke off before its end.")

@@ -17,7 +17,7 @@ import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.answer import AnswerPiece, Parameters, TextMessage, stream_answer
+from gateway.cli.answer import Parameters, StreamedPiece, TextMessage, stream_answer
 from gateway.cli.child_gateway import ChildGateway, child_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, interruptible
@@ -221,7 +221,7 @@ def _unload(gateway: GatewayClient, pid: int) -> None:
 def _answer(gateway: GatewayClient, question: str) -> Generator[str, None, None]:
     messages = (TextMessage("user", question),)
     for piece in stream_answer(gateway, _MODEL, messages, Parameters(temperature=0.0)):
-        if isinstance(piece, AnswerPiece):
+        if isinstance(piece, StreamedPiece):
             yield piece.text
 
 

@@ -38,7 +38,7 @@ def asked(gateway: GatewayClient) -> list[ModelOnDisk]:
     return gateway.read(gateway.get("/admin/v1/library", DISKS), EntryList).models
 
 
-class Disks:
+class ModelsOnDisks:
     """Asks the gateway. Where no gateway runs and none was named, looks at this machine's disks."""
 
     def __init__(self, gateway: GatewayClient) -> None:

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from rich.table import Table
 
 from gateway.cli.client import GatewayClient
-from gateway.cli.disks import Disks, asked
+from gateway.cli.disks import ModelsOnDisks, asked
 from gateway.cli.failure import CommandError
 from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.output import UNKNOWN, ago, print_table, printable, size, stdout_console
@@ -84,7 +84,7 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     Complete models are served under the id that is shown. `bulkhead show` says why another one is
     not.
     """
-    entries = Disks(gateway).entries()
+    entries = ModelsOnDisks(gateway).entries()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2))
         return
@@ -131,7 +131,7 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
 
     MODEL is an id, a repository or a folder.
     """
-    entry = Disks(gateway).entry(model)
+    entry = ModelsOnDisks(gateway).entry(model)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(entry), indent=2))
         return
@@ -168,7 +168,7 @@ def rm_command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) 
     MODEL is an id, a repository or a folder. What is loaded, being pulled, or needed by another
     model stays.
     """
-    disks = Disks(gateway)
+    disks = ModelsOnDisks(gateway)
     planned = disks.removal(model)
     if not yes:
         what = (

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import click
 from rich.cells import cell_len
 
-from gateway.cli.answer import AnswerPiece
+from gateway.cli.answer import StreamedPiece
 from gateway.cli.output import printable
 
 _FENCE: Final = "```"
@@ -94,7 +94,7 @@ class Paragraph:
 
 
 class Transcript(Protocol):
-    def write(self, piece: AnswerPiece) -> None: ...
+    def write(self, piece: StreamedPiece) -> None: ...
 
     def note(self, text: str) -> None:
         """Something about the answer that is no part of it."""
@@ -109,7 +109,7 @@ class PlainTranscript:
     def __init__(self) -> None:
         self._wrote = False
 
-    def write(self, piece: AnswerPiece) -> None:
+    def write(self, piece: StreamedPiece) -> None:
         if piece.kind == "text":
             self._wrote = True
             click.echo(printable(piece.text), nl=False)
@@ -130,7 +130,7 @@ class ScreenTranscript:
         self._present: Paragraph | None = None
         self._kind = ""
 
-    def write(self, piece: AnswerPiece) -> None:
+    def write(self, piece: StreamedPiece) -> None:
         if self._present is None or piece.kind != self._kind:
             if self._present is not None:
                 self._present.close()
