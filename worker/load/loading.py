@@ -31,8 +31,7 @@ from worker.load.files import (
 )
 from worker.mlx_lm import models
 from worker.mlx_lm.reads import Reads
-from worker.structure.compiled import Compiled
-from worker.structure.requests import Constraints
+from worker.structure.constraints import Compiled, Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
@@ -40,7 +39,7 @@ from worker.text.logprobs import TokenBytes
 from worker.text.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from worker.vision.model import PictureProcessor
+    from worker.vision.pictures import PictureProcessor
 
 # Read between two looks at the stop flag: short against a shutdown, long against the overhead.
 _SLICE_BYTES: Final = 64 << 20

@@ -30,7 +30,7 @@ from worker.text.budget import ReasoningBudget, reasoning_budget
 from worker.text.logprobs import LogprobWriter
 from worker.text.stream import AnswerStream, answer_stream
 from worker.text.template import ChatTemplate
-from worker.vision.inputs import PictureInputs, UndecodablePictureError, UnusablePicturesError
+from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
