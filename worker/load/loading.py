@@ -31,11 +31,11 @@ from worker.load.files import (
 )
 from worker.mlx_lm import models
 from worker.mlx_lm.reads import Reads
+from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
-from worker.text.logprobs import TokenBytes
 from worker.text.template import ChatTemplate
 
 if TYPE_CHECKING:
