@@ -17,15 +17,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench import arguments
 from bench.conversation import RandomText, ask, order
-from bench.kept import Kept
-from bench.machine import describe_machine
-from bench.model import copy_without_end
+from bench.machine import headline
+from bench.models import AGENT, endless_model, model_parser
+from bench.raw import Kept
 from bench.results import FailedError
 from bench.servers import BulkheadServer, MeasuredServer, MlxLmServer, VllmMlx
-from bench.tiny import build_agent_model, build_half_billion_model
-from gateway.config.model_folders import DEMO_FOLDER
 
 _TARGET: Final = 0.6
 _SWAP_TARGET: Final = 1.3
@@ -45,8 +42,9 @@ class AgentRun(NamedTuple):
 
 
 def main() -> int:
-    parser = arguments.parser("bench.agent", __doc__, rounds=3, model=None, shown="2 layers")
-    parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
+    parser = model_parser(
+        "bench.agent", __doc__, rounds=3, model=None, shown="2 layers", for_gpu=True
+    )
     parser.add_argument("--vllm-mlx", metavar="PROGRAM", help="vllm-mlx's program, if there is one")
     parser.add_argument("--turns", type=int, default=20, metavar="N")
     parser.add_argument("--system", type=int, default=8000, metavar="TOKENS")
@@ -55,11 +53,10 @@ def main() -> int:
     parsed = parser.parse_args()
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
-        copy_without_end(parsed.model or _build(folder, parsed), folder / "model")
-        machine = describe_machine()
-        print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {parsed.turns} turns")
+        print(f"{headline()}; {parsed.turns} turns")
         print(f"of {parsed.result} + {parsed.answer} tokens after {parsed.system}\n")
         try:
+            endless_model(parsed, folder, AGENT)
             sessions = _measure(folder, parsed)
         except (FailedError, OSError) as error:
             print(f"bench.agent: {error}", file=sys.stderr)
@@ -147,12 +144,6 @@ def _alone(loop: Kept, words: RandomText, parsed: argparse.Namespace) -> AgentRu
         text = ""
     print(f"{loop.name}: {session.wall_s:.1f} s", file=sys.stderr)
     return session
-
-
-def _build(folder: Path, parsed: argparse.Namespace) -> Path:
-    build = build_half_billion_model if parsed.half_billion else build_agent_model
-    build(DEMO_FOLDER, folder / "built")
-    return folder / "built"
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bench import arguments
-from bench.machine import describe_machine
+from bench.machine import headline
+from bench.models import model_parser
 from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import Gateway
 from tests.support.streams import open_stream
@@ -26,7 +26,7 @@ _LOAD_S: Final = 10.0
 
 
 def _gaps_s(gateway: Gateway, held: Path, *, loading: bool) -> list[float]:
-    """Times between the pieces of streams of the resident model, as a client sees them."""
+    """Seconds between the pieces of streams of the resident model, by a client's clock."""
     loader = threading.Thread(target=gateway.load, args=("other",))
     gaps: list[float] = []
     if loading:
@@ -51,7 +51,7 @@ def _p99_ms(gaps: list[float]) -> float:
 
 
 def main() -> int:
-    parsed = arguments.parser("bench.beside", __doc__, rounds=3).parse_args()
+    parsed = model_parser("bench.beside", __doc__, rounds=3).parse_args()
     model = parsed.model.resolve()
     alone: list[float] = []
     beside: list[float] = []
@@ -68,8 +68,7 @@ def main() -> int:
                 beside += _gaps_s(gateway, held, loading=True)
         finally:
             gateway.stop()
-    machine = describe_machine()
-    print(f"{machine.processor}, {machine.cores} cores, {parsed.rounds} rounds\n")
+    print(f"{headline()}; {parsed.rounds} rounds\n")
     print("| Between two pieces of a stream (ms) | median | p99 | longest |")
     print("| --- | ---: | ---: | ---: |")
     for title, gaps in (("undisturbed", alone), ("while another model loads", beside)):

@@ -1,4 +1,4 @@
-"""One request at a time, as a conversation or an agent sends them, and text of so many tokens."""
+"""Requests one at a time, as a conversation or an agent sends them, and random text for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
 
 class RandomText:
-    """Text of so many tokens, of random words."""
+    """Makes text of random words, by its number of tokens."""
 
     def __init__(self, model: Path, seed: int) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -65,7 +65,7 @@ def ask(address: Address, model: str, prompt: str, tokens: int, temperature: flo
 
 
 def order(address: Address, model: str, verb: str) -> None:
-    """Load or unload a model, and wait until it is."""
+    """Load or unload a model, and wait until that is done."""
     request = _post(address, f"/admin/v1/models/{model}/{verb}", {"wait": True})
     urllib.request.urlopen(request, timeout=_PATIENCE_S).read()
 

@@ -16,15 +16,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from bench import arguments
-from bench.machine import describe_machine
-from bench.model import copy_without_end
+from bench.machine import headline
+from bench.models import HALF_BILLION, built_model, copy_without_end, model_parser
+from bench.prompts import sampled
 from bench.raw import Raw
 from bench.results import FailedError, Generation
 from bench.servers import BulkheadServer
-from bench.settings import sampled
-from bench.tiny import build_half_billion_model
-from gateway.config.model_folders import DEMO_FOLDER
 
 _TTFT_TARGET: Final = 2.0
 _RATE_TARGET: Final = 0.9
@@ -53,11 +50,10 @@ _CASES: Final[dict[str, Callable[[random.Random, int], list[list[int]]]]] = {
 
 
 def main() -> int:
-    parser = arguments.parser(
-        "bench.crowd", __doc__, rounds=5, model=None, shown="2 layers, 32 KB a token"
+    parser = model_parser(
+        "bench.crowd", __doc__, rounds=5, model=None, shown="2 layers, 32 KB a token", for_gpu=True
     )
     parser.add_argument("--streams", type=int, default=32, metavar="N")
-    parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="for each stream")
     parser.add_argument("--case", choices=_CASES, action="append", help="measure these alone")
     parsed = parser.parse_args()
@@ -69,10 +65,7 @@ def main() -> int:
         ends.callback(raw.stop)
         bulkhead = BulkheadServer(folder / "model", folder / "state", folder / "bulkhead.log")
         ends.callback(bulkhead.stop)
-        machine = describe_machine()
-        print(
-            f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {parsed.streams} streams"
-        )
+        print(f"{headline()}; {parsed.streams} streams")
         print(f"of {parsed.tokens} tokens, medians of {parsed.rounds} rounds\n")
         print(
             "| | last first token (s) | raw | ratio | tokens/s | raw | ratio | of its greedy rate |"
@@ -86,7 +79,7 @@ def main() -> int:
                     prompts = _CASES[name](chance, parsed.streams)
                     turns = [(raw, prompts), (bulkhead, prompts)]
                     if name == _SAMPLED:
-                        # With settings of its own each, and then again without.
+                        # Each with settings of its own, and then again without.
                         different = sampled(prompts)
                         turns = [(raw, different), (bulkhead, different), (bulkhead, prompts)]
                     rounds.append(
@@ -106,9 +99,8 @@ def main() -> int:
 
 def _build(folder: Path, parsed: argparse.Namespace) -> Path:
     if parsed.half_billion:
-        build_half_billion_model(DEMO_FOLDER, folder / "half-billion")
-        return folder / "half-billion"
-    # It imports MLX, which on a GPU takes hold of it.
+        return built_model(parsed, folder / "half-billion", HALF_BILLION)
+    # Not above: it imports MLX, which takes hold of a GPU.
     from tests.support.shapes import wide_cache
 
     return wide_cache(folder / "wide")

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench import arguments
-from bench.machine import describe_machine
+from bench.machine import headline
+from bench.models import model_parser
 from tests.support.gateway import Gateway
 from tests.support.minilm import minilm
 
@@ -38,16 +38,13 @@ _WORDS: Final = (
 
 
 def main() -> int:
-    parser = arguments.parser(
+    parser = model_parser(
         "bench.embeddings", __doc__, rounds=5, model=None, shown="all-MiniLM-L6-v2"
     )
     parser.add_argument("--texts", type=int, default=1000, metavar="N")
     parsed = parser.parse_args()
-    machine = describe_machine()
     texts = _texts(parsed.texts)
-    print(
-        f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {len(texts)} texts of 3 to 24"
-    )
+    print(f"{headline()}; {len(texts)} texts of 3 to 24")
     print(f"words, medians of {parsed.rounds} rounds.\n")
     folder = minilm() if parsed.model is None else parsed.model
     subjects = {f"mlx-embeddings, {size} a batch": _library(folder, size) for size in _BATCHES}
@@ -74,7 +71,7 @@ def _texts(number: int) -> list[str]:
 def _measure(
     subjects: dict[str, Callable[[list[str]], np.ndarray[Any, Any]]], texts: list[str], rounds: int
 ) -> dict[str, float]:
-    """Texts a second. What they make must be the same."""
+    """Texts a second of each subject. Their vectors must be the same."""
     vectors = [make(texts[:8]) for make in subjects.values()]
     for each in vectors[1:]:
         np.testing.assert_allclose(each, vectors[0], atol=1e-3)
@@ -91,7 +88,7 @@ def _measure(
 def _library(folder: Path, size: int) -> Callable[[list[str]], np.ndarray[Any, Any]]:
     import mlx_embeddings
 
-    # Its wrapper of tokenizers isn't to be called any more since transformers 5.
+    # Since transformers 5 its wrapper of tokenizers can't be called any more.
     model, wrapper = mlx_embeddings.load(str(folder))
 
     def make(texts: list[str]) -> np.ndarray[Any, Any]:

@@ -1,109 +1,57 @@
 """`python -m bench.greedy`: gaps between the tokens of some streams beside 300 greedy clients.
 
 Eight streams are read at once: alone, beside clients that ask for much and read all of it, and
-beside as many that ask for the same and vanish, read nothing, or send a byte a second
-(`bench.greedy_clients`), in turn. The first of the three is what the streams have undisturbed, the
-second what a full batch costs whoever is in it.
+beside as many that ask for the same and vanish, read nothing, or send a byte a second, in turn. The
+first of the three shows the streams undisturbed, the second the cost of a full batch.
+
+Of the 300 clients 200 ask for an answer and vanish after three tokens, 50 ask for a long one and
+read none of it, 50 send a byte of their request a second; each comes again when it is through. The
+polite ones ask for the same, send it at once and read all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import multiprocessing
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from bench import arguments
-from bench.load import Address, completion_request
-from bench.machine import describe_machine
-from bench.model import copy_without_end
+from bench.load import Address, RunningStreams, completion_request
+from bench.machine import headline
+from bench.models import TINY, endless_model, model_parser
 from bench.results import FailedError
 from bench.servers import BulkheadServer
-from bench.tiny import build_tiny_model
-from gateway.config.model_folders import DEMO_FOLDER
 
 _STREAMS: Final = 8
 _TOKENS: Final = 1500
-_LONGEST_S: Final = 300.0
-# The streams run, and the crowd is there, before anything counts.
+# Gaps count from then on: the streams run, and the crowd is there.
 _WARM_S: Final = 3.0
-# Gaps, below which nothing is said of one in a hundred.
+# Fewer gaps say nothing about one in a hundred.
 _FEWEST: Final = 500
 _TARGET: Final = 2.0
 _CASES: Final = ("alone", "polite", "greedy")
+_VANISHING: Final = 200
+_SILENT: Final = 50
+_DRIPPING: Final = 50
+_STORY: Final = "Tell me a story."
+_AGAIN_S: Final = 0.5
+_SMALL_BYTES: Final = 4096
 
-
-class _Timed(asyncio.Protocol):
-    """The times at which parts of one answer came."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.ended: asyncio.Future[None] = loop.create_future()
-        self.times: list[float] = []
-        self._tail = b""
-
-    def data_received(self, data: bytes) -> None:
-        self.times.append(time.perf_counter())
-        self._tail = (self._tail + data)[-64:]
-        if b"[DONE]" in self._tail and not self.ended.done():
-            self.ended.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(FailedError(f"A stream broke off ({exc}): {self._tail!r}"))
-
-
-async def _gaps(address: Address, requests: Sequence[bytes]) -> list[float]:
-    """In seconds, of all streams, from `_WARM_S` on."""
-    loop = asyncio.get_running_loop()
-    streams = []
-    transports = []
-    try:
-        for request in requests:
-            transport, stream = await loop.create_connection(lambda: _Timed(loop), *address)
-            transport.write(request)
-            transports.append(transport)
-            streams.append(stream)
-        begins_at = time.perf_counter() + _WARM_S
-        async with asyncio.timeout(_LONGEST_S):
-            await asyncio.gather(*(each.ended for each in streams))
-    finally:
-        for transport in transports:
-            transport.close()
-    found = []
-    for each in streams:
-        counted = [at for at in each.times if at >= begins_at]
-        found += [after - before for before, after in itertools.pairwise(counted)]
-    if len(found) < _FEWEST:
-        raise FailedError("The streams ended before much was counted: give them more --tokens.")
-    return found
-
-
-def _gaps_beside(case: str, gateway: BulkheadServer, requests: Sequence[bytes]) -> list[float]:
-    if case == "alone":
-        return uvloop.run(_gaps(gateway.address, requests))
-    host, port = gateway.address
-    crowd = ["-m", "bench.greedy_clients", host, str(port), gateway.model, case]
-    with subprocess.Popen([sys.executable, *crowd]) as process:
-        try:
-            return uvloop.run(_gaps(gateway.address, requests))
-        finally:
-            process.kill()
-
-
-def _p99(values: list[float]) -> float:
-    return statistics.quantiles(values, n=100)[98]
+Client = Callable[[Address, bytes, bool], Coroutine[None, None, None]]
 
 
 def main() -> int:
-    parser = arguments.parser(
+    parser = model_parser(
         "bench.greedy", __doc__, rounds=3, model=None, shown="2 layers of width 64"
     )
     parser.add_argument("--tokens", type=int, default=_TOKENS, metavar="N", help="for each stream")
@@ -111,15 +59,11 @@ def main() -> int:
     worst: dict[str, list[float]] = {each: [] for each in _CASES}
     with tempfile.TemporaryDirectory(prefix="bh-") as name:
         folder = Path(name)
-        source = parsed.model
-        if source is None:
-            source = folder / "tiny"
-            build_tiny_model(DEMO_FOLDER, source)
-        copy_without_end(source, folder / "model")
-        gateway = BulkheadServer(folder / "model", folder / "state", folder / "log")
+        model = endless_model(parsed, folder, TINY)
+        gateway = BulkheadServer(model, folder / "state", folder / "log")
         requests = [
             completion_request(
-                gateway.model, f"{number} Tell me a story.", parsed.tokens, {"temperature": 0.0}
+                gateway.model, f"{number} {_STORY}", parsed.tokens, {"temperature": 0.0}
             )
             for number in range(_STREAMS)
         ]
@@ -128,9 +72,12 @@ def main() -> int:
             for _ in range(parsed.rounds):
                 for case in _CASES:
                     worst[case].append(_p99(_gaps_beside(case, gateway, requests)))
+        except FailedError as error:
+            print(f"bench.greedy: {error}", file=sys.stderr)
+            return 1
         finally:
             gateway.stop()
-    print(f"{describe_machine()}\n")
+    print(f"{headline()}\n")
     print(f"{_STREAMS} streams of {parsed.tokens} tokens, {parsed.rounds} rounds, medians\n")
     print("| beside | p99 of the gaps (ms) | ratio to alone |")
     print("| --- | ---: | ---: |")
@@ -139,6 +86,103 @@ def main() -> int:
         print(f"| {case} | {statistics.median(worst[case]) * 1e3:.1f} | {ratio:.2f} |")
     print(f"\nTarget: greedy ones under {_TARGET:g} times alone.")
     return 0
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def _gaps_beside(case: str, gateway: BulkheadServer, requests: Sequence[bytes]) -> list[float]:
+    if case == "alone":
+        return uvloop.run(_gaps(gateway.address, requests))
+    context = multiprocessing.get_context("spawn")
+    arguments = gateway.address, gateway.model, case == "polite"
+    crowd = context.Process(target=_run_crowd, args=arguments, daemon=True)
+    crowd.start()
+    try:
+        return uvloop.run(_gaps(gateway.address, requests))
+    finally:
+        crowd.kill()
+        crowd.join()
+
+
+async def _gaps(address: Address, requests: Sequence[bytes]) -> list[float]:
+    """Seconds between the reads of all streams, from `_WARM_S` on."""
+    running = await RunningStreams.open(address, requests)
+    begins_at = time.perf_counter() + _WARM_S
+    found = []
+    for each in await running.read():
+        counted = [at for at in each.times if at >= begins_at]
+        found += [after - before for before, after in itertools.pairwise(counted)]
+    if len(found) < _FEWEST:
+        raise FailedError("The streams ended before much was counted: give them more --tokens.")
+    return found
+
+
+def _run_crowd(address: Address, model: str, polite: bool) -> None:
+    """300 clients, until their process is ended."""
+    uvloop.run(_crowd(address, model, polite))
+
+
+async def _crowd(address: Address, model: str, polite: bool) -> None:
+    greedy = {"temperature": 0.0}
+    short = completion_request(model, _STORY, 64, greedy)
+    # Log probabilities fill the system's buffers of clients that don't read.
+    long = completion_request(model, _STORY, 1024, {**greedy, "logprobs": 5})
+    clients: list[tuple[Client, bytes]] = [
+        *[(_vanish, short)] * _VANISHING,
+        *[(_stop_reading, long)] * _SILENT,
+        *[(_drip, short)] * _DRIPPING,
+    ]
+    await asyncio.gather(*(_again(client, address, each, polite) for client, each in clients))
+
+
+async def _again(client: Client, address: Address, request: bytes, polite: bool) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            await client(address, request, polite)
+        await asyncio.sleep(_AGAIN_S * random.uniform(1.0, 2.0))
+
+
+async def _vanish(address: Address, request: bytes, polite: bool) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    with contextlib.closing(writer):
+        writer.write(request)
+        events = 0
+        while (polite or events < 3) and (part := await reader.read(65536)):
+            events += part.count(b"data: ")
+            if b"[DONE]" in part:
+                return
+
+
+async def _stop_reading(address: Address, request: bytes, polite: bool) -> None:
+    reader, writer = await asyncio.open_connection(*address, limit=_SMALL_BYTES)
+    with contextlib.closing(writer):
+        writer.write(request)
+        if not polite:
+            # asyncio itself reads no further than its limit; the gateway cuts it off.
+            await writer.wait_closed()
+        await _read_all(reader)
+
+
+async def _drip(address: Address, request: bytes, polite: bool) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    with contextlib.closing(writer):
+        if polite:
+            writer.write(request)
+        else:
+            for byte in request:
+                writer.write(bytes([byte]))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        if await reader.read(65536):
+                            return
+        await _read_all(reader)
+
+
+async def _read_all(reader: asyncio.StreamReader) -> None:
+    while (part := await reader.read(65536)) and b"[DONE]" not in part:
+        pass
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bench.machine import describe_machine
+from bench.machine import headline
 from gateway.access.api_key import ApiKey, KeyRing, digest_of, new_secret
 from gateway.access.caller import shown_key
 
 _KEYS: Final = (1, 100)
 _LEAKS: Final = 4.5
-# The machine does other things, too: the slowest tries say nothing of the code.
+# The slowest tries are those that other programs disturbed.
 _KEPT: Final = 0.95
 
 Find = Callable[[bytes], object]
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("bench.keys", description=__doc__)
     parser.add_argument("--tries", type=int, default=10_000, help="of each kind")
     tries = parser.parse_args().tries
-    print(describe_machine())
+    print(headline())
     print(f"{tries} tries of each kind, of which the fastest {_KEPT:.0%} count.\n")
     print("| check | kind | median (µs) | mean (µs) | t against nothing right |")
     print("| --- | --- | ---: | ---: | ---: |")
@@ -59,12 +59,12 @@ def _ring(secrets: Sequence[str]) -> KeyRing:
 
 
 def _ends_early(real: bytes, tried: bytes) -> object:
-    """What a check must not be: whether the measurement would notice."""
+    """A check that leaks, to show that the measurement notices it."""
     return True if all(map(operator.eq, real, tried)) else None
 
 
 def _measure(check: str, find: Find, real: str, tries: int) -> float:
-    """Prints a row for each kind; returns the largest |t|."""
+    """Print a row for each kind; returns the largest |t|."""
     kinds = {
         "nothing right": 0,
         "half of it right": len(real) // 2,
@@ -73,7 +73,7 @@ def _measure(check: str, find: Find, real: str, tries: int) -> float:
     micros: dict[str, list[float]] = {each: [] for each in kinds}
     order = [each for each in kinds for _ in range(tries)]
     random.Random(0).shuffle(order)
-    # In one piece: where the allocator puts each try would depend on its kind, and be measured.
+    # In one piece: else the place of a try in memory would depend on its kind, and be measured.
     tried = b"".join(_tried(real, kinds[each]) for each in order)
     for place, kind in enumerate(order):
         show = tried[place * len(real) : (place + 1) * len(real)]
@@ -98,8 +98,8 @@ def _measure(check: str, find: Find, real: str, tries: int) -> float:
 
 
 def _tried(real: str, right: int) -> bytes:
-    """Another try each time, so that no kind has a place in a table or a cache of its own; and made
-    before anything is timed, by the same steps for all kinds.
+    """A new try each time, so that no kind has a place of its own in a table or a cache. All are
+    made in the same steps, before any is timed.
     """
     while True:
         tried = "".join([real[:right], new_secret()[right:]]).encode()

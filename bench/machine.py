@@ -1,4 +1,4 @@
-"""Where the numbers come from."""
+"""The machine that is measured, and processor time and memory of its processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import platform
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.results import MeasuringMachine
+import psutil
+
+from bench.results import FailedError, MeasuringMachine
 
 
 def describe_machine() -> MeasuringMachine:
@@ -21,6 +25,41 @@ def describe_machine() -> MeasuringMachine:
         mlx=version("mlx"),
         mlx_lm=version("mlx-lm"),
     )
+
+
+def headline() -> str:
+    """The machine in one line, above a table."""
+    machine = describe_machine()
+    return (
+        f"{machine.processor}, {machine.cores} cores, {machine.system}; Python {machine.python}, "
+        f"mlx {machine.mlx}, mlx-lm {machine.mlx_lm}"
+    )
+
+
+def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """User and system time of each process so far, in seconds, in steps of a clock tick (10 ms)."""
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
+    return {name: each.user + each.system for name, each in times.items()}
+
+
+def memory_bytes(pid: int) -> int:
+    """The proportional set size on Linux, the resident set size elsewhere."""
+    if sys.platform != "linux":
+        return int(psutil.Process(pid).memory_info().rss)
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Pss":
+            return int(rest.split()[0]) * 1024
+    raise AssertionError("smaps_rollup has a Pss line since Linux 4.14")
+
+
+def wait_until_gone(pid: int, at_most_s: float = 30.0) -> None:
+    """Wait until there is no such process, or nothing of it but its exit status."""
+    deadline = time.monotonic() + at_most_s
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            raise FailedError(f"Process {pid} still runs.")
+        time.sleep(0.05)
 
 
 def _processor() -> str:

@@ -14,24 +14,22 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import arguments
-from bench.machine import describe_machine
-from bench.model import copy_without_end
+from bench.machine import headline
+from bench.models import copy_without_end, model_parser
 from bench.prompts import FreshPrompts
 from bench.results import FailedError
 from bench.servers import BulkheadServer
 
 
 def main() -> int:
-    parser = arguments.parser("bench.ranks", __doc__, rounds=3)
+    parser = model_parser("bench.ranks", __doc__, rounds=3)
     parser.add_argument("--local", type=int, default=2, metavar="N", help="ranks")
     parser.add_argument("--backend", choices=("ring", "nccl"), default=None)
     parser.add_argument("--split", choices=("tensor", "pipeline"), default="tensor")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], metavar="N")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="for each stream")
     parsed = parser.parse_args()
-    machine = describe_machine()
-    print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {parsed.tokens} tokens\n")
+    print(f"{headline()}; {parsed.tokens} tokens\n")
     try:
         rates = _measure(parsed)
     except (FailedError, OSError) as error:

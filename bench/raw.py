@@ -1,29 +1,31 @@
-"""The first subject: mlx-lm's BatchGenerator alone in a process, as fast as Python can call it."""
+"""mlx-lm without a server, in processes of its own: as fast as Python can call it."""
 
 from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bench.load import Prompt
+from bench.conversation import Turn
+from bench.prompts import Prompt, SamplingSettings, settings_of
 from bench.results import RAW, FailedError, Generation
-from bench.settings import SamplingSettings, settings_of
+
+_START_S: Final = 120.0
 
 
-class Raw:
-    """Talks to the process that holds the model."""
+class MlxLmProcess:
+    """A process that holds a model, so that the process that measures holds no MLX. It imports
+    mlx-lm, and then answers one order after the other.
+    """
 
-    name = RAW
-
-    def __init__(self, model: Path) -> None:
+    def __init__(self, serve: Callable[[str, Connection], None], model: Path) -> None:
         # Not forked: MLX's threads don't survive that.
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(str(model), theirs), daemon=True)
+        self._process = context.Process(target=serve, args=(str(model), theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -31,28 +33,91 @@ class Raw:
         assert self._process.pid is not None
         return {RAW: self._process.pid}
 
-    def generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
-        """Generate for all prompts at once.
+    def send(self, order: Any) -> None:
+        self._connection.send(order)
 
+    def answer(self, order: Any) -> Any:
+        """
         Raises:
-            FailedError: the process is gone, or a stream didn't make `tokens` tokens.
+            FailedError: the process is gone.
         """
         try:
-            self._connection.send((list(prompts), tokens, list(settings_of(prompts))))
-            generation: Generation = self._connection.recv()
+            self._connection.send(order)
+            return self._connection.recv()
         except (EOFError, OSError) as error:
             raise FailedError("The mlx-lm process ended; its traceback is above.") from error
-        if generation.tokens != tokens * len(prompts):
-            raise FailedError(f"{RAW} made {generation.tokens} tokens with {len(prompts)} streams.")
-        return generation
+
+    def wait_for_start(self) -> None:
+        """Wait for a process that sends None when it has begun."""
+        if not self._connection.poll(_START_S):
+            raise FailedError("The mlx-lm process doesn't begin.")
+        self._connection.recv()
 
     def stop(self) -> None:
         self._connection.close()
         self._process.join()
 
 
-def _serve(model: str, connection: Connection) -> None:
-    # Here, not above: only this process is to hold MLX.
+class Raw(MlxLmProcess):
+    """mlx-lm's BatchGenerator."""
+
+    name = RAW
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(_generate_batches, model)
+
+    def generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
+        """Generate for all prompts at once.
+
+        Raises:
+            FailedError: the process is gone, or a stream didn't make `tokens` tokens.
+        """
+        order = list(prompts), tokens, list(settings_of(prompts))
+        generation: Generation = self.answer(order)
+        if generation.tokens != tokens * len(prompts):
+            raise FailedError(f"{RAW} made {generation.tokens} tokens with {len(prompts)} streams.")
+        return generation
+
+
+class Kept(MlxLmProcess):
+    """mlx-lm's loop, with a cache that is never lost: no server's turns can be faster, as long as
+    they compute the same.
+    """
+
+    name = "mlx-lm's loop, its cache kept"
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(_go_on, model)
+
+    def begin(self) -> None:
+        """Forget the conversation."""
+        self.send(None)
+
+    def ask(self, text: str, tokens: int) -> Turn:
+        """Add to the conversation, and generate so many tokens.
+
+        Raises:
+            FailedError: the process is gone.
+        """
+        turn: Turn = self.answer((text, tokens))
+        return turn
+
+
+class WeightsReader(MlxLmProcess):
+    """mlx-lm's reading of a model's weights, by a process that has done its imports, as a spare
+    worker has. With its first reading it also meets the device for the first time.
+    """
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(_read_weights, model)
+        self.wait_for_start()
+
+    def read_s(self) -> float:
+        seconds: float = self.answer(None)
+        return seconds
+
+
+def _generate_batches(model: str, connection: Connection) -> None:
     from mlx_lm import load
     from mlx_lm.generate import BatchGenerator
 
@@ -85,7 +150,7 @@ def _serve(model: str, connection: Connection) -> None:
 
 
 def _sampler(settings: SamplingSettings) -> Any:
-    """What mlx-lm has for a row with settings of its own: a sampler each."""
+    """mlx-lm's sampler of a row with settings of its own."""
     from mlx_lm.sample_utils import make_sampler
 
     if settings.temperature == 0.0:
@@ -96,3 +161,53 @@ def _sampler(settings: SamplingSettings) -> Any:
         top_k=settings.top_k,
         min_p=settings.min_p,
     )
+
+
+def _go_on(model: str, connection: Connection) -> None:
+    import mlx.core as mx
+    from mlx_lm import load
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+
+    loaded, tokenizer = load(model)[:2]
+    caches = make_prompt_cache(loaded)
+    # The last token that was made, which the cache has not seen.
+    unseen: list[int] = []
+    while True:
+        try:
+            order = connection.recv()
+        except EOFError:
+            return
+        if order is None:
+            caches, unseen = make_prompt_cache(loaded), []
+            continue
+        text, tokens = order
+        began = time.perf_counter()
+        prompt = unseen + tokenizer.encode(text, add_special_tokens=not unseen)
+        made: list[int] = []
+        first_s = 0.0
+        for token, _ in generate_step(
+            mx.array(prompt), loaded, max_tokens=tokens, prompt_cache=caches
+        ):
+            made.append(int(token))
+            first_s = first_s or time.perf_counter() - began
+        unseen = made[-1:]
+        connection.send(Turn(first_s, time.perf_counter() - began, tokenizer.decode(made)))
+
+
+def _read_weights(model: str, connection: Connection) -> None:
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    connection.send(None)
+    while True:
+        try:
+            connection.recv()
+        except EOFError:
+            return
+        began = time.perf_counter()
+        loaded, _ = load_model(Path(model))
+        seconds = time.perf_counter() - began
+        del loaded
+        mx.clear_cache()
+        connection.send(seconds)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from bench.figures import (
+from bench.results import (
+    BULKHEAD,
+    GATEWAY,
+    RAW,
+    SERVER,
+    WORKER,
+    Report,
     cpu_us_per_token,
     first_token_s,
     health_p99_s,
@@ -16,7 +22,6 @@ from bench.figures import (
     targets,
     tokens_per_s,
 )
-from bench.results import BULKHEAD, GATEWAY, RAW, SERVER, WORKER, Report
 
 T = TypeVar("T")
 

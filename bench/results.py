@@ -1,6 +1,15 @@
-"""What is measured: plain records, as `--json` writes them. Seconds and bytes throughout."""
+"""The results of `python -m bench`: records, as `--json` writes them, the figures of its tables,
+and the targets of the figures. Seconds and bytes throughout.
+
+The machine's speed drifts, so a ratio of two subjects is the median of the ratios within each
+round, where the two took turns, and not a ratio of medians.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
 
 from msgspec import Struct
 
@@ -14,7 +23,7 @@ WORKER = "worker"
 
 
 class FailedError(Exception):
-    """Something didn't run, so there is nothing to report; the text says what."""
+    """A part of the measurement didn't run, so there is nothing to report; the text says which."""
 
 
 class Generation(Struct, frozen=True):
@@ -81,3 +90,99 @@ class Report(Struct, frozen=True):
     @property
     def stream_counts(self) -> list[int]:
         return sorted({each.streams for each in self.rounds})
+
+
+class Target(Struct, frozen=True):
+    """A ratio and its bound: a least one, or with `at_most` a greatest one."""
+
+    what: str
+    ratio: float
+    bound: float
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        return self.what
+
+    @property
+    def met(self) -> bool:
+        return self.ratio <= self.bound if self.at_most else self.ratio >= self.bound
+
+
+def tokens_per_s(report: Report, subject: str, streams: int, *, sampled: bool = False) -> float:
+    rounds = report.of(subject, streams, sampled=sampled)
+    return median(each.generation.tokens_per_s for each in rounds)
+
+
+def speed_ratio(report: Report, other: str, streams: int, *, sampled: bool = False) -> float:
+    """Bulkhead's tokens per second in relation to another subject's."""
+    ours = report.of(BULKHEAD, streams, sampled=sampled)
+    return _ratio(ours, report.of(other, streams, sampled=sampled))
+
+
+def sampled_share(report: Report, subject: str, streams: int) -> float:
+    """A subject's sampled tokens per second in relation to its greedy ones."""
+    return _ratio(report.of(subject, streams, sampled=True), report.of(subject, streams))
+
+
+def _ratio(rounds: list[Round], others: list[Round]) -> float:
+    return median(
+        one.generation.tokens_per_s / other.generation.tokens_per_s
+        for one, other in zip(rounds, others, strict=True)
+    )
+
+
+def first_token_s(report: Report, subject: str, streams: int) -> float:
+    """The median stream's, of the median round."""
+    return median(median(each.generation.first_token_s) for each in report.of(subject, streams))
+
+
+def health_s(report: Report, subject: str, streams: int) -> list[float]:
+    """The probes of all rounds, quickest first."""
+    return sorted(latency for each in report.of(subject, streams) for latency in each.health_s)
+
+
+def health_p99_s(report: Report, subject: str, streams: int) -> float:
+    ordered = health_s(report, subject, streams)
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+
+def health_ratio(report: Report, streams: int) -> float:
+    ours, theirs = (health_p99_s(report, each, streams) for each in (BULKHEAD, SERVER))
+    return ours / theirs
+
+
+def cpu_us_per_token(report: Report, subject: str, process: str, streams: int) -> float:
+    """Over all rounds together: one round's time is a few clock ticks."""
+    rounds = report.of(subject, streams)
+    cpu_s = sum(each.cpu_s[process] for each in rounds)
+    return cpu_s * 1e6 / sum(each.generation.tokens for each in rounds)
+
+
+def targets(report: Report) -> Iterator[Target]:
+    """Batching is where a second process costs most against mlx-lm, and gains against its server;
+    a single stream only has to keep up.
+    """
+    for streams in report.stream_counts:
+        if streams > 1:
+            ratio = speed_ratio(report, RAW, streams)
+            yield Target(f"{BULKHEAD} / {RAW}, {_streams(streams)}", ratio, 0.9)
+        yield Target(
+            f"{BULKHEAD} / {SERVER}, {_streams(streams)}",
+            speed_ratio(report, SERVER, streams),
+            0.9 if streams == 1 else 1.15,
+        )
+        yield Target(
+            f"{BULKHEAD}, sampled / greedy, {_streams(streams)}",
+            sampled_share(report, BULKHEAD, streams),
+            0.95,
+        )
+        yield Target(
+            f"p99 of GET /health, {BULKHEAD} / {SERVER}, {_streams(streams)}",
+            health_ratio(report, streams),
+            1.25,
+            at_most=True,
+        )
+
+
+def _streams(count: int) -> str:
+    return "1 stream" if count == 1 else f"{count} streams"

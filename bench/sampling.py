@@ -1,9 +1,9 @@
-"""`python -m bench.sampling`: what it costs that 32 rows are sampled, each in its own way.
+"""`python -m bench.sampling`: the cost of 32 rows that are sampled, each in its own way.
 
 First the sampler alone, at three sizes of vocabulary; also with penalties, biases and banned words
-for each row, and with log probabilities. Then whole steps of the worker's engine with
-three models: two engines, one greedy and one sampled, take turns of a few steps, so that the
-machine's moods hit both.
+for each row, and with log probabilities. Then whole steps of the worker's engine with three models:
+two engines, one greedy and one sampled, take turns of a few steps, so that the machine's moods hit
+both.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
-from mlx_lm.generate import generation_stream
 from mlx_lm.sample_utils import make_sampler
 
-from bench import arguments
-from bench.machine import describe_machine
-from bench.settings import GREEDY, SamplingSettings, sampled, settings_of
-from bench.tiny import build_tiny_model
+from bench.engines import TURN_STEPS, decoding, steps_ms
+from bench.machine import headline
+from bench.models import TINY, build_model, model_parser
+from bench.prompts import GREEDY, SamplingSettings, sampled, settings_of
 from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.shapes import wide_cache
-from worker.engines.batched import BatchedEngine
-from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence as Row
-from worker.load.loading import LoadedModel, load
+from worker.load.loading import load
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.batch import BatchSampler
 from worker.sampling.settings import RowSampling
@@ -41,7 +38,6 @@ _PROMPT: Final = range(10, 30)
 # A token's probability falls with this power of its rank: 12 tokens have 95 % of it.
 _STEEPNESS: Final = 2.0
 _CALLS: Final = 3
-_TURN_STEPS: Final = 5
 _ADJUSTMENTS: Final = Adjustments(
     0,
     repetition_penalty=1.1,
@@ -65,21 +61,20 @@ _CASES: Final[dict[str, list[SamplingSettings]]] = {
 
 
 def main() -> int:
-    parser = arguments.parser(
+    parser = model_parser(
         "bench.sampling", __doc__, rounds=30, model=None, shown="a tiny, the demo and a wide one"
     )
     parsed = parser.parse_args()
-    machine = describe_machine()
-    print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {_ROWS} rows\n")
+    print(f"{headline()}; {_ROWS} rows\n")
     _print_calls()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if parsed.model is None:
-            build_tiny_model(DEMO_FOLDER, folder / "tiny")
+            build_model(folder / "tiny", TINY)
             models = [folder / "tiny", DEMO_FOLDER, wide_cache(folder / "wide")]
         else:
             models = [parsed.model]
-        print(f"\nMedians of {parsed.rounds} turns of {_TURN_STEPS} steps.\n")
+        print(f"\nMedians of {parsed.rounds} turns of {TURN_STEPS} steps.\n")
         print("| ms a step | greedy | 32 settings | ratio | CPU: greedy | 32 settings | ratio |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
         for model in models:
@@ -132,7 +127,7 @@ def _sampler(
 
 
 def _scoring() -> Callable[[mx.array], mx.array]:
-    """Twenty alternatives to each token of rows that are greedy otherwise, as they are read."""
+    """Greedy rows with twenty alternatives to each token, which are read."""
     sampler = _sampler([GREEDY] * _ROWS, logprobs=20)
 
     def sample(logprobs: mx.array) -> mx.array:
@@ -145,7 +140,7 @@ def _scoring() -> Callable[[mx.array], mx.array]:
 
 
 def _one_by_one(logprobs: mx.array) -> mx.array:
-    """As mlx-lm samples rows of different settings."""
+    """mlx-lm's sampling of rows of different settings."""
     samplers = [
         make_sampler(each.temperature, each.top_p, each.min_p, top_k=each.top_k)
         for each in _DIFFERENT
@@ -160,41 +155,21 @@ def _row_sampling(seed: int, settings: SamplingSettings) -> RowSampling | None:
 
 
 def _steps_ms(folder: Path, turns: int) -> list[list[float]]:
-    """Median steps of 32 rows that decode, greedy and sampled: their time, and that of the
-    processor, which others on the machine disturb less.
-    """
+    """Median steps of 32 rows, greedy and sampled."""
     model = load(str(folder), lambda _done, _total: None, lambda: False)
+    # The row that began last still runs when the first one has made some more tokens.
+    tokens = turns * TURN_STEPS + 4 * _ROWS
     engines = [
-        _decoding(model, each, turns * _TURN_STEPS) for each in ([GREEDY] * _ROWS, _DIFFERENT)
+        decoding(
+            model,
+            [
+                Row(str(index), list(_PROMPT), tokens, _row_sampling(index, each), True)
+                for index, each in enumerate(settings)
+            ],
+        )
+        for settings in ([GREEDY] * _ROWS, _DIFFERENT)
     ]
-    clocks = (time.perf_counter, time.process_time)
-    times_s: list[list[list[float]]] = [[[], []] for _ in clocks]
-    for number in range(turns):
-        # Who comes first finds the processor's caches in another state.
-        for index in (0, 1) if number % 2 else (1, 0):
-            began = [clock() for clock in clocks]
-            for _ in range(_TURN_STEPS):
-                engines[index].step()
-            # The step that it computes ahead would be the other's time.
-            mx.synchronize(generation_stream)
-            for clock, times, before in zip(clocks, times_s, began, strict=True):
-                times[index].append((clock() - before) / _TURN_STEPS)
-    for engine in engines:
-        engine.close()
-    return [[statistics.median(each) * 1e3 for each in times] for times in times_s]
-
-
-def _decoding(model: LoadedModel, settings: Sequence[SamplingSettings], steps: int) -> Any:
-    engine = BatchedEngine(
-        model.model, model.eos_token_ids, _ROWS, CacheRoom(CacheSizes(0, 0, 1.0))
-    )
-    for index, each in enumerate(settings):
-        # The last to begin still runs when the first that did has made some more.
-        tokens = steps + 4 * _ROWS
-        engine.add(Row(str(index), list(_PROMPT), tokens, _row_sampling(index, each), True))
-    while len(engine.step()) < _ROWS:
-        pass
-    return engine
+    return steps_ms(engines, turns)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The other two subjects: Bulkhead and mlx_lm.server, with their default settings, over HTTP."""
+"""Servers that are measured over HTTP, with their default settings: Bulkhead and its peers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from typing import Any, Final, TypeVar
 import msgspec
 import uvloop
 
-from bench.health import HealthProbe
-from bench.load import Address, Prompt, RunningStreams, completion_request
+from bench.load import Address, RunningStreams, completion_request
+from bench.prompts import Prompt, settings_of
 from bench.results import BULKHEAD, GATEWAY, SERVER, WORKER, FailedError, Generation
-from bench.settings import settings_of
 
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 120.0
 _STOP_S: Final = 40.0
 _LOG_TAIL_CHARACTERS: Final = 2000
+_PROBE_INTERVAL_S: Final = 0.02
+_PROBE: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -92,7 +94,7 @@ class MeasuredServer:
             load = await self._open(next_prompts(), tokens)
             over = asyncio.Event()
             probing = asyncio.create_task(probe.run(over))
-            loaded_s += (await load.run()).wall_s
+            loaded_s += (await load.generate(tokens)).wall_s
             over.set()
             await probing
         probe.close()
@@ -100,14 +102,14 @@ class MeasuredServer:
 
     async def _generate(self, prompts: Sequence[Prompt], tokens: int) -> Generation:
         load = await self._open(prompts, tokens)
-        return await load.run()
+        return await load.generate(tokens)
 
     async def _open(self, prompts: Sequence[Prompt], tokens: int) -> RunningStreams:
         requests = [
             completion_request(self.model, prompt, tokens, msgspec.structs.asdict(settings))
             for prompt, settings in zip(prompts, settings_of(prompts), strict=True)
         ]
-        return await RunningStreams.open(self.address, requests, tokens)
+        return await RunningStreams.open(self.address, requests)
 
     def _failed(self, why: str) -> FailedError:
         tail = self._log.read_text("utf-8", "replace")[-_LOG_TAIL_CHARACTERS:]
@@ -179,3 +181,47 @@ class VllmMlx(OtherServer):
     def __init__(self, program: str, model: Path, log: Path) -> None:
         arguments = ["serve", str(model), "--host", _HOST, "--continuous-batching"]
         super().__init__(arguments, log, str(model), program)
+
+
+class HealthProbe:
+    """Asks for a server's health every 20 ms, on one connection.
+
+    mlx_lm.server closes the connection after each answer. The time of connecting again counts,
+    since any client has to wait for it.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.latencies_s: list[float] = []
+        self._address = address
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def run(self, until: asyncio.Event) -> None:
+        """Probe until the event, and wait for the last answer however long it takes."""
+        due = time.perf_counter()
+        while not until.is_set():
+            began = time.perf_counter()
+            await self._ask()
+            ended = time.perf_counter()
+            self.latencies_s.append(ended - began)
+            due = max(due + _PROBE_INTERVAL_S, ended)
+            await asyncio.sleep(due - ended)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+    async def _ask(self) -> None:
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(*self._address)
+        self._writer.write(_PROBE)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        status = head.split(b" ", 2)[1]
+        if status != b"200":
+            raise FailedError(f"GET /health answered {status.decode()} under load.")
+        if length := _LENGTH.search(head):
+            await self._reader.readexactly(int(length[1]))
+        else:
+            await self._reader.read()
+            self.close()

@@ -1,9 +1,9 @@
 """`python -m bench.stall`: a long prompt arrives while others stream, and short ones behind it.
 
-The worker's engine alone, in this process, with default settings: gaps in running streams, and how
-long first tokens take. Beside the clock's time it shows this process's CPU time: where MLX computes
-on the CPU, what lies between them is what other programs took. The same streams without a prompt
-show what these do to gaps.
+The worker's engine alone, in this process, with default settings: gaps in running streams, and the
+time to first tokens. Beside the clock's time it shows this process's CPU time: where MLX computes
+on the CPU, other programs took the difference. The same streams without a prompt show the effect of
+other programs on gaps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench import arguments
-from bench.machine import describe_machine
-from bench.tiny import build_half_billion_model, build_small_model
-from gateway.config.model_folders import DEMO_FOLDER
+from bench.machine import headline
+from bench.models import SMALL, built_model, model_parser
 
 _STREAMS: Final = 8
 _LONG_TOKENS: Final = 16_000
@@ -30,7 +28,7 @@ _SHORT_TOKENS: Final = 20
 _STALL_S: Final = 0.1
 _TTFT_TARGET: Final = 1.5
 _WAIT_TARGET_S: Final = 1.0
-# Of the streams alone.
+# So long the streams run alone.
 _UNDISTURBED_S: Final = 5.0
 
 
@@ -54,19 +52,14 @@ class StallTimes(NamedTuple):
 
 
 def main() -> int:
-    parser = arguments.parser(
-        "bench.stall", __doc__, rounds=3, model=None, shown="2 layers of one head"
+    parser = model_parser(
+        "bench.stall", __doc__, rounds=3, model=None, shown="2 layers of one head", for_gpu=True
     )
-    parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
-        build = build_half_billion_model if parsed.half_billion else build_small_model
-        model = parsed.model or Path(folder) / "model"
-        if parsed.model is None:
-            build(DEMO_FOLDER, model)
+        model = parsed.model or built_model(parsed, Path(folder) / "model", SMALL)
         rounds = _measure(model, parsed)
-    machine = describe_machine()
-    print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {len(rounds)} rounds\n")
+    print(f"{headline()}; {len(rounds)} rounds\n")
     medians = StallTimes(*(_median(each) for each in zip(*rounds, strict=True)))
     ratio = medians.busy_first.clock_s / medians.idle_first.clock_s
     print("| | by the clock | CPU time | target |\n| --- | ---: | ---: | ---: |")
@@ -93,7 +86,7 @@ def _print_row(name: str, time_: Time, unit: float, target: str) -> None:
 
 
 def _measure(model: Path, parsed: argparse.Namespace) -> list[StallTimes]:
-    # Here, not above: to import MLX takes hold of a GPU.
+    # Not above: the import of MLX takes hold of a GPU.
     from worker.engines.batched import BatchedEngine
     from worker.engines.room import CacheRoom, measure
     from worker.load.loading import load
@@ -125,7 +118,7 @@ def _round(engine: Any, chance: random.Random) -> StallTimes:
     step, undisturbed = _median(tuple(run.gaps("stream 0"))), run.worst_gap()
     run.forget_gaps()
     run.add("long", _LONG_TOKENS, 2)
-    # Behind most of its tokens, where each takes longest.
+    # Half of its time: each of its tokens takes longer than the one before.
     run.for_(alone.first("long").clock_s / 2)
     for number in range(_SHORT):
         run.add(f"short {number}", _SHORT_TOKENS, 8)
@@ -145,6 +138,8 @@ def _highest(times: list[Time]) -> Time:
 
 
 class _EngineRun:
+    """Sequences in an engine, and the times of their tokens."""
+
     def __init__(self, engine: Any, chance: random.Random) -> None:
         self._engine = engine
         self._chance = chance
@@ -180,7 +175,7 @@ class _EngineRun:
         self.steps(1)
 
     def forget_gaps(self) -> None:
-        """From the last token of each on."""
+        """Keep only the last token of each."""
         self._times = {name: times[-1:] for name, times in self._times.items()}
 
     def first(self, name: str) -> Time:
@@ -190,7 +185,9 @@ class _EngineRun:
         return [b.since(a) for a, b in itertools.pairwise(self._times[name])]
 
     def worst_gap(self) -> Time:
-        """Of streams: the longest by the clock and the one with the most CPU time may be two."""
+        """The longest gap of the streams by the clock, and the most CPU time of one, which may be
+        of another.
+        """
         names = [each for each in self._times if each.startswith("stream")]
         return _highest([gap for name in names for gap in self.gaps(name)])
 

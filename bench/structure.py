@@ -1,4 +1,4 @@
-"""`python -m bench.structure`: what constrained answers cost those beside them.
+"""`python -m bench.structure`: the cost of constrained answers for the other rows of a batch.
 
 Steps of the worker's engine with 16 rows: all of them free, and some constrained by a schema.
 Engines take turns of a few steps, so that the machine's moods hit all. A step gives each free row
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 import sys
 import tempfile
 import threading
@@ -18,20 +17,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import mlx.core as mx
 import psutil
-from mlx_lm.generate import generation_stream
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bench import arguments
-from bench.machine import describe_machine
-from bench.tiny import build_half_billion_model, build_tiny_model
+from bench.engines import TURN_STEPS, decoding, steps_ms
+from bench.machine import headline
+from bench.models import TINY, build_model, built_model, model_parser
 from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
 from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
@@ -39,7 +35,6 @@ from worker.runtime.prompts import Prepared, prepare
 _ROWS: Final = 16
 _CONSTRAINED: Final = (0, 1, 8, 16)
 _TARGET: Final = 0.9
-_TURN_STEPS: Final = 5
 _WATCHED_STEPS: Final = 50
 _VOCABULARY: Final = 151_936
 _PATHS: Final = Paths(b"", None, needs_snapshots=False)
@@ -66,24 +61,29 @@ _RECORDS: Final = Constraint(
 
 
 def main() -> int:
-    parser = arguments.parser(
-        "bench.structure", __doc__, rounds=30, model=None, shown="the demo, and one of 151,936"
+    parser = model_parser(
+        "bench.structure",
+        __doc__,
+        rounds=30,
+        model=None,
+        shown="the demo, and one of 151,936",
+        for_gpu=True,
     )
-    parser.add_argument("--half-billion", action="store_true", help="of 0.5 billion, for a GPU")
     parsed = parser.parse_args()
-    machine = describe_machine()
-    print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}; {_ROWS} rows\n")
+    print(f"{headline()}; {_ROWS} rows\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folders = [parsed.model] if parsed.model else [DEMO_FOLDER, _large(folder, parsed)]
         loaded = [load(str(each), lambda _done, _total: None, lambda: False) for each in folders]
         for model, path in zip(loaded, folders, strict=True):
             _print_first(path.name, model)
-        print(f"\nMedians of {parsed.rounds} turns of {_TURN_STEPS} steps.\n")
+        print(f"\nMedians of {parsed.rounds} turns of {TURN_STEPS} steps.\n")
         print("| ms a step | none | " + " | ".join(f"{n} | ratio" for n in _CONSTRAINED[1:]) + " |")
         print("| --- |" + " ---: |" * (2 * len(_CONSTRAINED) - 1))
         for model, path in zip(loaded, folders, strict=True):
-            for clock, figures in zip(("", ", CPU"), _steps_ms(model, parsed.rounds), strict=True):
+            engines = [_engine(model, each) for each in _CONSTRAINED]
+            times_ms = steps_ms(engines, parsed.rounds)
+            for clock, figures in zip(("", ", CPU"), times_ms, strict=True):
                 free_ms, *rest_ms = figures
                 cells = [f"{free_ms:.2f}", *(f"{ms:.2f} | {free_ms / ms:.3f}" for ms in rest_ms)]
                 print(f"| {path.name}{clock} | {' | '.join(cells)} |", flush=True)
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def _print_first(name: str, model: LoadedModel) -> None:
-    """The interpreter's lock is held while the trie is made: nobody's step begins meanwhile."""
+    """The first constraint makes the trie, which holds the interpreter's lock: no step begins."""
     process = psutil.Process()
     before_bytes, began = process.memory_info().rss, time.perf_counter()
     _prepared(model, "first", _RECORDS, 0)
@@ -119,40 +119,19 @@ def _prepared(model: LoadedModel, name: str, constraint: Constraint | None, seed
     return prepare(generate, model, Context(4000), _PATHS)
 
 
-def _steps_ms(model: LoadedModel, turns: int) -> list[list[float]]:
-    """Medians of time, and of that of the processor, which others on the machine disturb less."""
-    engines = [_decoding(model, each) for each in _CONSTRAINED]
-    clocks = (time.perf_counter, time.process_time)
-    times_s: list[list[list[float]]] = [[[] for _ in engines] for _ in clocks]
-    for number in range(turns):
-        # Who comes first finds the processor's caches in another state.
-        for index in range(len(engines))[:: 1 if number % 2 else -1]:
-            began = [clock() for clock in clocks]
-            for _ in range(_TURN_STEPS):
-                engines[index].step()
-            # The step that it computes ahead would be the other's time.
-            mx.synchronize(generation_stream)
-            for clock, times, before in zip(clocks, times_s, began, strict=True):
-                times[index].append((clock() - before) / _TURN_STEPS)
-    for engine in engines:
-        engine.close()
-    return [[statistics.median(each) * 1e3 for each in times] for times in times_s]
-
-
-def _decoding(model: LoadedModel, constrained: int) -> BatchedEngine:
-    engine = BatchedEngine(
-        model.model, model.eos_token_ids, _ROWS, CacheRoom(CacheSizes(0, 0, 1.0))
+def _engine(model: LoadedModel, constrained: int) -> BatchedEngine:
+    """An engine of rows, the first of which are constrained."""
+    return decoding(
+        model,
+        [
+            _prepared(model, str(index), _RECORDS if index < constrained else None, index).sequence
+            for index in range(_ROWS)
+        ],
     )
-    for index in range(_ROWS):
-        constraint = _RECORDS if index < constrained else None
-        engine.add(_prepared(model, str(index), constraint, index).sequence)
-    while len(engine.step()) < _ROWS:
-        pass
-    return engine
 
 
 def _print_hostile(name: str, model: LoadedModel) -> None:
-    engine = _decoding(model, 0)
+    engine = _engine(model, 0)
     took_s: dict[str, float] = {}
     ready: list[Any] = []
 
@@ -196,7 +175,7 @@ def _longest_step_s(engine: BatchedEngine, going_on: Any, steps: list[float]) ->
 def _large(folder: Path, parsed: Any) -> Path:
     """A model of as many tokens as Qwen's. They are random syllables."""
     source = folder / "source"
-    build_tiny_model(DEMO_FOLDER, source)
+    build_model(source, TINY)
     chance = random.Random(1)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = dict.fromkeys(letters)
@@ -215,9 +194,7 @@ def _large(folder: Path, parsed: Any) -> Path:
     (source / "config.json").write_text(json.dumps(config), "utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-    build = build_half_billion_model if parsed.half_billion else build_tiny_model
-    build(source, folder / "large")
-    return folder / "large"
+    return built_model(parsed, folder / "large", TINY, source)
 
 
 if __name__ == "__main__":

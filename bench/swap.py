@@ -12,14 +12,12 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from bench import arguments
-from bench.machine import describe_machine
-from bench.tiny import build_two_billion_model
-from gateway.config.model_folders import DEMO_FOLDER
+from bench.machine import headline
+from bench.models import TWO_BILLION, build_model, model_parser
+from bench.raw import WeightsReader
 from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.streams import Stream
 
@@ -29,7 +27,7 @@ _PATIENCE_S: Final = 120.0
 
 
 def _swap_s(gateway: Gateway, spares: int) -> float:
-    """Unload, wait for rest, and ask: seconds until the first text."""
+    """Unload, wait for spares, and ask: seconds until the first text."""
     gateway.order("unload", "model").raise_for_status()
     eventually(lambda: _at_rest(gateway, spares), _PATIENCE_S)
     body = chat_body("What is Bulkhead?", "model", stream=True, max_tokens=8)
@@ -44,58 +42,13 @@ def _swap_s(gateway: Gateway, spares: int) -> float:
 
 
 def _at_rest(gateway: Gateway, spares: int) -> bool:
-    """The spare, if there is to be one, has ended its imports."""
+    """Whether all spares have ended their imports."""
     ready = sum(each["change"] == "ready" for each in gateway.events("spare"))
     return spares == 0 or ready == spares + len(gateway.events("adopt"))
 
 
-class WeightsReader:
-    """A process that has done its imports, as a spare worker has, and reads a model's weights when
-    told. The first time it also meets the device for the first time.
-    """
-
-    def __init__(self, model: Path) -> None:
-        # Not forked: MLX's threads don't survive that.
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_read, args=(model, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-        if not self._connection.poll(_PATIENCE_S):
-            raise AssertionError("the process that reads doesn't begin")
-        self._connection.recv()
-
-    def read_s(self) -> float:
-        self._connection.send(None)
-        seconds: float = self._connection.recv()
-        return seconds
-
-    def stop(self) -> None:
-        self._connection.close()
-        self._process.join()
-
-
-def _read(model: Path, connection: Connection) -> None:
-    # Here, not above: only this process is to hold MLX.
-    import mlx.core as mx
-    from mlx_lm.utils import load_model
-
-    connection.send(None)
-    while True:
-        try:
-            connection.recv()
-        except EOFError:
-            return
-        began = time.perf_counter()
-        loaded, _ = load_model(model)
-        seconds = time.perf_counter() - began
-        del loaded
-        mx.clear_cache()
-        connection.send(seconds)
-
-
 def main() -> int:
-    parser = arguments.parser("bench.swap", __doc__, rounds=7)
+    parser = model_parser("bench.swap", __doc__, rounds=7)
     parser.add_argument("--two-billion", action="store_true", help="4.8 GB of weights, for a GPU")
     parsed = parser.parse_args()
     with ExitStack() as ends:
@@ -107,7 +60,7 @@ def main() -> int:
         for spares in (0, 1):
             gateways.append(Gateway("--spare", str(spares), models=(f"{folder}=model",)))
             ends.callback(gateways[-1].stop)
-        # The first of each is thrown away: files are read and kernels compiled for the first time.
+        # The first round is thrown away: in it files are read and kernels compiled.
         rounds = []
         for number in range(parsed.rounds + 1):
             swaps = [_swap_s(each, spares) for spares, each in enumerate(gateways)]
@@ -117,8 +70,7 @@ def main() -> int:
     medians = (statistics.median(each) for each in zip(*rounds, strict=True))
     without, with_spare, first, again = medians
     ratios = sorted(spare / none for none, spare, *_ in rounds)
-    machine = describe_machine()
-    print(f"{machine.processor}, {machine.cores} cores, medians of {len(rounds)} rounds\n")
+    print(f"{headline()}; medians of {len(rounds)} rounds\n")
     print("| From request to first text | seconds |\n| --- | ---: |")
     print(f"| without a spare | {without:.2f} |\n| with a spare | {with_spare:.2f} |")
     print(f"| the weights alone, by mlx-lm in a new process | {first:.2f} |")
@@ -142,9 +94,9 @@ def _bare_s(model: Path) -> tuple[float, float]:
 
 
 def _build_elsewhere(folder: Path) -> None:
-    """In a process of its own, which gives the memory back."""
+    """Build the model in a process of its own, which gives the memory back."""
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=build_two_billion_model, args=(DEMO_FOLDER, folder))
+    process = context.Process(target=build_model, args=(folder, TWO_BILLION))
     process.start()
     process.join()
 

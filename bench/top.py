@@ -1,8 +1,8 @@
-"""`python -m bench.top`: how long `bulkhead top` takes from a key to what it changes on the screen.
+"""`python -m bench.top`: the time of `bulkhead top` from a key to the change on its screen.
 
 On a pseudo-terminal, before a gateway that streams, one that was stopped (SIGSTOP) and never
-answers, and none at all. Beside the clock's time it shows the command's CPU time: what lies between
-them is what other programs took.
+answers, and none at all. Beside the clock's time it shows the command's CPU time: other programs
+took the difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from bench.machine import describe_machine
+from bench.machine import headline
 from tests.cli.terminal import Terminal, terminal
 from tests.support.gateway import Gateway
 from tests.support.streams import open_stream
@@ -29,13 +29,13 @@ _TARGET_S: Final = 0.2
 _PAUSE_S: Final = 0.3
 _SIZE: Final = (40, 120)
 _NOBODY: Final = "http://127.0.0.1:1"
-# Each key, and what it brings; then the way back.
+# A key, the text that it brings, and the key that takes it back.
 _HELP: Final = ("?", "Escape closes this", "\x1b")
 _KILL: Final = ("k", "Kill demo", "n")
 
 
-def main() -> None:
-    print(describe_machine())
+def main() -> int:
+    print(headline())
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     gateway = Gateway()
     try:
@@ -54,6 +54,7 @@ def main() -> None:
         gateway.stop()
     with _top(_NOBODY, "Trying again") as screen:
         _measure("none, ?", screen, *_HELP)
+    return 0
 
 
 @contextmanager

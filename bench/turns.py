@@ -18,15 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from bench import arguments
 from bench.conversation import RandomText, Turn, ask, order
-from bench.machine import describe_machine
-from bench.model import copy_without_end
-from bench.processes import wait_until_gone
+from bench.machine import headline, wait_until_gone
+from bench.models import AGENT, endless_model, model_parser
 from bench.results import GATEWAY, WORKER, FailedError
 from bench.servers import BulkheadServer
-from bench.tiny import build_agent_model, build_half_billion_model
-from gateway.config.model_folders import DEMO_FOLDER
 
 _ANSWER: Final = 32
 _NEXT: Final = 40
@@ -36,7 +32,7 @@ _FIRST_TARGET: Final = 1.3
 
 
 class InterruptedGateway:
-    """Bulkhead with one model and one state folder, whatever becomes of its processes."""
+    """Bulkhead with one model and one state folder, whose processes may be killed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +56,7 @@ class InterruptedGateway:
         pid = self._running.processes()[WORKER]
         os.kill(pid, signal.SIGKILL)
         wait_until_gone(pid)
-        # An order before the gateway knows would find the model loaded.
+        # Until the gateway has noticed, an order would find the model loaded.
         time.sleep(0.5)
         order(self._running.address, "bench", "load")
 
@@ -77,18 +73,15 @@ class InterruptedGateway:
 
 
 def main() -> int:
-    parser = arguments.parser("bench.turns", __doc__, rounds=5, model=None, shown="2 layers")
-    parser.add_argument("--half-billion", action="store_true", help="a model for a GPU")
+    parser = model_parser(
+        "bench.turns", __doc__, rounds=5, model=None, shown="2 layers", for_gpu=True
+    )
     parser.add_argument("--prompt", type=int, default=4000, metavar="TOKENS")
     parsed = parser.parse_args()
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
-        build = build_half_billion_model if parsed.half_billion else build_agent_model
-        if parsed.model is None:
-            build(DEMO_FOLDER, folder / "built")
-        copy_without_end(parsed.model or folder / "built", folder / "model")
-        machine = describe_machine()
-        print(f"{machine.processor}, {machine.cores} cores, {machine.mlx}\n")
+        endless_model(parsed, folder, AGENT)
+        print(f"{headline()}\n")
         server = InterruptedGateway(folder)
         ends.callback(lambda: server.running.stop())
         try:
@@ -116,7 +109,7 @@ def _turns(server: InterruptedGateway, words: RandomText, rounds: int, tokens: i
         for _ in range(rounds):
             prompt = words.take(tokens)
             first = server.ask(prompt)
-            # What is kept goes to disk beside the engine.
+            # Kept prompts go to disk beside the engine.
             time.sleep(1.0)
             happen()
             second = server.ask(f"{prompt}{first.answer} {words.take(_NEXT)}")
@@ -135,7 +128,7 @@ def _firsts(server: InterruptedGateway, words: RandomText, rounds: int) -> None:
     print(f"\nThe first token of short requests after a load, medians of {rounds} loads (ms).\n")
     print(f"| | {' | '.join(str(1 + i) for i in range(_FIRSTS))} | first to tenth |")
     print(f"| --- |{' ---: |' * (_FIRSTS + 1)}")
-    # A GPU prepares what it computes for each length of a prompt.
+    # A GPU compiles kernels for each length of a prompt.
     cases = (("greedy", 0.0, 0), ("sampled", 0.8, 0), ("greedy, of lengths that differ", 0.0, 7))
     for name, temperature, longer in cases:
         loads = []

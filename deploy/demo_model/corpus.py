@@ -96,7 +96,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Case:
-    """Something to ask and the exact answer; without messages, `prompt` is plain text."""
+    """Messages, or a `prompt` in plain text, and the exact answer."""
 
     name: str
     answer: str
@@ -122,7 +122,7 @@ def think(thought: str, answer: str, thinking: bool) -> str:
 
 
 def written(message: Message) -> str:
-    """Return what the model has to write to say this assistant message."""
+    """Return the text that the model has to write for this assistant message."""
     calls = [
         f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
         for call in message.get("tool_calls", [])

@@ -108,13 +108,13 @@ class Encoder:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt(self, case: Case) -> list[int]:
-        """Encode what the model gets to see."""
+        """Encode the prompt."""
         if case.messages:
             return self.ids(self.template.render(case.messages, case.tools, case.thinking))
         return self.ids(case.prompt)
 
     def answer(self, case: Case) -> list[int]:
-        """Encode what the model has to write, with its end."""
+        """Encode the answer, with its end."""
         return self.ids(case.answer + (IM_END if case.messages else END_OF_TEXT))
 
     def sample(
@@ -162,7 +162,7 @@ class Sampler:
                     self.follow_ups[question].add(dialogue.after)
 
     def chance(self, probability: float) -> bool:
-        """Return True that often."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
     def sample(self) -> tuple[Case, bool, bool]:
@@ -187,7 +187,7 @@ class Sampler:
         return Case("chat", answer, messages, tools, thinking), not thinking, opening
 
     def dialogue_turn(self, thinking: bool) -> list[Message]:
-        """Draw a dialogue with whatever has to come before it."""
+        """Draw a dialogue, with the turns that must come before it."""
         dialogue = self.random.choice(self.corpus.dialogues)
         turn = dialogue.turn(self.vary(self.random.choice(dialogue.questions)), thinking)
         if dialogue.after is None:

@@ -1,12 +1,12 @@
 """Writes Homebrew's formula and the lock that it is made of: `make formula` puts both into dist/.
 
-Homebrew builds from sources as a rule. MLX's would take Xcode and most of an hour, and its Metal
+Homebrew usually builds from sources. MLX's would take Xcode and most of an hour, and its Metal
 library is published as a wheel alone: so all packages are wheels, by the hashes of the lock.
 
     python deploy/homebrew/formula.py FOLDER [ARCHIVE URL]
 
-Without a released archive, and the address that it is published at, the formula installs what is
-committed in this copy of the repository.
+Without a released archive and its published address, the formula installs the last commit of this
+copy of the repository.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from packaging.utils import parse_wheel_filename
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PYTHON: Final = (3, 13)
-# By Homebrew's names, the oldest first: MLX has wheels of its own for each.
+# Systems by Homebrew's names, the oldest first: MLX has wheels of its own for each.
 SYSTEMS: Final = {"sonoma": (14, 0), "sequoia": (15, 0), "tahoe": (26, 0)}
 MAC: Final = {
     "implementation_name": "cpython",
@@ -84,7 +84,7 @@ end
 
 
 def tags(system: tuple[int, int]) -> list[Tag]:
-    """What an interpreter there takes, the best first."""
+    """The tags of the wheels that an interpreter there can install, the best first."""
     platforms = list(mac_platforms(system, "arm64"))
     interpreter = f"cp{PYTHON[0]}{PYTHON[1]}"
     return [
@@ -94,7 +94,7 @@ def tags(system: tuple[int, int]) -> list[Tag]:
 
 
 def best(package: dict[str, Any], accepted: list[Tag]) -> dict[str, Any]:
-    """Its wheel for these tags.
+    """A package's best wheel for these tags.
 
     Raises:
         ValueError: there is none.
@@ -121,7 +121,7 @@ def resource(name: str, wheel: dict[str, Any], indent: str) -> str:
 
 
 def resources(packages: list[dict[str, Any]]) -> Iterator[str]:
-    """Those that are the same everywhere, then those of each system."""
+    """The resources that are the same everywhere, then those of each system."""
     own: dict[str, list[str]] = {name: [] for name in SYSTEMS}
     for package in packages:
         if (marker := package.get("marker")) and not Marker(marker).evaluate(MAC):
@@ -140,13 +140,13 @@ def resources(packages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def released(archive: Path, url: str) -> str:
-    """What the formula of a released archive installs."""
+    """The source of a formula that installs a released archive."""
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     return f'  url "{url}"\n  sha256 "{digest}"'
 
 
 def committed(root: Path) -> str:
-    """What the formula of a copy of the repository installs: the last commit of its branch main."""
+    """The source of a formula that installs the last commit of a repository's branch main."""
     return f'  head "file://{root}", using: :git, branch: "main"'
 
 
@@ -163,7 +163,8 @@ def formula(lock: str, source: str) -> str:
 
 
 def lock() -> str:
-    """What this project and its build need on the newest of these systems, as a pylock.toml.
+    """The packages that this project and its build need on the newest of these systems, as a
+    pylock.toml.
 
     Raises:
         CalledProcessError: uv found no such set of packages, or no index.

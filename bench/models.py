@@ -1,0 +1,167 @@
+"""The model of a measurement: the options that choose it, models of random weights, and copies that
+never end an answer.
+
+The tiny model is so small that what stands in front of the engine decides: on a CPU even the demo
+model's arithmetic takes most of the time, and every server looks alike. The half-billion one is for
+a GPU: 0.9 GB of bfloat16. The one of two billion, 4.8 GB, is to be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from bench.results import FailedError
+from gateway.config.model_folders import DEMO_FOLDER
+
+_LONG: Final = {"max_position_embeddings": 32768}
+TINY: Final = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+# Two cores compute 16,000 tokens with it in seconds.
+SMALL: Final = TINY | _LONG | {"num_attention_heads": 1}
+# Two cores take seconds for its long prompts.
+AGENT: Final = TINY | _LONG | {"hidden_size": 128, "intermediate_size": 256}
+HALF_BILLION: Final = _LONG | {
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+TWO_BILLION: Final = _LONG | {
+    "num_hidden_layers": 24,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+# An empty list stands for "none"; a missing key would be filled in from the tokenizer's class.
+_REPLACED: Final[dict[str, dict[str, object]]] = {
+    "config.json": {"eos_token_id": []},
+    "generation_config.json": {"eos_token_id": []},
+    "tokenizer_config.json": {"eos_token": None, "chat_template": None},
+    "special_tokens_map.json": {"eos_token": None},
+}
+_TEMPLATE: Final = "chat_template.*"
+
+
+def model_parser(
+    module: str,
+    description: str | None,
+    *,
+    rounds: int,
+    model: Path | None = DEMO_FOLDER,
+    shown: str = "the demo model",
+    for_gpu: bool = False,
+) -> argparse.ArgumentParser:
+    """A parser of `--rounds` and `--model`; `shown` describes the default model. With `for_gpu`
+    there is `--half-billion`, too.
+    """
+    made = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    made.add_argument("--rounds", type=int, default=rounds, metavar="N")
+    made.add_argument(
+        "--model", type=Path, default=model, metavar="FOLDER", help=f"what to serve [{shown}]"
+    )
+    if for_gpu:
+        made.add_argument(
+            "--half-billion", action="store_true", help="a model of half a billion, for a GPU"
+        )
+    return made
+
+
+def endless_model(parsed: argparse.Namespace, folder: Path, sizes: dict[str, int]) -> Path:
+    """A copy in `folder`, without an end, of the model that the options name; by default of a model
+    of random weights and these sizes.
+
+    Raises:
+        FailedError: the options name no model folder.
+    """
+    source = parsed.model or built_model(parsed, folder / "source", sizes)
+    copy_without_end(source, folder / "model")
+    return folder / "model"
+
+
+def built_model(
+    parsed: argparse.Namespace,
+    folder: Path,
+    sizes: dict[str, int],
+    tokenizer_from: Path = DEMO_FOLDER,
+) -> Path:
+    """A model of random weights in `folder`: of these sizes, or of half a billion if the options
+    say so.
+    """
+    half_billion = getattr(parsed, "half_billion", False)
+    build_model(folder, HALF_BILLION if half_billion else sizes, tokenizer_from)
+    return folder
+
+
+def build_model(folder: Path, sizes: dict[str, int], tokenizer_from: Path = DEMO_FOLDER) -> None:
+    """Write a model of random weights, with the tokenizer of another, for mlx-lm to load. The large
+    ones are bfloat16.
+    """
+    # MLX only where a model is built: the process that measures stays without it otherwise.
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_map
+    from mlx_lm.models import qwen3
+
+    shutil.copytree(tokenizer_from, folder)
+    config = json.loads((folder / "config.json").read_text("utf-8")) | sizes
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    mx.random.seed(1)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    parameters = model.parameters()
+    # Other tokens are never chosen: they would hold an answer's first text back.
+    embedding = parameters["model"]["embed_tokens"]["weight"]
+    plain = mx.array(_plain_text(tokenizer_from, config["vocab_size"]))
+    parameters["model"]["embed_tokens"]["weight"] = mx.where(plain[:, None], embedding, 0)
+    if sizes in (HALF_BILLION, TWO_BILLION):
+        parameters = tree_map(lambda array: array.astype(mx.bfloat16), parameters)
+    weights = dict(tree_flatten(parameters))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def _plain_text(folder: Path, vocabulary: int) -> list[bool]:
+    """Whether each token is printable text. The embedding is the head as well: a row of zeros
+    hardly ever makes the largest logit.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = [tokenizer.decode([each]) for each in range(vocabulary)]
+    return [bool(each) and each.isascii() and each.isprintable() for each in texts]
+
+
+def copy_without_end(model: Path, copy: Path) -> None:
+    """Copy a model without its end-of-sequence token and its template into the folder `copy`. Files
+    that need no change become links.
+
+    mlx_lm.server has no `ignore_eos`: with such a model each stream makes exactly the tokens that
+    it is asked for. By a template mlx_lm.server would look for calls of tools in what it samples,
+    and fail on some.
+
+    Raises:
+        FailedError: `model` is not a model folder.
+    """
+    if not (model / "config.json").is_file():
+        raise FailedError(f"{model} is not a model folder: it has no config.json.")
+    copy.mkdir()
+    for source in model.resolve().iterdir():
+        if source.match(_TEMPLATE):
+            continue
+        target = copy / source.name
+        if source.name in _REPLACED:
+            content = json.loads(source.read_text("utf-8"))
+            target.write_text(json.dumps({**content, **_REPLACED[source.name]}), "utf-8")
+        else:
+            target.symlink_to(source)
