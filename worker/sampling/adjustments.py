@@ -158,12 +158,16 @@ class Adjuster:
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._histories = histories
-        biases = [each.bias for each in histories]
-        self._biased = RowSubset(each is not None for each in biases)
-        self._bias = _stack(biases)
-        self._repetition = _Repetition(histories)
-        self._counts = _Counts(histories)
-        self._phrases = _Phrases(histories)
+        self._biased = RowSubset(each.bias is not None for each in histories)
+        biases = [each.bias for each in histories if each.bias is not None]
+        self._bias = mx.stack(biases) if biases else None
+        self._parts: list[_Repetition | _Counts | _Phrases] = []
+        if any(each.window is not None for each in histories):
+            self._parts.append(_Repetition(histories))
+        if any(each.counts is not None for each in histories):
+            self._parts.append(_Counts(histories))
+        if any(each.end is not None for each in histories):
+            self._parts.append(_Phrases(histories))
 
     def adjust(self, logprobs: mx.array, logits: mx.array) -> mx.array:
         """Log probabilities (rows, vocabulary) with all adjustments, in single precision; a row's
@@ -172,25 +176,22 @@ class Adjuster:
         adjusted = logprobs.astype(mx.float32)
         if self._bias is not None:
             adjusted = self._biased.put(adjusted, self._biased.of(adjusted) + self._bias)
-        adjusted = self._repetition.adjust(adjusted, logits)
-        adjusted = self._counts.adjust(adjusted)
-        adjusted = self._phrases.adjust(adjusted)
+        for each in self._parts:
+            adjusted = each.adjust(adjusted, logits)
         return self._without_ends(adjusted)
 
     def take_in(self, token_ids: mx.array) -> None:
         """Add the tokens that were chosen, (rows,), to the histories."""
-        for each in self._histories:
-            each.position += 1
+        for history in self._histories:
+            history.position += 1
         token_ids = token_ids.astype(mx.int32)
-        self._repetition.take_in(token_ids)
-        self._counts.take_in(token_ids)
-        self._phrases.take_in(token_ids)
+        for part in self._parts:
+            part.take_in(token_ids)
 
     def put_back(self) -> None:
         """Bring the histories up to date, before their rows go on in another batch."""
-        self._repetition.put_back()
-        self._counts.put_back()
-        self._phrases.put_back()
+        for each in self._parts:
+            each.put_back()
 
     def _without_ends(self, adjusted: mx.array) -> mx.array:
         rows: list[int] = []
@@ -210,23 +211,15 @@ class _Repetition:
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.window is not None for each in histories)
         self._histories = [histories[row] for row in self._rows.places]
-        if not self._histories:
-            return
-        windows = [each.window for each in self._histories if each.window is not None]
-        self._lengths = [each.shape[0] for each in windows]
-        longest = max(self._lengths)
-        self._windows = mx.stack([mx.pad(each, (longest - each.shape[0], 0)) for each in windows])
-        beyond = [longest - each for each in self._lengths]
-        self._within = mx.arange(longest)[None] >= mx.array(beyond)[:, None]
+        self._windows = _Windows([each.window for each in self._histories])
         self._penalties = mx.array(
             [each.adjustments.repetition_penalty for each in self._histories]
         )[:, None]
 
     def adjust(self, adjusted: mx.array, logits: mx.array) -> mx.array:
-        if not self._histories:
-            return adjusted
         # A shorter window is filled with copies of its last token.
-        token_ids = mx.where(self._within, self._windows, self._windows[:, -1:])
+        ids = self._windows.ids
+        token_ids = mx.where(self._windows.within, ids, ids[:, -1:])
         own = self._rows.of(logits)
         before = mx.take_along_axis(own, token_ids, axis=-1).astype(mx.float32)
         after = mx.where(before < 0, before * self._penalties, before / self._penalties)
@@ -235,12 +228,11 @@ class _Repetition:
         return self._rows.put(adjusted, mx.put_along_axis(rows, token_ids, changed, axis=-1))
 
     def take_in(self, token_ids: mx.array) -> None:
-        if self._histories:
-            self._windows = _shifted(self._windows, self._rows.of(token_ids))
+        self._windows.shift(self._rows.of(token_ids))
 
     def put_back(self) -> None:
         for row, history in enumerate(self._histories):
-            history.window = self._windows[row, -self._lengths[row] :]
+            history.window = self._windows.of(row)
 
 
 class _Counts:
@@ -249,26 +241,22 @@ class _Counts:
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.counts is not None for each in histories)
         self._histories = [histories[row] for row in self._rows.places]
-        counts = _stack([each.counts for each in self._histories])
-        if counts is None:
-            return
-        self._counts = counts
+        self._counts = mx.stack(
+            [each.counts for each in self._histories if each.counts is not None]
+        )
         self._places = mx.arange(len(self._histories))
         adjustments: list[Adjustments] = [each.adjustments for each in self._histories]
         self._frequency = mx.array([each.frequency_penalty for each in adjustments])[:, None]
         self._presence = mx.array([each.presence_penalty for each in adjustments])[:, None]
 
-    def adjust(self, adjusted: mx.array) -> mx.array:
-        if not self._histories:
-            return adjusted
+    def adjust(self, adjusted: mx.array, _logits: mx.array) -> mx.array:
         penalized = _penalized(
             self._rows.of(adjusted), self._counts, self._frequency, self._presence
         )
         return self._rows.put(adjusted, penalized)
 
     def take_in(self, token_ids: mx.array) -> None:
-        if self._histories:
-            self._counts = self._counts.at[self._places, self._rows.of(token_ids)].add(1.0)
+        self._counts = self._counts.at[self._places, self._rows.of(token_ids)].add(1.0)
 
     def put_back(self) -> None:
         for row, history in enumerate(self._histories):
@@ -288,12 +276,8 @@ class _Phrases:
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.end is not None for each in histories)
         self._histories = [histories[row] for row in self._rows.places]
-        if not self._histories:
-            return
-        ends = [each.end for each in self._histories if each.end is not None]
-        self._lengths = [each.shape[0] for each in ends]
-        longest = max(self._lengths)
-        self._ends = mx.stack([mx.pad(each, (longest - each.shape[0], 0)) for each in ends])
+        self._ends = _Windows([each.end for each in self._histories])
+        longest = self._ends.ids.shape[1]
         phrases = [
             (row, phrase)
             for row, each in enumerate(self._histories)
@@ -307,20 +291,39 @@ class _Phrases:
         lengths = mx.array([len(phrase) - 1 for _, phrase in phrases])[:, None]
         self._beyond = mx.arange(longest)[None] < longest - lengths
 
-    def adjust(self, adjusted: mx.array) -> mx.array:
-        if not self._histories:
-            return adjusted
-        same = (self._ends[self._of] == self._beginnings) | self._beyond
+    def adjust(self, adjusted: mx.array, _logits: mx.array) -> mx.array:
+        same = (self._ends.ids[self._of] == self._beginnings) | self._beyond
         forbidden = mx.where(same.all(axis=-1), FORBIDDEN, math.inf)
         return adjusted.at[self._in, self._last].minimum(forbidden)
 
     def take_in(self, token_ids: mx.array) -> None:
-        if self._histories:
-            self._ends = _shifted(self._ends, self._rows.of(token_ids))
+        self._ends.shift(self._rows.of(token_ids))
 
     def put_back(self) -> None:
         for row, history in enumerate(self._histories):
-            history.end = self._ends[row, -self._lengths[row] :]
+            history.end = self._ends.of(row)
+
+
+class _Windows:
+    """The last tokens of some rows, of different lengths, which end in the same column.
+
+    `ids`: (rows, longest). `within`: (rows, longest), false beside a shorter window.
+    """
+
+    def __init__(self, windows: Sequence[mx.array | None]) -> None:
+        there = [each for each in windows if each is not None]
+        self._lengths = [each.shape[0] for each in there]
+        longest = max(self._lengths)
+        self.ids = mx.stack([mx.pad(each, (longest - each.shape[0], 0)) for each in there])
+        beyond = mx.array([longest - each for each in self._lengths])
+        self.within = mx.arange(longest)[None] >= beyond[:, None]
+
+    def of(self, row: int) -> mx.array:
+        return self.ids[row, -self._lengths[row] :]
+
+    def shift(self, last: mx.array) -> None:
+        """Append a token to each row, (rows,)."""
+        self.ids = mx.concatenate([self.ids[:, 1:], last[:, None]], axis=1)
 
 
 class RowSubset:
@@ -343,13 +346,3 @@ class RowSubset:
         changed = mx.array(values)
         changed[self._indices] = rows
         return changed
-
-
-def _shifted(ids: mx.array, last: mx.array) -> mx.array:
-    return mx.concatenate([ids[:, 1:], last[:, None]], axis=1)
-
-
-def _stack(arrays: Sequence[mx.array | None]) -> mx.array | None:
-    """The arrays that aren't None, one below the other; None if there are none."""
-    there = [each for each in arrays if each is not None]
-    return mx.stack(there) if there else None

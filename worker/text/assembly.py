@@ -40,7 +40,7 @@ class Assembly:
         self._held = ""
         self._keeps_space = False
         self._after_tag = False
-        self._calls = 0
+        self.calls = 0
         # Grows with each part of a call that can't turn out to be text any more.
         self.committed = 0
         self.in_call = False
@@ -49,16 +49,13 @@ class Assembly:
 
     @property
     def stop_sequence(self) -> str | None:
-        """The stop sequence that ended the answer."""
+        """The stop sequence that ended the answer; None if none did."""
         return self._stops.found
 
     @property
-    def stopped(self) -> bool:
-        return self._stops.found is not None
-
-    @property
-    def calls(self) -> int:
-        return self._calls
+    def over(self) -> bool:
+        """No part follows: a stop sequence ended the answer, or the only call did."""
+        return self.stop_sequence is not None or self.has_all_calls
 
     def take(self) -> list[AnswerPart]:
         """The parts since the last time."""
@@ -91,8 +88,8 @@ class Assembly:
         self.tag()
         self._close_piece()
         self._kind = "arguments"
-        self._parts.append(ToolCall(self._calls, "", name))
-        self._calls += 1
+        self._parts.append(ToolCall(self.calls, "", name))
+        self.calls += 1
         self.in_call = True
         self.committed += 1
 
@@ -159,4 +156,4 @@ class Assembly:
             case "reasoning":
                 self._parts.append(Reasoning(text))
             case "arguments":
-                self._parts.append(ToolCall(self._calls - 1, text))
+                self._parts.append(ToolCall(self.calls - 1, text))

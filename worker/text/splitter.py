@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol
 
 import regex
 
@@ -15,7 +15,6 @@ from worker.text.readers import BrokenCallError, Reader
 
 # The most characters that are held because they may be no call.
 _MOST_RAW_CHARACTERS: Final = 1 << 20
-_State: TypeAlias = Literal["header", "text", "reasoning", "call"]
 # Tags that end a message; models leave out the end and begin the next message.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER: Final = regex.compile(
@@ -60,7 +59,30 @@ class PlainSplitter:
         """Nothing was held back."""
 
 
-class TagSplitter:
+class _PendingSplitter:
+    """Reads a pending text in steps, and is in a state."""
+
+    def __init__(self, assembly: Assembly, state: str) -> None:
+        self._assembly = assembly
+        self._state = state
+        self._pending = ""
+
+    @property
+    def reasoning(self) -> bool:
+        return self._state == "reasoning"
+
+    def feed(self, text: str) -> None:
+        self._pending += text
+        going_on = True
+        while going_on and self._pending and not self._assembly.over:
+            going_on = self._step()
+
+    def _step(self) -> bool:
+        """Read some of the pending text; False if the rest must wait for more."""
+        raise NotImplementedError
+
+
+class TagSplitter(_PendingSplitter):
     """Splits a text at tags around reasoning and calls."""
 
     def __init__(
@@ -77,9 +99,8 @@ class TagSplitter:
         Without `calls` their tags are text. `bounded`: a budget may close the reasoning. The model
         then goes on thinking in its text, and closes it once more: that tag is dropped.
         """
-        self._assembly = assembly
+        super().__init__(assembly, state)
         self._definitions = definitions
-        self._state = state
         self._edges = _edges(format_, calls=calls)
         self._stray = format_.reasoning.end if bounded and format_.reasoning is not None else None
         if self._stray is not None:
@@ -89,13 +110,8 @@ class TagSplitter:
         }
         self._bare = format_.bare if calls else None
         self._fresh = True
-        self._pending = ""
         self._reader: Reader | None = None
         self._raw: list[str] = []
-
-    @property
-    def reasoning(self) -> bool:
-        return self._state == "reasoning"
 
     def settle(self) -> None:
         if self._state == "normal" and self._reader is None and not self._assembly.calls:
@@ -103,14 +119,11 @@ class TagSplitter:
             self._bare = None
             self._assembly.only_text()
 
-    def feed(self, text: str) -> None:
-        self._pending += text
-        going_on = True
-        while going_on and self._pending and not self._over:
-            going_on = self._scan() if self._reader is None else self._read(self._reader)
+    def _step(self) -> bool:
+        return self._scan() if self._reader is None else self._read(self._reader)
 
     def finish(self, *, complete: bool) -> None:
-        if self._over:
+        if self._assembly.over:
             return
         pending, self._pending = self._pending, ""
         self._give(pending)
@@ -125,12 +138,8 @@ class TagSplitter:
                 self._assembly.arguments("".join(self._raw))
         self._reader = None
 
-    @property
-    def _over(self) -> bool:
-        return self._assembly.stopped or self._assembly.has_all_calls
-
     def _scan(self) -> bool:
-        """Read up to the next tag; True if the rest of the pending text may be read on."""
+        """Read up to the next tag."""
         if self._fresh and self._bare is not None and self._state == "normal":
             solid = self._pending.lstrip()
             if not solid:
@@ -142,7 +151,7 @@ class TagSplitter:
                 return True
         text, marker, self._pending = self._markers[self._state].cut(self._pending)
         self._give(text)
-        if marker is None or self._over:
+        if marker is None or self._assembly.over:
             return False
         to = self._edges[self._state][marker]
         if isinstance(to, CallBlock):
@@ -179,7 +188,7 @@ class TagSplitter:
                 self._assembly.tag()
                 self._pending = text[at + 1 :]
                 return True
-            if self._over:
+            if self._assembly.over:
                 return False
             if len(self._raw) > _MOST_RAW_CHARACTERS:
                 self._give_up(text[at + 1 :])
@@ -226,7 +235,7 @@ def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | C
     return edges
 
 
-class HarmonySplitter:
+class HarmonySplitter(_PendingSplitter):
     """Splits gpt-oss's messages: analysis is reasoning, a message to a function is a call, and all
     others are text.
     """
@@ -235,13 +244,11 @@ class HarmonySplitter:
         """`header` is the part of a header at the prompt's end; None if the prompt ends in no
         message of the assistant.
         """
-        self._assembly = assembly
+        super().__init__(assembly, "text" if header is None else "header")
         self._calls = calls
-        self._state: _State = "text" if header is None else "header"
         self._header = ""
         # The characters of the header that are the prompt's.
         self._prompted = len(header or "")
-        self._pending = ""
         # The name of a call that has no arguments yet.
         self._name: str | None = None
         self._final = False
@@ -249,22 +256,15 @@ class HarmonySplitter:
         if header is not None:
             self.feed(header)
 
-    @property
-    def reasoning(self) -> bool:
-        return self._state == "reasoning"
-
     def settle(self) -> None:
         """No message follows the final one."""
         self._settled = self._final
 
-    def feed(self, text: str) -> None:
-        self._pending += text
-        going_on = True
-        while going_on and self._pending and not self._over:
-            going_on = self._read_header() if self._state == "header" else self._read_message()
+    def _step(self) -> bool:
+        return self._read_header() if self._state == "header" else self._read_message()
 
     def finish(self, *, complete: bool) -> None:
-        if self._over:
+        if self._assembly.over:
             return
         pending, self._pending = self._pending, ""
         if self._state == "header":
@@ -275,10 +275,6 @@ class HarmonySplitter:
         else:
             self._give(pending)
             self._end_message()
-
-    @property
-    def _over(self) -> bool:
-        return self._assembly.stopped or self._assembly.has_all_calls
 
     def _read_header(self) -> bool:
         text, self._pending = self._pending, ""
@@ -320,7 +316,7 @@ class HarmonySplitter:
         self._header, self._prompted = "", 0
         return header
 
-    def _to(self, state: _State) -> None:
+    def _to(self, state: Literal["header", "text", "reasoning", "call"]) -> None:
         self._state = state
         self._assembly.tag()
 
@@ -328,7 +324,7 @@ class HarmonySplitter:
         ends = () if self._settled else _ENDS
         text, marker, self._pending = markers(ends).cut(self._pending)
         self._give(text)
-        if marker is None or self._over:
+        if marker is None or self._assembly.over:
             return False
         self._end_message()
         self._to("header")

@@ -41,7 +41,7 @@ class AnswerStream:
     @property
     def stopped(self) -> bool:
         """No token after this one is wanted."""
-        return self._assembly.stopped or self._assembly.has_all_calls
+        return self._assembly.over
 
     @property
     def stop_sequence(self) -> str | None:
@@ -51,7 +51,7 @@ class AnswerStream:
     @property
     def ended_with_calls(self) -> bool:
         """Whether the answer has calls, and no stop sequence ended it."""
-        return self._assembly.calls > 0 and not self._assembly.stopped
+        return self._assembly.calls > 0 and self.stop_sequence is None
 
     def add(self, token_id: int) -> list[AnswerPart]:
         """The parts that are certain after this token."""

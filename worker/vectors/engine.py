@@ -18,7 +18,7 @@ from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
-from worker.vectors.model import Backbone, Head, Pool
+from worker.vectors.model import Backbone, Head, PaddedTexts, Pool
 
 # Well within a worker's frame.
 _PART_BYTES: Final = 512 << 10
@@ -86,16 +86,13 @@ class VectorEngine:
         """Compute a chunk of the batch that has begun."""
         batch = self._batch
         assert batch is not None
-        rows, longest = batch.tokens.shape
+        rows, longest = batch.texts.tokens.shape
         began_at = time.monotonic()
         width = longest
         if self._backbone.in_chunks:
             width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding, batch.at))
-        part = slice(batch.at, batch.at + width)
-        types = None if batch.types is None else batch.types[:, part]
-        batch.pool.take(
-            self._backbone.states(batch.tokens[:, part], types, batch.lengths, batch.kept)
-        )
+        chunk = batch.texts.chunk(batch.at, batch.at + width)
+        batch.pool.take(self._backbone.states(chunk, batch.kept))
         self._pace.observe(rows * width, time.monotonic() - began_at, batch.at)
         batch.at += width
         if batch.at >= longest:
@@ -151,9 +148,11 @@ class VectorEngine:
         self._batch = _TextBatch(
             kind,
             places,
-            _padded([each.token_ids for each in texts], self._pad_token_id),
-            _types(texts),
-            lengths,
+            PaddedTexts(
+                _padded([each.token_ids for each in texts], self._pad_token_id),
+                _types(texts),
+                lengths,
+            ),
             Pool(head.poolings, lengths, [each.skipped for each in texts]),
             self._backbone.begin(),
         )
@@ -217,9 +216,7 @@ class _TextBatch:
 
     kind: VectorKind
     places: list[TextPlace]
-    tokens: mx.array
-    types: mx.array | None
-    lengths: list[int]
+    texts: PaddedTexts
     pool: Pool
     kept: Any
     at: int = 0

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -288,6 +288,20 @@ class Pool:
         return (weights[:, None, :] @ known)[:, 0]
 
 
+class PaddedTexts(NamedTuple):
+    """Texts of a batch, or a chunk of them, padded on the right. `tokens` and `types`: (texts,
+    tokens); `lengths` are those of the whole texts.
+    """
+
+    tokens: mx.array
+    types: mx.array | None
+    lengths: Sequence[int]
+
+    def chunk(self, begin: int, end: int) -> PaddedTexts:
+        types = None if self.types is None else self.types[:, begin:end]
+        return PaddedTexts(self.tokens[:, begin:end], types, self.lengths)
+
+
 class Backbone(Protocol):
     """A model without its head. `in_chunks`: a batch may be computed in parts."""
 
@@ -296,14 +310,8 @@ class Backbone(Protocol):
     def begin(self) -> Any:
         """The caches of a batch, which `states` gets with each chunk; None if there are none."""
 
-    def states(
-        self,
-        tokens: mx.array,
-        types: mx.array | None,
-        lengths: Sequence[int],
-        kept: Any,
-    ) -> mx.array:
-        """Hidden states of tokens that are padded on the right, (texts, tokens, width)."""
+    def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
+        """Hidden states, (texts, tokens, width)."""
 
 
 class Decoder:
@@ -324,14 +332,8 @@ class Decoder:
     def begin(self) -> Any:
         return make_caches(self._model)
 
-    def states(
-        self,
-        tokens: mx.array,
-        types: mx.array | None,
-        lengths: Sequence[int],
-        kept: Any,
-    ) -> mx.array:
-        states: mx.array = self._backbone(tokens, cache=kept)
+    def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
+        states: mx.array = self._backbone(texts.tokens, cache=kept)
         mx.eval([each.state for each in kept])
         return states
 
@@ -348,13 +350,8 @@ class Encoder:
     def begin(self) -> Any:
         return None
 
-    def states(
-        self,
-        tokens: mx.array,
-        types: mx.array | None,
-        lengths: Sequence[int],
-        kept: Any,
-    ) -> mx.array:
-        mask = mx.arange(tokens.shape[1])[None, :] < mx.array(list(lengths))[:, None]
-        states: mx.array = self._model.states(tokens, types, mask.astype(self._model.dtype))
+    def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
+        mask = mx.arange(texts.tokens.shape[1])[None, :] < mx.array(list(texts.lengths))[:, None]
+        mask = mask.astype(self._model.dtype)
+        states: mx.array = self._model.states(texts.tokens, texts.types, mask)
         return states

@@ -20,7 +20,7 @@ from gateway.system.memory import BackEnd, back_end
 from protocol.model_files import encoder_of
 from tests.support.minilm import minilm
 from worker.mlx_embeddings import classes_of
-from worker.vectors.model import Encoder
+from worker.vectors.model import Encoder, PaddedTexts
 
 TOKENS: Final = 32_000
 HALF: Final = 2
@@ -207,7 +207,8 @@ def test_a_batch_takes_no_more_than_is_estimated(tokens: int) -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    mx.eval(Encoder(model).states(mx.ones((rows, tokens), mx.int32), None, [tokens] * rows, None))
+    texts = PaddedTexts(mx.ones((rows, tokens), mx.int32), None, [tokens] * rows)
+    mx.eval(Encoder(model).states(texts, None))
     taken = mx.get_peak_memory() - before
     assert taken <= found.working_bytes + found.working_token_bytes * tokens
 

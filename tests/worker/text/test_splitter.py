@@ -52,7 +52,7 @@ def _read(
     for at in range(0, len(text), size):
         splitter.feed(text[at : at + size])
         parts += assembly.take()
-        if assembly.stopped:
+        if assembly.over:
             break
     splitter.finish(complete=complete)
     assembly.finish()

@@ -16,7 +16,7 @@ from worker.load.loading import load_weights
 from worker.mlx_embeddings import scores
 from worker.vectors.engine import VectorEngine
 from worker.vectors.jobs import TokenizedText, VectorJob
-from worker.vectors.model import ClassHead, Decoder, Encoder
+from worker.vectors.model import ClassHead, Decoder, Encoder, PaddedTexts
 
 MODELS = Path(__file__).with_name("models")
 _TEXTS = json.loads((MODELS / "texts.json").read_text())
@@ -29,11 +29,11 @@ def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
     """Of the texts, computed together."""
     model, _ = load_weights(MODELS / name)
     model.update(tree_map(lambda each: each.astype(dtype), model.parameters()))
-    trunk = Decoder.of(model) if name == "qwen3" else Encoder(model)
-    assert trunk is not None
+    backbone = Decoder.of(model) if name == "qwen3" else Encoder(model)
+    assert backbone is not None
     lengths = [len(each) for each in TOKENS]
     rows = mx.array([each + [0] * (max(lengths) - len(each)) for each in TOKENS])
-    states = trunk.states(rows, None, lengths, trunk.begin())
+    states = backbone.states(PaddedTexts(rows, None, lengths), backbone.begin())
     return [
         np.array(row[:length].astype(mx.float32))
         for row, length in zip(states, lengths, strict=True)
