@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.conversation import RandomText, ask, order
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import AGENT, endless_model, model_parser
 from bench.raw import Kept
 from bench.results import FailedError
@@ -53,7 +53,7 @@ def main() -> int:
     parsed = parser.parse_args()
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
-        print(f"{headline()}; {parsed.turns} turns")
+        print(f"{describe_machine()}; {parsed.turns} turns")
         print(f"of {parsed.result} + {parsed.answer} tokens after {parsed.system}\n")
         try:
             endless_model(parsed, folder, AGENT)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import model_parser
 from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import Gateway
@@ -68,7 +68,7 @@ def main() -> int:
                 beside += _gaps_s(gateway, held, loading=True)
         finally:
             gateway.stop()
-    print(f"{headline()}; {parsed.rounds} rounds\n")
+    print(f"{describe_machine()}; {parsed.rounds} rounds\n")
     print("| Between two pieces of a stream (ms) | median | p99 | longest |")
     print("| --- | ---: | ---: | ---: |")
     for title, gaps in (("undisturbed", alone), ("while another model loads", beside)):

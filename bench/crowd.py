@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import HALF_BILLION, built_model, copy_without_end, model_parser
 from bench.prompts import sampled
 from bench.raw import Raw
@@ -65,7 +65,7 @@ def main() -> int:
         ends.callback(raw.stop)
         bulkhead = BulkheadServer(folder / "model", folder / "state", folder / "bulkhead.log")
         ends.callback(bulkhead.stop)
-        print(f"{headline()}; {parsed.streams} streams")
+        print(f"{describe_machine()}; {parsed.streams} streams")
         print(f"of {parsed.tokens} tokens, medians of {parsed.rounds} rounds\n")
         print(
             "| | last first token (s) | raw | ratio | tokens/s | raw | ratio | of its greedy rate |"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import model_parser
 from tests.support.gateway import Gateway
 from tests.support.minilm import minilm
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=1000, metavar="N")
     parsed = parser.parse_args()
     texts = _texts(parsed.texts)
-    print(f"{headline()}; {len(texts)} texts of 3 to 24")
+    print(f"{describe_machine()}; {len(texts)} texts of 3 to 24")
     print(f"words, medians of {parsed.rounds} rounds.\n")
     folder = minilm() if parsed.model is None else parsed.model
     subjects = {f"mlx-embeddings, {size} a batch": _library(folder, size) for size in _BATCHES}

@@ -27,7 +27,7 @@ from typing import Final
 import uvloop
 
 from bench.load import Address, RunningStreams, completion_request
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import TINY, endless_model, model_parser
 from bench.results import FailedError
 from bench.servers import BulkheadServer
@@ -77,7 +77,7 @@ def main() -> int:
             return 1
         finally:
             gateway.stop()
-    print(f"{headline()}\n")
+    print(f"{describe_machine()}\n")
     print(f"{_STREAMS} streams of {parsed.tokens} tokens, {parsed.rounds} rounds, medians\n")
     print("| beside | p99 of the gaps (ms) | ratio to alone |")
     print("| --- | ---: | ---: |")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from gateway.access.api_key import ApiKey, KeyRing, digest_of, new_secret
 from gateway.access.caller import shown_key
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("bench.keys", description=__doc__)
     parser.add_argument("--tries", type=int, default=10_000, help="of each kind")
     tries = parser.parse_args().tries
-    print(headline())
+    print(describe_machine())
     print(f"{tries} tries of each kind, of which the fastest {_KEPT:.0%} count.\n")
     print("| check | kind | median (µs) | mean (µs) | t against nothing right |")
     print("| --- | --- | ---: | ---: | ---: |")

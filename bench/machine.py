@@ -27,15 +27,6 @@ def describe_machine() -> MeasuringMachine:
     )
 
 
-def headline() -> str:
-    """The machine in one line, above a table."""
-    machine = describe_machine()
-    return (
-        f"{machine.processor}, {machine.cores} cores, {machine.system}; Python {machine.python}, "
-        f"mlx {machine.mlx}, mlx-lm {machine.mlx_lm}"
-    )
-
-
 def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
     """User and system time of each process so far, in seconds, in steps of a clock tick (10 ms)."""
     times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}

@@ -14,7 +14,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import copy_without_end, model_parser
 from bench.prompts import FreshPrompts
 from bench.results import FailedError
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8], metavar="N")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="for each stream")
     parsed = parser.parse_args()
-    print(f"{headline()}; {parsed.tokens} tokens\n")
+    print(f"{describe_machine()}; {parsed.tokens} tokens\n")
     try:
         rates = _measure(parsed)
     except (FailedError, OSError) as error:

@@ -12,6 +12,7 @@ from bench.results import (
     SERVER,
     WORKER,
     Report,
+    Target,
     cpu_us_per_token,
     first_token_s,
     health_p99_s,
@@ -32,26 +33,9 @@ _PROCESSES: Final = ((BULKHEAD, GATEWAY), (BULKHEAD, WORKER), (SERVER, SERVER), 
 def render(report: Report) -> str:
     sections = [
         _conditions(report),
-        _table(
-            "Tokens/s, streams",
-            [*_SUBJECTS, f"{BULKHEAD} / {RAW}", f"{BULKHEAD} / {SERVER}"],
-            report.stream_counts,
-            lambda streams: [
-                *(f"{tokens_per_s(report, each, streams):.0f}" for each in _SUBJECTS),
-                *(f"{speed_ratio(report, each, streams):.2f}" for each in (RAW, SERVER)),
-            ],
-        ),
-        _table(
-            "Sampled tokens/s, each stream with settings of its own, streams",
-            [*_SUBJECTS, f"{BULKHEAD} / {RAW}", f"{BULKHEAD} / {SERVER}"],
-            report.stream_counts,
-            lambda streams: [
-                *(f"{tokens_per_s(report, each, streams, sampled=True):.0f}" for each in _SUBJECTS),
-                *(
-                    f"{speed_ratio(report, each, streams, sampled=True):.2f}"
-                    for each in (RAW, SERVER)
-                ),
-            ],
+        _rates(report, "Tokens/s, streams", sampled=False),
+        _rates(
+            report, "Sampled tokens/s, each stream with settings of its own, streams", sampled=True
         ),
         _table(
             "Sampled / greedy, streams",
@@ -65,25 +49,7 @@ def render(report: Report) -> str:
             report.stream_counts,
             lambda streams: [_ms(first_token_s(report, each, streams)) for each in _SUBJECTS],
         ),
-        _table(
-            "GET /health under load (ms), streams",
-            [
-                *(
-                    f"{each}, {which}"
-                    for each in (BULKHEAD, SERVER)
-                    for which in ("p99", "slowest")
-                ),
-                "ratio of p99",
-            ],
-            report.stream_counts,
-            lambda streams: [
-                _ms(health_p99_s(report, BULKHEAD, streams)),
-                _ms(health_s(report, BULKHEAD, streams)[-1]),
-                _ms(health_p99_s(report, SERVER, streams)),
-                _ms(health_s(report, SERVER, streams)[-1]),
-                f"{health_ratio(report, streams):.2f}",
-            ],
-        ),
+        _health(report),
         _table(
             "CPU time per token (µs), streams",
             [f"{BULKHEAD}, {GATEWAY}", f"{BULKHEAD}, {WORKER}", SERVER, RAW],
@@ -93,28 +59,51 @@ def render(report: Report) -> str:
             ],
         ),
         f"The gateway holds {report.gateway_memory_bytes / 2**20:.1f} MiB of memory.",
-        _table(
-            "Target",
-            ["bound", "measured", ""],
-            targets(report),
-            lambda target: [
-                f"{'≤' if target.at_most else '≥'} {target.bound:g}",
-                f"{target.ratio:.2f}",
-                "met" if target.met else "**missed**",
-            ],
-        ),
+        _targets(report),
     ]
     return "\n\n".join(sections) + "\n"
 
 
+def _rates(report: Report, title: str, *, sampled: bool) -> str:
+    def cells(streams: int) -> list[str]:
+        rates = [tokens_per_s(report, each, streams, sampled=sampled) for each in _SUBJECTS]
+        ratios = [speed_ratio(report, each, streams, sampled=sampled) for each in (RAW, SERVER)]
+        return [*(f"{each:.0f}" for each in rates), *(f"{each:.2f}" for each in ratios)]
+
+    heads = [*_SUBJECTS, f"{BULKHEAD} / {RAW}", f"{BULKHEAD} / {SERVER}"]
+    return _table(title, heads, report.stream_counts, cells)
+
+
+def _health(report: Report) -> str:
+    def cells(streams: int) -> list[str]:
+        times_s = []
+        for each in (BULKHEAD, SERVER):
+            times_s += [health_p99_s(report, each, streams), health_s(report, each, streams)[-1]]
+        return [*map(_ms, times_s), f"{health_ratio(report, streams):.2f}"]
+
+    heads = [f"{each}, {which}" for each in (BULKHEAD, SERVER) for which in ("p99", "slowest")]
+    return _table(
+        "GET /health under load (ms), streams",
+        [*heads, "ratio of p99"],
+        report.stream_counts,
+        cells,
+    )
+
+
+def _targets(report: Report) -> str:
+    def cells(target: Target) -> list[str]:
+        bound = f"{'≤' if target.at_most else '≥'} {target.bound:g}"
+        return [bound, f"{target.ratio:.2f}", "met" if target.met else "**missed**"]
+
+    return _table("Target", ["bound", "measured", ""], targets(report), cells)
+
+
 def _conditions(report: Report) -> str:
-    machine = report.machine
     rounds = len({each.number for each in report.rounds})
     before, after = report.load_average
     idle = ", ".join(f"{name} {share:.1%}" for name, share in report.idle_cpu.items())
     return (
-        f"{machine.processor}, {machine.cores} cores, {machine.system}; Python {machine.python}, "
-        f"mlx {machine.mlx}, mlx-lm {machine.mlx_lm}. Model {report.model}, "
+        f"{report.machine}. Model {report.model}, "
         f"{report.tokens_per_stream} tokens a stream, medians of {rounds} interleaved rounds "
         "(ratios: within each round). "
         f"Load average before the rounds {before:.1f}, after {after:.1f}. "

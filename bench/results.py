@@ -65,6 +65,12 @@ class MeasuringMachine(Struct, frozen=True):
     mlx: str
     mlx_lm: str
 
+    def __str__(self) -> str:
+        return (
+            f"{self.processor}, {self.cores} cores, {self.system}; Python {self.python}, "
+            f"mlx {self.mlx}, mlx-lm {self.mlx_lm}"
+        )
+
 
 class Report(Struct, frozen=True):
     """`idle_cpu` is the share of one core that each process takes when nothing is asked of it.

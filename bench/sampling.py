@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import make_sampler
 
 from bench.engines import TURN_STEPS, decoding, steps_ms
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import TINY, build_model, model_parser
 from bench.prompts import GREEDY, SamplingSettings, sampled, settings_of
 from gateway.config.model_folders import DEMO_FOLDER
@@ -65,7 +65,7 @@ def main() -> int:
         "bench.sampling", __doc__, rounds=30, model=None, shown="a tiny, the demo and a wide one"
     )
     parsed = parser.parse_args()
-    print(f"{headline()}; {_ROWS} rows\n")
+    print(f"{describe_machine()}; {_ROWS} rows\n")
     _print_calls()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import SMALL, built_model, model_parser
 
 _STREAMS: Final = 8
@@ -59,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         model = parsed.model or built_model(parsed, Path(folder) / "model", SMALL)
         rounds = _measure(model, parsed)
-    print(f"{headline()}; {len(rounds)} rounds\n")
+    print(f"{describe_machine()}; {len(rounds)} rounds\n")
     medians = StallTimes(*(_median(each) for each in zip(*rounds, strict=True)))
     ratio = medians.busy_first.clock_s / medians.idle_first.clock_s
     print("| | by the clock | CPU time | target |\n| --- | ---: | ---: | ---: |")

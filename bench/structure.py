@@ -21,7 +21,7 @@ import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.engines import TURN_STEPS, decoding, steps_ms
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import TINY, build_model, built_model, model_parser
 from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
@@ -70,7 +70,7 @@ def main() -> int:
         for_gpu=True,
     )
     parsed = parser.parse_args()
-    print(f"{headline()}; {_ROWS} rows\n")
+    print(f"{describe_machine()}; {_ROWS} rows\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folders = [parsed.model] if parsed.model else [DEMO_FOLDER, _large(folder, parsed)]

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from bench.models import TWO_BILLION, build_model, model_parser
 from bench.raw import WeightsReader
 from tests.support.gateway import Gateway, chat_body, eventually
@@ -70,7 +70,7 @@ def main() -> int:
     medians = (statistics.median(each) for each in zip(*rounds, strict=True))
     without, with_spare, first, again = medians
     ratios = sorted(spare / none for none, spare, *_ in rounds)
-    print(f"{headline()}; medians of {len(rounds)} rounds\n")
+    print(f"{describe_machine()}; medians of {len(rounds)} rounds\n")
     print("| From request to first text | seconds |\n| --- | ---: |")
     print(f"| without a spare | {without:.2f} |\n| with a spare | {with_spare:.2f} |")
     print(f"| the weights alone, by mlx-lm in a new process | {first:.2f} |")

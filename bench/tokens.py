@@ -28,7 +28,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from bench.load import Address, RunningStreams, completion_request
-from bench.machine import cpu_s, headline
+from bench.machine import cpu_s, describe_machine
 from bench.models import TINY, endless_model, model_parser
 from bench.results import GATEWAY
 from bench.servers import BulkheadServer
@@ -70,7 +70,7 @@ def main() -> int:
         finally:
             gateway.stop()
             reference.stop()
-    print(f"{headline()}; {parsed.streams} streams")
+    print(f"{describe_machine()}; {parsed.streams} streams")
     print(f"of {parsed.tokens} tokens, medians of {parsed.rounds} rounds\n")
     _print_costs(costs)
     return 0

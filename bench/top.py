@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from bench.machine import headline
+from bench.machine import describe_machine
 from tests.cli.terminal import Terminal, terminal
 from tests.support.gateway import Gateway
 from tests.support.streams import open_stream
@@ -35,7 +35,7 @@ _KILL: Final = ("k", "Kill demo", "n")
 
 
 def main() -> int:
-    print(headline())
+    print(describe_machine())
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     gateway = Gateway()
     try:

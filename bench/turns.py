@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.conversation import RandomText, Turn, ask, order
-from bench.machine import headline, wait_until_gone
+from bench.machine import describe_machine, wait_until_gone
 from bench.models import AGENT, endless_model, model_parser
 from bench.results import GATEWAY, WORKER, FailedError
 from bench.servers import BulkheadServer
@@ -81,7 +81,7 @@ def main() -> int:
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
         endless_model(parsed, folder, AGENT)
-        print(f"{headline()}\n")
+        print(f"{describe_machine()}\n")
         server = InterruptedGateway(folder)
         ends.callback(lambda: server.running.stop())
         try:

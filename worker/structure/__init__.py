@@ -1,1 +1,1 @@
-"""What an answer must match: compiled beside the engine, and a mask over its every token."""
+"""Constraints of answers: compiled beside the engine, and masks over the choice of each token."""

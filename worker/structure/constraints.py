@@ -143,7 +143,7 @@ class Constraints:
             if not forced:
                 return None
             raise ConstraintError(
-                f"nobody knows how this model's family ({self._format.family}) begins a call: "
+                f"how this model's family ({self._format.family}) begins a call is unknown: "
                 'use tool_choice "auto"'
             )
         if answers and form.is_bare:

@@ -16,7 +16,7 @@ import signal
 import sys
 from typing import Any, Final, NamedTuple
 
-# What a grammar may take at most: about 20 MB of a lexer's states, and milliseconds of a step.
+# The most that a grammar may take: about 20 MB of a lexer's states, and milliseconds of a step.
 LIMITS: Final = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 1_000_000,

@@ -1,1 +1,1 @@
-"""What a model wrote, told apart: text, reasoning and tool calls."""
+"""From the tokens of a model to text, reasoning and tool calls; from conversations to prompts."""

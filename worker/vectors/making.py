@@ -280,7 +280,7 @@ class VectorTokenizer:
             if name not in prompts:
                 known = ", ".join(sorted(prompts)) or "none"
                 raise _invalid(
-                    f"prompt_name is {name!r}: of prompts the model's files have {known}.",
+                    f"prompt_name is {name!r}, but the prompts of the model's files are: {known}.",
                     "prompt_name",
                 )
             return prompts[name]

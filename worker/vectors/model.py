@@ -109,7 +109,7 @@ def _read(folder: Path, config: Mapping[str, Any], default: Pooling) -> Recipe:
                 settings = _json(place / "config.json")
                 yes_no = (int(settings["true_token_id"]), int(settings["false_token_id"]))
             case _ if kind not in _PASSED_OVER:
-                raise RecipeError(f"{path} has a module {kind}, which isn't done here.")
+                raise RecipeError(f"{path} has a module {kind}, which isn't supported.")
     return Recipe(poolings, normalized, tuple(dense), with_prompt, yes_no=yes_no, **shared)
 
 
@@ -120,7 +120,7 @@ def _poolings(settings: Mapping[str, Any]) -> tuple[Pooling, ...]:
         names = [new for old, new in _OLD_NAMES.items() if settings.get(old)]
     unknown = [each for each in names if each not in _POOLINGS]
     if unknown or not names:
-        raise RecipeError(f"The model pools by {unknown or names}, which isn't done here.")
+        raise RecipeError(f"The model pools by {unknown or names}, which isn't supported.")
     return tuple(names)
 
 
@@ -206,7 +206,7 @@ class YesHead:
 def _activation(name: str) -> Any:
     found = _ACTIVATIONS.get(name.rpartition(".")[2])
     if found is None:
-        raise RecipeError(f"The activation {name} isn't done here.")
+        raise RecipeError(f"The activation {name} isn't supported.")
     return found
 
 
