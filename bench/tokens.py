@@ -113,7 +113,7 @@ def _print_costs(costs: TokenCosts) -> None:
     print("| CPU time (µs) | a token | an event |")
     print("| --- | ---: | ---: |")
     print(f"| Bulkhead's gateway | {middle:.1f} | {middle * merged:.1f} |")
-    print(f"| of that, what it takes while nobody asks | {1e6 * costs.idle / rate:.1f} | |")
+    print(f"| of that, without requests | {1e6 * costs.idle / rate:.1f} | |")
     print(f"| bare uvicorn | {least:.1f} | {least * merged:.1f} |")
     print(f"| ratio | {ratio:.2f} | |")
     print(f"\n{rate:.0f} tokens/s, {merged:.2f} an event. Target: {_TARGET_US:g} µs a token.")

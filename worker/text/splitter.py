@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import regex
 
@@ -25,42 +25,8 @@ _HEADER: Final = regex.compile(
 _MOST_HEADER_CHARACTERS: Final = 256
 
 
-class Splitter(Protocol):
+class Splitter:
     """Gives the parts of a text to its assembly, whatever the pieces that the text comes in."""
-
-    @property
-    def reasoning(self) -> bool:
-        """Whether the next characters are reasoning."""
-
-    def settle(self) -> None:
-        """If no tag is open, none follows: texts that look like tags are text."""
-
-    def feed(self, text: str) -> None: ...
-
-    def finish(self, *, complete: bool) -> None:
-        """The answer is over; `complete` if the model ended it."""
-
-
-class PlainSplitter:
-    """Takes all for text."""
-
-    reasoning = False
-
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
-
-    def settle(self) -> None:
-        """There are no tags."""
-
-    def feed(self, text: str) -> None:
-        self._assembly.text(text)
-
-    def finish(self, *, complete: bool) -> None:
-        """Nothing was held back."""
-
-
-class _PendingSplitter:
-    """Reads a pending text in steps, and is in a state."""
 
     def __init__(self, assembly: Assembly, state: str) -> None:
         self._assembly = assembly
@@ -69,7 +35,11 @@ class _PendingSplitter:
 
     @property
     def reasoning(self) -> bool:
+        """Whether the next characters are reasoning."""
         return self._state == "reasoning"
+
+    def settle(self) -> None:
+        """If no tag is open, none follows: texts that look like tags are text."""
 
     def feed(self, text: str) -> None:
         self._pending += text
@@ -77,12 +47,27 @@ class _PendingSplitter:
         while going_on and self._pending and not self._assembly.over:
             going_on = self._step()
 
+    def finish(self, *, complete: bool) -> None:
+        """The answer is over; `complete` if the model ended it."""
+
     def _step(self) -> bool:
         """Read some of the pending text; False if the rest must wait for more."""
         raise NotImplementedError
 
 
-class TagSplitter(_PendingSplitter):
+class PlainSplitter(Splitter):
+    """Takes all for text."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        super().__init__(assembly, "text")
+
+    def _step(self) -> bool:
+        text, self._pending = self._pending, ""
+        self._assembly.text(text)
+        return False
+
+
+class TagSplitter(Splitter):
     """Splits a text at tags around reasoning and calls."""
 
     def __init__(
@@ -235,7 +220,7 @@ def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | C
     return edges
 
 
-class HarmonySplitter(_PendingSplitter):
+class HarmonySplitter(Splitter):
     """Splits gpt-oss's messages: analysis is reasoning, a message to a function is a call, and all
     others are text.
     """
