@@ -12,7 +12,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.access.accounts import Counts
 from gateway.access.caller import ADMIN, Caller
 
 # Programs that look for OpenAI's keys know them by "sk-".
@@ -172,15 +171,3 @@ class KeyBody(KeyTerms, frozen=True, kw_only=True):
 
 class KeyList(Struct):
     keys: list[KeyBody]
-
-
-class KeyUsage(Struct):
-    """`today` and `month` are those of the gateway's time zone."""
-
-    name: str
-    today: Counts
-    month: Counts
-
-
-class UsageList(Struct):
-    keys: list[KeyUsage]

@@ -14,11 +14,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.access.accounts import Accounts, Book, Counts
 from gateway.access.api_key import ApiKey, HeldKey, KeyRing, KeyTerms, name_of_owner
 from gateway.access.caller import ADMIN
 from gateway.access.key_file import KeyFile, KeyFileError, Signature, ensured_admin_key
-from gateway.access.limits import KeyLimits, Seat
+from gateway.access.limits import Accounts, Book, Counts, KeyLimits, Seat
 from gateway.system.lane import Lane
 from gateway.system.state_dir import StateDir
 from gateway.system.state_file import read_state, write_secret

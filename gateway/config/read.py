@@ -10,7 +10,18 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.key import Section, UnexpectedError
-from gateway.config.layers import Layers, chosen_file
+from gateway.config.layers import (
+    ConfigError,
+    Layers,
+    Mistake,
+    ValueSource,
+    chosen_file,
+    missing,
+    no_table,
+    sentence,
+    unexpected,
+    unknown,
+)
 from gateway.config.machine_rules import (
     TLS_PLACES,
     Places,
@@ -19,16 +30,6 @@ from gateway.config.machine_rules import (
     key_complaints,
     network_complaints,
     picture_complaints,
-)
-from gateway.config.mistakes import (
-    ConfigError,
-    Mistake,
-    ValueSource,
-    missing,
-    no_table,
-    sentence,
-    unexpected,
-    unknown,
 )
 from gateway.config.model_folders import NotThereError, find_adapter, find_draft, find_model
 from gateway.config.rules import complaints, group_complaints

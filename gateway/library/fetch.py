@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gateway.library.pull_messages import PullError, PullJob
+from gateway.library.pull_process import PullError, PullJob
 from gateway.library.sources import (
     DIGEST,
     ChangedError,

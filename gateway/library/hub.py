@@ -19,7 +19,7 @@ from huggingface_hub import constants, get_token, hf_hub_url
 from huggingface_hub.utils import build_hf_headers
 from msgspec import Struct
 
-from gateway.library.pull_messages import COMMUNITY, PullError, Reference
+from gateway.library.pull_process import COMMUNITY, PullError, Reference
 from gateway.library.sources import (
     DIGEST,
     Body,

@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.library.fetch import CachedRepository, FileFetch, Pace, Patience, explained
 from gateway.library.hub import Hub, hub_cache, is_offline
-from gateway.library.pull_messages import (
+from gateway.library.pull_process import (
     Planned,
     Progressed,
     PullError,

@@ -14,19 +14,20 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.library.outlook import Outlook, outlook_beside
-from gateway.library.pull_messages import (
+from gateway.library.description import Outlook, outlook_beside
+from gateway.library.pull_process import (
     Code,
+    Deaths,
     Planned,
     Progressed,
     PullFailed,
     PullFinished,
     PullJob,
+    PullProcess,
     Reference,
     Said,
     parse_reference,
 )
-from gateway.library.pull_process import Deaths, PullProcess
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.library.pull_messages import PullError, Reference
+from gateway.library.pull_process import PullError, Reference
 from gateway.system.notation import alike
 
 # What mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), less programs: remote code is

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -33,8 +33,42 @@ _LOOK_S: Final = 0.1
 _LINGER_S: Final = 30.0
 _FAREWELL_S: Final = 30.0
 _HANDED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-# As it is at the start of this gateway: its file may be gone by the time.
-_STAND_IN: Final = Path(__file__).with_name("stand_in.py").read_text("utf-8")
+
+
+def _stand_in(descriptor: int) -> int:
+    """The program of the process that stands in for the gateway that serves: it hands signals on
+    over its socket to that gateway, and ends as that gateway does: with the status that the socket
+    says last, or with 1 if it says none. It runs alone, in an interpreter without this package.
+    """
+    connected = socket.socket(fileno=descriptor)
+
+    def hand_on(number: int, _frame: object) -> None:
+        with contextlib.suppress(OSError):
+            connected.send(bytes([number]))
+
+    # Workers that the replaced gateway had started are still its children, and nothing reaps them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(each, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 32))
+    status = 1
+    while True:
+        try:
+            told = connected.recv(1)
+        except OSError:
+            return status
+        if not told:
+            return status
+        status = told[0]
+
+
+# Its text is read at the start of this gateway, as an upgrade may replace this file.
+STAND_IN: Final = f"""
+import contextlib, os, signal, socket, sys
+{inspect.getsource(_stand_in)}
+os.chdir("/")
+sys.exit({_stand_in.__name__}(int(sys.argv[1])))
+"""
 
 
 class Departure:
@@ -136,7 +170,7 @@ class Departure:
         # What comes from here on waits until it is there.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
         # A process of the same number and parent, with next to nothing in it.
-        command = [self._python, "-I", "-S", "-c", _STAND_IN, str(descriptor)]
+        command = [self._python, "-I", "-S", "-c", STAND_IN, str(descriptor)]
         os.execv(self._python, command)  # noqa: S606 - there is no shell to want
 
     def _give_connection(self, descriptor: int) -> None:

@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.access.accounts import Book
+from gateway.access.limits import Book
 from gateway.mailbox.entry import Name
 from gateway.models.compartment import ModelState
 from gateway.requests.request import RequestState

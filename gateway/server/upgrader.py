@@ -3,7 +3,7 @@
 The present gateway starts its successor and hands over what it has (`handover`); the successor goes
 on from that (`takeover`). The successor computes from then on what clients have asked the old
 gateway for, and sends it back, since the old gateway has their connections (`relay`). When these
-clients are served the old gateway ends, or stands in for the new one (`departure`, `stand_in`).
+clients are served the old gateway ends, or stands in for the new one (`departure`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from gateway.server.departure import Departure, StandInChannel
 from gateway.server.gateway_channel import Introduction
 from gateway.server.handover import Handover, HandoverError, SuccessorProcess, check_ranks
 from gateway.server.relay import Relay
-from gateway.server.starts import NextGateway
 from gateway.server.takeover import Takeover
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane
-from gateway.system.notify import Notifier
+from gateway.system.machine import Notifier
 from gateway.system.processes import ProcessGoneError
 from gateway.system.refusal import Refusal
-from gateway.system.state_dir import StateDir
+from gateway.system.state_dir import NextGateway, StateDir
 from gateway.system.state_file import read_state
 from gateway.system.tasks import Tasks
 

@@ -17,12 +17,12 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
 
-from gateway.system.log_lines import stamp_of
 from gateway.system.state_file import make_folder
 
 FILE_BYTES: Final = 10_000_000
 # Beside the one that is written.
 OLDER_FILES: Final = 2
+_STAMP: Final = re.compile(r'(?:\{"time": ")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)')
 
 
 def rotated_paths(path: Path) -> list[Path]:
@@ -295,6 +295,12 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
         yield from reversed(lines)
         end = start
     yield rest
+
+
+def stamp_of(line: str) -> str | None:
+    """The stamp that a line of either kind of log begins with."""
+    found = _STAMP.match(line)
+    return found[1] if found else None
 
 
 def _is_since(line: str, since: str | None) -> bool:

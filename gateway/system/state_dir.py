@@ -74,6 +74,37 @@ class StateDir:
         self.logs = self.path / "logs"
         self.workers = self.path / "workers"
         self.prompts = self.path / "prompts"
+        self.lock_path = self.path / "gateway.lock"
+        self.longest_socket_path = self.sockets / _LONGEST_SOCKET_NAME
+        self.gateway_log_path = self.logs / "gateway.log"
+        # Where a service manager sends the gateway's stderr.
+        self.crash_log_path = self.logs / "crash.log"
+        # Ids of models are quoted in names of files, and quoted ids have no parentheses.
+        self.spare_log_path = self.logs / "(spare).log"
+        # Of ranks that an agent has started.
+        self.ranks_log_path = self.logs / "(ranks).log"
+        # `UncleanStarts`, `NextGateway` and `Address`.
+        self.starts_path = self.path / "starts.json"
+        self.successor_path = self.path / "successor.json"
+        self.address_path = self.path / "address.json"
+        # The memory that did not come back since the boot.
+        self.stranded_path = self.path / "stranded.json"
+        # How much memory models took, as measured.
+        self.learned_path = self.path / "learned.json"
+        # The pulls that have not ended.
+        self.pulls_path = self.path / "pulls.json"
+        # When models were last used.
+        self.used_path = self.path / "used.json"
+        # The lines that were typed in `bulkhead chat`.
+        self.chat_history_path = self.path / "chat-history"
+        # The API keys, as hashes, and the usage under each.
+        self.keys_path = self.path / "keys.json"
+        self.usage_path = self.path / "usage.json"
+        # The operator's own key, as it is.
+        self.admin_key_path = self.path / "admin.key"
+        # The certificate that the gateway shows, without its key.
+        self.served_path = self.path / "served.crt"
+        self.mailbox_path = self.path / "mailbox.sqlite"
         self._lock: int | None = None
 
     def acquire(self) -> None:
@@ -193,14 +224,6 @@ class StateDir:
         except FileNotFoundError:
             return False
 
-    @property
-    def longest_socket_path(self) -> Path:
-        return self.sockets / _LONGEST_SOCKET_NAME
-
-    @property
-    def lock_path(self) -> Path:
-        return self.path / "gateway.lock"
-
     def log_path(self, model_id: str) -> Path:
         """Ids may contain `/`."""
         name = quote(model_id, safe=" ")
@@ -208,15 +231,6 @@ class StateDir:
         if name.lower() in _TAKEN_NAMES:
             name = f"%{ord(name[0]):02X}{name[1:]}"
         return self.logs / f"{name}.log"
-
-    @property
-    def gateway_log_path(self) -> Path:
-        return self.logs / "gateway.log"
-
-    @property
-    def crash_log_path(self) -> Path:
-        """Where a service manager sends the gateway's stderr."""
-        return self.logs / "crash.log"
 
     @property
     def own_logs(self) -> tuple[Path, ...]:
@@ -228,81 +242,6 @@ class StateDir:
             self.ranks_log_path,
         )
 
-    @property
-    def starts_path(self) -> Path:
-        """The starts since the last orderly end."""
-        return self.path / "starts.json"
-
-    @property
-    def successor_path(self) -> Path:
-        """By which interpreter the next gateway is to be started."""
-        return self.path / "successor.json"
-
-    @property
-    def stranded_path(self) -> Path:
-        """What did not come back since the boot."""
-        return self.path / "stranded.json"
-
-    @property
-    def learned_path(self) -> Path:
-        """What models took, as measured."""
-        return self.path / "learned.json"
-
-    @property
-    def pulls_path(self) -> Path:
-        """The pulls that have not ended."""
-        return self.path / "pulls.json"
-
-    @property
-    def used_path(self) -> Path:
-        """When models were last used."""
-        return self.path / "used.json"
-
-    @property
-    def chat_history_path(self) -> Path:
-        """What was typed in `bulkhead chat`."""
-        return self.path / "chat-history"
-
-    @property
-    def keys_path(self) -> Path:
-        """The API keys, as hashes."""
-        return self.path / "keys.json"
-
-    @property
-    def admin_key_path(self) -> Path:
-        """The operator's own key, as it is."""
-        return self.path / "admin.key"
-
-    @property
-    def usage_path(self) -> Path:
-        """What was used under each key."""
-        return self.path / "usage.json"
-
-    @property
-    def address_path(self) -> Path:
-        """Where the gateway that has the lock is reached."""
-        return self.path / "address.json"
-
-    @property
-    def served_path(self) -> Path:
-        """The certificate that is being served, without its key."""
-        return self.path / "served.crt"
-
-    @property
-    def mailbox_path(self) -> Path:
-        """Answers that wait for their clients."""
-        return self.path / "mailbox.sqlite"
-
-    @property
-    def spare_log_path(self) -> Path:
-        """No model's: quoted ids have no parentheses."""
-        return self.logs / "(spare).log"
-
-    @property
-    def ranks_log_path(self) -> Path:
-        """Of ranks that an agent has started."""
-        return self.logs / "(ranks).log"
-
 
 class Address(Struct, frozen=True):
     """`certificate` is a file with the one that the gateway shows now, None for plain HTTP."""
@@ -310,6 +249,20 @@ class Address(Struct, frozen=True):
     url: str
     pid: int
     certificate: str | None = None
+
+
+class UncleanStarts(Struct, frozen=True):
+    """Unix times, in seconds, of the starts since the last orderly end."""
+
+    at: tuple[float, ...] = ()
+
+
+class NextGateway(Struct, frozen=True):
+    """`python` is the interpreter that starts the next gateway. No request can name it: only an
+    account that may write to the state folder may have programs run as the gateway's account.
+    """
+
+    python: str | None = None
 
 
 # Listening on all addresses is no address to go to.
