@@ -1,4 +1,9 @@
-"""Lines of a log: flat JSON objects for tools, sentences for people, and their times."""
+"""The gateway's log: its lines, their times, and the threads and files that they go through.
+
+A line is a flat JSON object for tools, and a sentence for people. Lines go to a rotated file, and
+to stderr unless a service manager keeps that. A thread of its own writes them, so that a slow disk
+doesn't hold up the event loop.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +29,24 @@ from gateway import VERSION
 from gateway.system.log_files import RotatedFile, remove_leftovers, shorten_crashes
 from gateway.system.state_dir import StateDir
 
-# These have a place of their own in a sentence, or none.
+# Keys that a sentence shows in a place of their own, or not at all.
 _PLACED: Final = ("time", "level", "logger", "id")
 
 
 def stamp(at: float) -> str:
-    """A Unix time in seconds as ISO 8601, always in UTC and of one width: it sorts as text."""
+    """A Unix time in seconds as ISO 8601, always in UTC and of one width, so that it sorts as text.
+    """
     text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def about(**values: Any) -> dict[str, Any]:
-    """What a log call gives as `extra`, so that its line has these keys beside the message."""
+    """The `extra` of a log call, so that its line has these keys beside the message."""
     return {"fields": values}
 
 
 def structured(record: logging.LogRecord) -> dict[str, Any]:
-    """The keys of a record's line. An event is told by its fields and needs no message."""
+    """The keys of a record's line. The line of an event has its fields, and no message."""
     given: dict[str, Any] = getattr(record, "fields", {})
     line: dict[str, Any] = {
         "time": stamp(record.created),
@@ -66,7 +72,7 @@ def as_json(line: Mapping[str, Any]) -> str:
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """The keys of a line that `as_json` has written; None if it is something else."""
+    """The keys of a line that `as_json` has written; None for any other text."""
     try:
         line: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeEncodeError):
@@ -90,7 +96,7 @@ def human(line: Mapping[str, Any]) -> str:
 
 
 def readable(text: str) -> str:
-    """A line of the gateway's log as people read it; anything else as it is."""
+    """A line of the gateway's log as a sentence; any other text as it is."""
     line = parsed(text)
     return escaped(text) if line is None else human(line)
 
@@ -104,7 +110,7 @@ def local_time(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text with each character that steers a terminal written out, as in \\x1b."""
+    """The text with an escape, as in \\x1b, for each character that steers a terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -113,7 +119,7 @@ def escaped(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """People read it, and tools can split it off."""
+    """The value in one word, or in quotes, so that tools can split the line."""
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)
@@ -126,12 +132,12 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def since_stamp(text: str, now: float) -> str:
-    """The stamp for `10m`, `2h`, or an ISO 8601 time; one without a zone is of this machine's.
+    """The stamp for `10m`, `2h`, or an ISO 8601 time, which without a zone is in this machine's.
 
     `now` is a Unix time in seconds.
 
     Raises:
-        ValueError: it is neither; the text says what would be.
+        ValueError: it is neither; the text has examples of both.
     """
     try:
         if ago := _AGO.fullmatch(text):
@@ -156,12 +162,12 @@ def gateway_logs(
 ) -> Iterator[None]:
     """Log to the state folder, and to stderr: in sentences if that is a terminal, else in JSON.
 
-    An exception that ends the gateway is logged on its way.
+    An exception that ends the gateway is logged before it is raised on.
     """
     file = RotatedFile(state_dir.gateway_log_path, _complain)
     file.setFormatter(_Form(as_json))
     handlers: list[logging.Handler] = [file]
-    # None: it was closed before the start.
+    # It is None if it was closed before the start.
     if to_stderr and sys.stderr is not None:
         stderr = logging.StreamHandler(sys.stderr)
         stderr.setFormatter(_Form(_for_stderr))
@@ -172,7 +178,7 @@ def gateway_logs(
     root.setLevel(level.upper())
     root.addHandler(entrance)
     if not root.isEnabledFor(logging.DEBUG):
-        # It says each request at INFO; those to other hosts' agents come twice a second.
+        # It logs each request at INFO; those to agents of other hosts come twice a second.
         logging.getLogger("httpx").setLevel(logging.WARNING)
     writer.start()
     if sys.stderr is not None:
@@ -191,15 +197,15 @@ def gateway_logs(
         threading.excepthook = threading.__excepthook__
         root.removeHandler(entrance)
         writer.stop()
-        # It would wait for the locks of all handlers: those of workers' logs are among them, and
-        # may hang. Every line was flushed when it was written.
+        # logging.shutdown would wait for the locks of all handlers, also of workers' logs, and
+        # these may hang. Every line was flushed when it was written.
         atexit.unregister(logging.shutdown)
         if not writer.hangs:
             file.close()
 
 
 class _Entrance(QueueHandler):
-    """Takes records on any thread without waiting, and drops them when too many wait."""
+    """Takes records from any thread without a wait, and drops them when too many wait."""
 
     queue: queue.Queue[logging.LogRecord | None]
 
@@ -215,12 +221,12 @@ class _Entrance(QueueHandler):
         try:
             self.queue.put_nowait(record)
         except queue.Full:
-            # Handlers are called under their lock, and so is this.
+            # Handlers are called under their lock, so this count needs no other.
             self.dropped += 1
 
 
 class _Writer(QueueListener):
-    """Writes what has come in, and says how much was dropped as soon as there is room again."""
+    """Writes the records of the entrance, and logs how many were dropped once there is room."""
 
     def __init__(self, entrance: _Entrance, *handlers: logging.Handler) -> None:
         super().__init__(entrance.queue, *handlers)
@@ -241,7 +247,7 @@ class _Writer(QueueListener):
             self._entrance.queue.put(None, timeout=_FLUSH_S)
 
     def stop(self) -> None:
-        """Write what is left, but don't wait for a disk that hangs."""
+        """Write the records that are left, without a wait for a disk that hangs."""
         if (thread := self._thread) is not None:
             self.enqueue_sentinel()
             thread.join(_FLUSH_S)
@@ -259,12 +265,14 @@ class _Form(logging.Formatter):
 
 
 def _for_stderr(line: Mapping[str, Any]) -> str:
-    """Asked for each line: a successor gets the terminal of the gateway before it."""
+    """The form of a line. It is chosen for each, as a successor gets the terminal of the gateway
+    before it later.
+    """
     return human(line) if sys.stderr.isatty() else as_json(line)
 
 
 def _complain(sentence: str) -> None:
-    """Of the log itself: there is no other place."""
+    """Print a failure of the log itself to stderr."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""What the operating system says, allows and does: boots, open files, freed memory, sleep, disks.
+"""The operating system: boots, open files, freed memory, sleep, disks, and systemd's notifications.
 
-macOS keeps some files from a program although their permissions allow it: folders such as Desktop
-and every removable disk want somebody's agreement at the screen. A program that launchd starts
-without that agreement is never asked: it gets EPERM, where permissions give EACCES.
+macOS denies a program some files although their permissions allow them: for folders such as Desktop
+and for every removable disk a user must agree at the screen. A program that launchd starts without
+that agreement gets EPERM, where permissions give EACCES.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ else:
 MOST_FILES: Final = 10240
 
 
-# What mlx-lm sets as it is imported (mlx_lm/utils.py): with a lower hard limit no worker can start.
+# mlx-lm sets this limit when it is imported (mlx_lm/utils.py): under a lower hard limit no worker
+# can start.
 LEAST_FILES: Final = 4096
 
 
 def attainable_files() -> int:
-    """What a gateway that is started from here can raise its limit to; macOS begins with 256."""
+    """The limit of open files that a gateway started from here can have; macOS begins with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     attainable = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     return attainable if soft == resource.RLIM_INFINITY else max(soft, attainable)
 
 
 def raise_file_limit() -> None:
-    """Raise it that far.
+    """Raise the limit of open files to `attainable_files`.
 
     Raises:
         OSError, ValueError: the system refuses.
@@ -74,32 +75,34 @@ _THRESHOLD_BYTES: Final = 1 << 20
 
 
 def give_large_buffers_back() -> None:
-    """Have glibc map what is larger than a megabyte, as the bodies of long prompts, and unmap it
-    when it is freed. By itself it raises that bound to 32 MB with the sizes that it has seen freed
-    (mallopt(3)): then what one thread has freed stays with that thread. Other systems' allocators
-    need no such word.
+    """Have glibc map buffers larger than a megabyte, as of long prompts, and unmap them when they
+    are freed. By default glibc raises that bound, up to 32 MB, to the sizes that were freed
+    (mallopt(3)), and memory that one thread has freed stays with that thread. The allocators of
+    other systems need no such setting.
     """
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # Other C libraries have none.
+    # Other C libraries have no mallopt.
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
 
 
 logger = logging.getLogger(__name__)
 
-# By system, before this process's id. `-w`: it ends with the gateway, however that ends
-# (caffeinate(8)). Elsewhere nothing is held.
+# The command that keeps a system awake, by system; the gateway's pid follows. With `-w` it ends
+# with the gateway, however that ends (caffeinate(8)). Other systems have no command.
 _COMMANDS: Final = {"darwin": ("/usr/bin/caffeinate", "-i", "-w")}
-# From one request of an agent to the next it isn't worth another process.
+# An agent's next request often comes within this time, and needs no new process then.
 _LINGER_S: Final = 10.0
-# Until it is begun again where it has ended by itself.
+# The pause before it is started again if it has ended by itself.
 _AGAIN_S: Final = 60.0
 
 
 class Wakefulness:
-    """To be told a few times a second whether there is work. `now` is in seconds."""
+    """Keeps the machine from sleep while there is work. `tick` has to be called a few times a
+    second, with the time in seconds.
+    """
 
     def __init__(self) -> None:
         self._command = _COMMANDS.get(sys.platform)
@@ -144,7 +147,7 @@ def _begin(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
     return assertion
 
 
-# With how many names below it make a disk's folder: Linux has one for each account.
+# How many names below each folder name a disk: Linux has a folder for each account.
 _PARENTS: Final = ((Path("/Volumes"), 1), (Path("/media"), 2), (Path("/run/media"), 2))
 
 
@@ -160,7 +163,7 @@ class AwayError(ValueError):
 
 
 def volume_of(path: Path) -> Path | None:
-    """The folder that the disk is mounted at; None for what is on the machine's own."""
+    """The folder at which the disk of a path is mounted; None for the machine's own disk."""
     for parent, names in _PARENTS:
         if path.is_relative_to(parent) and len(parts := path.relative_to(parent).parts) > names:
             return parent.joinpath(*parts[:names])
@@ -168,8 +171,8 @@ def volume_of(path: Path) -> Path | None:
 
 
 def is_mounted(volume: Path) -> bool:
-    """Blocks as long as the disk takes. macOS has a link for the one that it was started from, and
-    leaves a folder now and then where a disk was.
+    """Blocks as long as the disk takes. macOS has a link for the disk that it was started from, and
+    sometimes leaves a folder where a disk was.
     """
     if os.path.islink(volume):  # noqa: PTH114 - unlike Path's, these never raise.
         return os.path.exists(volume)  # noqa: PTH110
@@ -177,7 +180,8 @@ def is_mounted(volume: Path) -> bool:
 
 
 def away(path: Path) -> AwayError | None:
-    """Why there is nothing at a path: its disk isn't there. None: it is, or it was none."""
+    """The error for a path whose disk isn't mounted; None if the path exists or is on no such disk.
+    """
     volume = volume_of(path)
     if volume is None or os.path.lexists(path) or is_mounted(volume):
         return None
@@ -185,11 +189,11 @@ def away(path: Path) -> AwayError | None:
 
 
 class DeniedError(ValueError):
-    """The system keeps files from this program; the text is a sentence that says what to do."""
+    """The system denies this program some files; the text is a sentence that says what to do."""
 
 
 def denied(error: BaseException) -> str | None:
-    """A sentence that says what to do; None if that isn't what is wrong."""
+    """A sentence that says what to do if the system denied a file; None for another error."""
     for each in _chain(error):
         if isinstance(each, OSError) and each.errno == errno.EPERM:
             return _sentence(each.filename)
@@ -197,9 +201,9 @@ def denied(error: BaseException) -> str | None:
 
 
 def is_denied(path: str | os.PathLike[str]) -> bool:
-    """Whether not even a look at it is allowed."""
+    """Whether the system denies even a look at the path."""
     try:
-        os.stat(path)  # noqa: PTH116 - a path that is no good raises the same in both.
+        os.stat(path)  # noqa: PTH116 - an invalid path raises the same in both.
     except (OSError, ValueError) as error:
         return denied(error) is not None
     return False
@@ -225,21 +229,25 @@ _SHARE: Final = 0.5
 
 
 class Notifier:
-    """Sends states. A call never blocks: what the socket can't take at once is lost."""
+    """Tells systemd the state of the gateway, by the protocol of sd_notify(3). Without systemd
+    every call does nothing. A call never blocks: a state that the socket can't take at once is
+    lost.
+    """
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
         """`address` is a path, or a name in the abstract namespace behind an `@`. After
-        `watchdog_s` without a sign of life systemd ends the process: it wants one every `period_s`.
+        `watchdog_s` without a sign of life systemd ends the process, so one is due every
+        `period_s`.
         """
         self._address = address.replace("@", "\0", 1) if address else None
         self._given = (address, watchdog_s)
         self.period_s = None if watchdog_s is None or address is None else watchdog_s * _SHARE
-        # Kept open: a sign of life must not depend on whether a descriptor is left.
+        # It stays open, as a sign of life must not fail for want of a descriptor.
         self._socket: socket.socket | None = None
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """As systemd has set it; its variables are taken out, as workers have no use for them."""
+        """As systemd has set it. Its variables are removed, as they are not meant for workers."""
         address = environment.pop("NOTIFY_SOCKET", None)
         meant_for = environment.pop("WATCHDOG_PID", None)
         watchdog_us = environment.pop("WATCHDOG_USEC", "")
@@ -249,7 +257,7 @@ class Notifier:
 
     @property
     def environment(self) -> dict[str, str]:
-        """As systemd has set it, for the next gateway."""
+        """The variables that systemd has set, for the next gateway."""
         address, watchdog_s = self._given
         if address is None:
             return {}
@@ -259,7 +267,7 @@ class Notifier:
         return given
 
     def silence(self) -> None:
-        """Another gateway speaks for the service."""
+        """Send nothing more: another gateway speaks for the service."""
         self._address = None
 
     def ready(self, status: str) -> None:
@@ -274,7 +282,7 @@ class Notifier:
         self._send("STOPPING=1", f"STATUS={status}")
 
     async def sign_of_life(self) -> None:
-        """To be given by the event loop every `period_s`; None: nobody wants it."""
+        """Has to be called by the event loop every `period_s`, unless that is None."""
         self._send("WATCHDOG=1")
 
     def _send(self, *assignments: str) -> None:
