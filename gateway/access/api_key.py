@@ -71,7 +71,8 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
 
 def new_secret() -> str:
-    """256 random bits, which can't be guessed, so a fast hash protects them as well as a slow one.
+    """256 random bits, which can't be guessed, so a fast hash protects them as well as a slow
+    one.
     """
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 

@@ -26,7 +26,8 @@ from protocol.answers import Usage
 
 
 class KeySession:
-    """The tasks that work under one key. `closed` says why they were cancelled, and is None before.
+    """The tasks that work under one key. `closed` says why they were cancelled, and is None
+    before.
     """
 
     def __init__(self) -> None:

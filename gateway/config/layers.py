@@ -1,4 +1,7 @@
-"""A configuration's tables: the file's, with the environment and the flags over them."""
+"""A configuration's tables, the sources of their values, and mistakes in them.
+
+The values of the environment replace those of the file, and those of flags replace both.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from gateway.system.notation import nearest
 
 
 class ValueSource(Struct, frozen=True):
-    """`name` is a file, a variable or a flag; `line` is of a file and counts from 1."""
+    """The source of a value. `name` is a file, a variable or a flag; `line` is that of a file, from
+    1 on.
+    """
 
     kind: Literal["default", "file", "environment", "flag"]
     name: str = ""
@@ -39,7 +44,9 @@ class ValueSource(Struct, frozen=True):
 
 
 class Mistake(Struct, frozen=True):
-    """`key` is empty where it can't be told, as in a file that isn't TOML."""
+    """A mistake in the configuration. `key` is empty if it isn't known, as in a file that isn't
+    TOML.
+    """
 
     source: ValueSource
     key: str
@@ -51,7 +58,7 @@ class Mistake(Struct, frozen=True):
 
 
 class ConfigError(Exception):
-    """Everything that is wrong with the configuration."""
+    """All mistakes in the configuration."""
 
     def __init__(self, mistakes: list[Mistake]) -> None:
         super().__init__("\n".join(map(str, mistakes)))
@@ -66,7 +73,7 @@ _HOMES: Final = {
 
 
 def sentence(message: str) -> str:
-    """What is wrong at a place, as it stands behind its key."""
+    """A message with a full stop, as it stands behind its key."""
     return message if message.endswith((".", "?")) else f"{message}."
 
 
@@ -83,7 +90,7 @@ def unexpected(key: Key, value: object) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Of a "table" or a "key", with what was meant, if that can be told."""
+    """The message for an unknown "table" or "key", with the likeliest known name."""
     if name in _HOMES:
         return f"unknown here; it is a key of {_HOMES[name]}"
     if found := nearest(name, known):
@@ -94,7 +101,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as it was written, in short."""
+    """A value in TOML, shortened."""
     match value:
         case str():
             shown = toml_text(value)
@@ -112,7 +119,9 @@ def _shown(value: object) -> str:
 
 
 def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, ValueSource | None]:
-    """The file, and who names it; None: nobody, it is the platform's and need not exist."""
+    """The configuration file, and the flag or variable that names it. None: it is the platform's
+    default, and need not exist.
+    """
     if flags.config is not None:
         return flags.config, ValueSource("flag", "--config")
     if variable := environment.get("BULKHEAD_CONFIG"):
@@ -121,10 +130,10 @@ def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Val
 
 
 class Layers:
-    """What is given, and where each value comes from.
+    """All values that are given, unchecked, and where each comes from.
 
-    `file` is None if none was read, and `digest` tells its content from another. `left_out` has
-    its lines that can't be read. Nothing was asked of the values, which may be of any kind.
+    `file` is None if none was read, and `digest` is a hash of its content. `left_out` has its lines
+    that can't be read.
     """
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
@@ -135,7 +144,7 @@ class Layers:
         self._document = self._read_file(flags, environment)
         self.tables = self._document.tables
         self.left_out = self._document.left_out
-        # A variable that is set to nothing is one that isn't set.
+        # A variable that is empty counts as not set.
         variable = ValueSource("environment", "BULKHEAD_STATE_DIR")
         self._overlay(variable, "gateway", "state_dir", environment.get(variable.name) or None)
         flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
@@ -150,7 +159,7 @@ class Layers:
             self._add_model(text)
 
     def source(self, place: Place) -> ValueSource:
-        """Where the value at `place` comes from, or what it is in."""
+        """The source of the value at `place`, or else of the table that it belongs to."""
         for length in range(len(place), 0, -1):
             if origin := self._origins.get(place[:length]):
                 return origin
@@ -174,7 +183,7 @@ class Layers:
         return document
 
     def _overlay(self, origin: ValueSource, table: str, key: str, value: object) -> None:
-        """Put a value of the command line or the environment over the file's."""
+        """Replace a value of the file by one of the command line or the environment."""
         if value is None:
             return
         section = self.tables.setdefault(table, {})

@@ -180,7 +180,8 @@ def is_mounted(volume: Path) -> bool:
 
 
 def away(path: Path) -> AwayError | None:
-    """The error for a path whose disk isn't mounted; None if the path exists or is on no such disk.
+    """The error for a path whose disk isn't mounted; None if the path exists or is on no such
+    disk.
     """
     volume = volume_of(path)
     if volume is None or os.path.lexists(path) or is_mounted(volume):

@@ -26,7 +26,8 @@ class CertificateError(ValueError):
 
 
 def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Use both for new connections. Raises CertificateError; then the context may have one of them.
+    """Use both for new connections. Raises CertificateError; then the context may have one of
+    them.
     """
     for path in (certificate, key):
         try:
