@@ -1,4 +1,4 @@
-"""The agent's process: it serves gateways that have its key, until a signal."""
+"""The agent's process and its routes: it serves gateways that have its key, until a signal."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def _close(request: Request) -> Response:
 async def _start(request: Request) -> Response:
     sessions = _sessions(request)
     order = await read_json(request, OrderBody)
-    # It may have ended while the body came.
+    # The lease may have ended while the body arrived.
     session = sessions.session(request.path_params["lease"])
     return _json(Started(sessions.start(session, order).pid), 201)
 
@@ -145,7 +145,7 @@ async def _footprint(request: Request) -> Response:
 async def _promise(request: Request) -> Response:
     wish = await read_json(request, MemoryWish)
     sessions = _sessions(request)
-    # It may have ended while the body came.
+    # The rank may have ended while the body arrived.
     rank = sessions.rank(request.path_params["rank"])
     return _json(Promised(sessions.raise_promise(rank, wish.wanted_bytes)))
 
@@ -178,7 +178,7 @@ ROUTES: Final = (
 
 
 async def _left(request: Request) -> None:
-    """Until the connection is gone. The body has been read."""
+    """Wait until the connection is closed. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -196,7 +196,7 @@ _REFUSED: Final = "The agent's key is needed: send Authorization: Bearer KEY."
 
 
 class AgentKeyMiddleware:
-    """Goes around the application."""
+    """Refuses requests without the agent's key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
@@ -205,7 +205,7 @@ class AgentKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_record(scope, Record(request_id(scope["headers"])))
         shown = shown_key(scope["headers"])
-        # Of digests, so that the time tells nothing of the key, not even its length.
+        # Digests are compared, so that the time reveals nothing of the key, not even its length.
         if shown is None or not hmac.compare_digest(digest_of(shown), self._digest):
             refusal = Refusal("invalid_api_key", _REFUSED)
             await error_response(refusal)(scope, receive, send)
@@ -215,15 +215,15 @@ class AgentKeyMiddleware:
 
 logger = logging.getLogger(__name__)
 
-# Each gateway has a few: its turn, and what it asks beside.
+# Each gateway has a few: one for its turn, and one for each other request.
 _MOST_CONNECTIONS: Final = 256
 _MOST_FROM_ONE_ADDRESS: Final = 64
 _CLOSE_CONNECTIONS_S: Final = 1
 
 
 class AgentTerms(Struct, frozen=True):
-    """What an agent was told: bytes for all ranks, and how long they live without a word of their
-    gateway.
+    """The terms of an agent: the bytes for all ranks, and how many seconds these live without a
+    turn of their gateway.
     """
 
     budget_bytes: int
@@ -288,7 +288,7 @@ async def _serve(
     background = Tasks("agent's server")
     limiter.watch(background)
     sessions.begin()
-    # The line that scripts wait for; it alone goes to stdout.
+    # Scripts wait for this line, which alone goes to stdout.
     host, port = listener.getsockname()[:2]
     print(f"Bulkhead's agent serves on {near_url(host, port, tls=True)}", flush=True)
     signalled = asyncio.create_task(signals.get())

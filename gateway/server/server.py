@@ -145,7 +145,7 @@ class _GatewayProcess:
             os.getpid(),
             None if certificates is None else str(certificates.served),
         )
-        self._stand_in = None if inheritance is None else StandInChannel(inheritance.keeper)
+        self._stand_in = None if inheritance is None else StandInChannel(inheritance.stand_in)
 
     def run(self) -> Departure | None:
         for each in network_cautions(self._settings.gateway):
@@ -172,7 +172,7 @@ class _GatewayProcess:
             takeover = await Takeover.begin(setup.inheritance)
             if takeover is None:
                 return None
-        parts = self._parts(1 if takeover is None else takeover.estate.incarnation)
+        parts = self._parts(1 if takeover is None else takeover.state.incarnation)
         upgrader = Upgrader(
             parts,
             setup.listener.dup(),
