@@ -61,9 +61,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner of answers that are kept for this key. A later key of its name is another
-        owner.
-        """
+        """The owner of answers that are kept for this key. A later key of this name is another."""
         return f"{self.name}{_BEFORE_ID}{self.id}" if self.id else self.name
 
     def expired(self, now: float) -> bool:
@@ -71,9 +69,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
 
 def new_secret() -> str:
-    """256 random bits, which can't be guessed, so a fast hash protects them as well as a slow
-    one.
-    """
+    """256 random bits, which can't be guessed, so a fast hash protects them well enough."""
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 

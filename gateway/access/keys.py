@@ -26,9 +26,7 @@ from protocol.answers import Usage
 
 
 class KeySession:
-    """The tasks that work under one key. `closed` says why they were cancelled, and is None
-    before.
-    """
+    """The tasks that work under one key. `closed` is why they were cancelled, None before."""
 
     def __init__(self) -> None:
         self.closed: str | None = None
@@ -185,9 +183,7 @@ class ApiKeys:
             session.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
 
     def used(self) -> dict[str, tuple[Counts, Counts]]:
-        """The usage of today and of this month by names: of all keys, and of earlier ones with
-        usage.
-        """
+        """The usage of today and of this month, by names of present and earlier keys."""
         today = _today()
         names = dict.fromkeys([*(each.name for each in self._keys), *sorted(self._accounts.names)])
         return {

@@ -178,9 +178,7 @@ class KeyLimits:
         return self._tokens.taken(now) + sum(each.tokens for each in self._seats)
 
     def headers(self, now: float) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's headers for the limits that are set. The reset is when the whole limit is free
-        again.
-        """
+        """OpenAI's headers for the limits that are set. A reset is when the whole limit is free."""
         for what, limit, window, taken in (
             (b"requests", self.terms.rpm, self._requests, self._requests.taken),
             (b"tokens", self.terms.tpm, self._tokens, self._spent),

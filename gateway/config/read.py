@@ -154,9 +154,7 @@ def raise_absent(absent: Iterable[Mistake]) -> None:
 
 
 def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]) -> None:
-    """Raises: ConfigError, if there are any. `found` are names of groups, and why each can't be
-    used.
-    """
+    """Raises: ConfigError, if there are any. `found` are names of groups, with reasons."""
     mistakes = []
     for name, why in found:
         place = (GROUPS, name, "models")

@@ -105,9 +105,7 @@ def _state_dir(settings: Settings) -> Iterator[Complaint]:
 
 
 def _visitors(settings: Settings) -> Iterator[Complaint]:
-    """Browsers send hosts and origins in lower case and without more, and are compared with
-    these.
-    """
+    """Hosts and origins have to be written as browsers send them: in lower case, without more."""
     for index, host in enumerate(settings.gateway.allowed_hosts):
         if not _HOST_NAME.fullmatch(host):
             yield (

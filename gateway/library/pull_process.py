@@ -1,4 +1,8 @@
-"""A pull's process, from the side of whoever started it: the gateway, or a command without one."""
+"""The process of a pull, which the gateway or a command without one starts, and its messages.
+
+Each message is a line of JSON. The process ends when its standard input ends, and so with the
+process that started it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from msgspec import Struct
 
 from gateway.system.lane import start_thread
 
-# Names that are a file's problem, a person's, or the network's.
+# Why a pull fails.
 Code: TypeAlias = Literal[
     "not_found",
     "not_allowed",
@@ -33,10 +37,11 @@ Code: TypeAlias = Literal[
 
 
 class PullJob(Struct, frozen=True):
-    """The first line of the input. `folder` is where models lie that are copied instead of asked
-    the hub for. Without a byte for `stall_s` a connection is given up; the first pause before
-    another is `pause_s`, and after `patience_s` without a byte so is the pull. A hub that has
-    not answered at all is given up after `answer_s`, unless this `goes_on` with an earlier pull.
+    """The first line of the input. If `folder` is given, models are copied from there, and the hub
+    isn't asked. A connection is given up after `stall_s` without a byte. The first pause before the
+    next is `pause_s`, and the pull is given up after `patience_s` without a byte. A hub that has
+    not answered at all is given up after `answer_s`, unless this pull `goes_on` with an earlier
+    one.
     """
 
     model: str
@@ -49,12 +54,12 @@ class PullJob(Struct, frozen=True):
     goes_on: bool = False
 
 
-# The second line, once there is a plan that whoever ordered it agrees with.
+# The second line, which accepts the plan.
 GO: Final = b"go\n"
 
 
 class Planned(Struct, frozen=True, tag="planned"):
-    """What a pull would do; it waits for `GO` then. `config` is the model's config.json. Elements
+    """The plan of a pull, which then waits for `GO`. `config` is the model's config.json. Elements
     of the weights' most common floating-point type have `element_bytes`.
     """
 
@@ -70,7 +75,7 @@ class Planned(Struct, frozen=True, tag="planned"):
 
 
 class Progressed(Struct, frozen=True, tag="progressed"):
-    """`trouble` is why nothing comes at present."""
+    """`trouble` is why no bytes arrive now, None if they do."""
 
     done_bytes: int
     total_bytes: int
@@ -80,7 +85,7 @@ class Progressed(Struct, frozen=True, tag="progressed"):
 
 
 class PullFinished(Struct, frozen=True, tag="finished"):
-    """All files are there, and right."""
+    """All files have arrived, with the right content."""
 
     repository: str
     commit: str
@@ -88,7 +93,7 @@ class PullFinished(Struct, frozen=True, tag="finished"):
 
 
 class PullFailed(Struct, frozen=True, tag="failed"):
-    """`message` is a sentence for people: what, why, and what to do."""
+    """`message` is a sentence for people: what has failed, why, and what to do."""
 
     code: Code
     message: str
@@ -107,7 +112,7 @@ class PullError(Exception):
         self.message = message
 
 
-# Who quantizes most of what MLX can run, each quantization as a repository of its own.
+# The organization that quantizes most models for MLX, each quantization as a repository.
 COMMUNITY: Final = "mlx-community"
 _PREFIXES: Final = (
     "https://huggingface.co/",
@@ -116,14 +121,14 @@ _PREFIXES: Final = (
     "huggingface.co/",
     "hf.co/",
 )
-# What the hub allows (huggingface_hub's validate_repo_id), with an owner always.
+# The names that the hub allows (huggingface_hub's validate_repo_id), always with an owner.
 _NAME: Final = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _REFERENCE: Final = re.compile(rf"({_NAME}/{_NAME})(?::([\w.-]+))?", re.ASCII)
 _LONGEST: Final = 96
 
 
 class Reference(Struct, frozen=True):
-    """`quantization` is as it was written: 4bit, 8bit, bf16, 4bit-DWQ."""
+    """A model of the hub. `quantization` is as it was written: 4bit, 8bit, bf16, 4bit-DWQ."""
 
     repository: str
     quantization: str | None = None
@@ -134,10 +139,10 @@ class Reference(Struct, frozen=True):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The repositories that it may be, the likeliest first.
+        """The repositories that may be meant, the likeliest first.
 
-        For MLX a quantization is neither a file nor a branch of a repository, but one with its name
-        at the end; and of most models they are mlx-community's.
+        For MLX a quantization is neither a file nor a branch of a repository, but a repository
+        whose name ends with it, and most belong to mlx-community.
         """
         if self.quantization is None:
             return (self.repository,)
@@ -149,10 +154,10 @@ class Reference(Struct, frozen=True):
 
 
 def parse_reference(text: str) -> Reference:
-    """Addresses of the hub are taken as well, as people copy them.
+    """The model that a text names, as a name or as an address of the hub.
 
     Raises:
-        ValueError: with a sentence that says what may stand there.
+        ValueError: it names none; the text is a sentence with examples.
     """
     bare = text.strip()
     for prefix in _PREFIXES:
@@ -169,24 +174,24 @@ def parse_reference(text: str) -> Reference:
 
 
 _LAST_LINES: Final = 5
-# After so many deaths without a byte between them another one is not tried.
+# After so many deaths without a byte between them no other process is started.
 _MOST_DEATHS: Final = 5
 
 
 class PullProcess:
-    """Whoever kills it has cancelled it. A thread reads what it says and reaps it."""
+    """One process of a pull. A thread reads its messages and reaps it."""
 
     def __init__(
         self, order: PullJob, on_said: Callable[[Said], None], on_end: Callable[[str], None]
     ) -> None:
-        """Both are called from the thread; `on_end` once, with how it ended.
+        """The thread calls `on_said` with each message, and `on_end` once, with how it ended.
 
         Raises:
-            OSError: there is no process, or no thread for it.
+            OSError: no process or no thread can be started.
         """
         self._on_said = on_said
         self._on_end = on_end
-        # Before the process, so that there never is one that nobody reaps; None: there is none.
+        # The thread starts before the process, so that it reaps each; None: there is no process.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         start_thread(lambda: self._read(begun), "pull")
         try:
@@ -202,15 +207,15 @@ class PullProcess:
         return self._popen.pid
 
     def agree(self) -> None:
-        """Let it begin with what it has planned."""
+        """Accept its plan."""
         self._write(GO)
 
     def kill(self) -> None:
-        """After its end this does nothing."""
+        """Kill it, unless it has ended."""
         self._popen.kill()
 
     def _write(self, line: bytes) -> None:
-        # It may have ended. A pipe takes some lines without waiting.
+        # The process may have ended. A pipe takes some lines without a wait.
         stdin = self._popen.stdin
         with contextlib.suppress(BrokenPipeError, ValueError):
             if stdin is not None:
@@ -226,7 +231,7 @@ class PullProcess:
             try:
                 said = decode_said(line)
             except msgspec.MsgspecError:
-                # A traceback, which goes the same way.
+                # It is a line of a traceback, as stderr is the same pipe.
                 other.append(line.decode("utf-8", "replace").rstrip())
                 continue
             self._on_said(said)
@@ -240,21 +245,21 @@ class PullProcess:
 
 
 class Deaths:
-    """How often a pull's process ended without a last word, since there were bytes."""
+    """Counts how often the process of a pull has died since bytes arrived."""
 
     def __init__(self) -> None:
         self._deaths = 0
         self._done_bytes = 0
 
     def another(self, done_bytes: int) -> bool:
-        """Whether to start another one after a death with so much done."""
+        """Whether to start another process after a death, when so many bytes are done."""
         self._deaths = 1 if done_bytes > self._done_bytes else self._deaths + 1
         self._done_bytes = done_bytes
         return self._deaths < _MOST_DEATHS
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # As workers are started: by posix_spawn on macOS. What runs is what is installed.
+    # Without close_fds it is started by posix_spawn on macOS, as workers are.
     return subprocess.Popen(
         [sys.executable, "-P", "-u", "-m", "gateway.library.puller"],
         stdin=subprocess.PIPE,

@@ -81,9 +81,7 @@ class RankMemory:
         )
 
     def raise_to(self, rank: str, wanted_bytes: int) -> int:
-        """Raise the promise of a rank to `wanted_bytes`, or as far as the budget allows; return
-        it.
-        """
+        """Raise the promise to `wanted_bytes`, or as far as the budget allows; return it."""
         possible_bytes = self.free_bytes + max(self._promised[rank], self._held[rank])
         wanted_bytes = min(wanted_bytes, possible_bytes)
         self._promised[rank] = max(self._promised[rank], wanted_bytes)

@@ -236,9 +236,7 @@ def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | 
 
 
 async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> int | None:
-    """Wait for the end of the task, whose exception is raised, or for a signal, which is
-    returned.
-    """
+    """Wait for the task, whose exception is raised, or for a signal, which is returned."""
     signalled = asyncio.create_task(signals.get())
     await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
     received = signalled.result() if signalled.done() else None

@@ -142,9 +142,7 @@ class Takeover:
         await self._messages.sent()
 
     def restore(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
-        """Take over the state. Raises: CannotTakeOverError; ProcessGoneError, OSError: a worker has
-        ended.
-        """
+        """Take over the state. Raises: CannotTakeOverError, ProcessGoneError, OSError."""
         self._outputs = {number: each for _, number, each in self._descriptors.take()}
         fleet.events.restore(self.state.events)
         keys.restore(self.state.book)

@@ -34,9 +34,7 @@ _PLACED: Final = ("time", "level", "logger", "id")
 
 
 def stamp(at: float) -> str:
-    """A Unix time in seconds as ISO 8601, always in UTC and of one width, so that it sorts as
-    text.
-    """
+    """A Unix time in seconds as ISO 8601, in UTC and of one width, so that it sorts as text."""
     text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 

@@ -180,9 +180,7 @@ def is_mounted(volume: Path) -> bool:
 
 
 def away(path: Path) -> AwayError | None:
-    """The error for a path whose disk isn't mounted; None if the path exists or is on no such
-    disk.
-    """
+    """The error for a missing path whose disk isn't mounted; None for any other path."""
     volume = volume_of(path)
     if volume is None or os.path.lexists(path) or is_mounted(volume):
         return None
@@ -231,8 +229,7 @@ _SHARE: Final = 0.5
 
 class Notifier:
     """Tells systemd the state of the gateway, by the protocol of sd_notify(3). Without systemd
-    every call does nothing. A call never blocks: a state that the socket can't take at once is
-    lost.
+    every call does nothing. No call blocks: a state that the socket can't take at once is lost.
     """
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:

@@ -55,9 +55,7 @@ class CardMemory(Struct, frozen=True):
 
 
 class FootprintError(Exception):
-    """The footprint can't be read. It must not count as 0, which would mean that memory was
-    freed.
-    """
+    """The footprint can't be read. It must not count as 0, as memory that was freed would."""
 
 
 class HostError(Exception):

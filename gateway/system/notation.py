@@ -90,9 +90,7 @@ def parse_time(text: str) -> float:
 
 
 def format_time(seconds: float) -> str | None:
-    """A text that `parse_time` reads back exactly, as 90s, 10m, 500ms or 7d; None if there is
-    none.
-    """
+    """A text that `parse_time` reads as exactly this time, such as 10m; None if there is none."""
     for unit, unit_s in _TIME_UNITS.items():
         count = round(seconds / unit_s)
         if count and parse_time(text := f"{count}{unit}") == seconds:

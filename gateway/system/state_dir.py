@@ -147,9 +147,7 @@ class StateDir:
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
 
     def obstacles(self) -> Iterator[str]:
-        """Why the folder can't be used, other than missing rights, in sentences without a full
-        stop.
-        """
+        """Why the folder can't be used, besides missing rights, in sentences without full stop."""
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason

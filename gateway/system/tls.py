@@ -243,8 +243,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """A fingerprint as `fingerprint` writes it, from that form or from OpenSSL's hexadecimal
-    digits.
+    """A fingerprint as `fingerprint` writes it, from that form or from hexadecimal digits.
 
     Raises: ValueError: the text is no fingerprint.
     """
