@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -68,30 +68,35 @@ class Places:
 
 def picture_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
     """Mistakes in the folders of pictures whose paths are absolute."""
-    sought = {
-        ("gateway", "image_folders", index): Sought("image_folders", folder)
-        for index, folder in enumerate(settings.gateway.image_folders)
-        # `rules` has yielded the others already.
-        if expand_home(folder).is_absolute()
-    }
-    answers = places.locate(
-        {each: functools.partial(find_pictures, each.path) for each in sought.values()}
+    yield from _complaints(
+        places,
+        [
+            (
+                ("gateway", "image_folders", index),
+                Sought("image_folders", folder),
+                functools.partial(find_pictures, folder),
+            )
+            for index, folder in enumerate(settings.gateway.image_folders)
+            # `rules` has yielded the others already.
+            if expand_home(folder).is_absolute()
+        ],
     )
-    for place, each in sought.items():
-        if isinstance(answer := answers[each], ValueError):
-            yield place, str(answer)
 
 
 def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
     """Mistakes in the key files of the configured hosts."""
-    sought: dict[Place, Sought] = {
-        (HOSTS, name, "key_file"): Sought("key_file", host.key_file)
-        for name, host in settings.hosts.items()
-        # A missing key was yielded already.
-        if host.key_file
-    }
     yield from _complaints(
-        places, sought, {each: functools.partial(_read_key, each.path) for each in sought.values()}
+        places,
+        [
+            (
+                (HOSTS, name, "key_file"),
+                Sought("key_file", host.key_file),
+                functools.partial(_read_key, host.key_file),
+            )
+            for name, host in settings.hosts.items()
+            # A missing key was yielded already.
+            if host.key_file
+        ],
     )
 
 
@@ -101,24 +106,23 @@ def heads_complaints(
     """Mistakes in the ranks of the models in `folders`, which were found. For other models the load
     reports them.
     """
-    sought: dict[Place, Sought] = {}
-    looks: dict[Sought, Callable[[], str]] = {}
+    looks: list[tuple[Place, Sought, Callable[[], str]]] = []
     for model_id, located in folders.items():
         model = settings.models[model_id]
         size = len(model.places)
         if size > 1 and model.split == "tensor":
             place = (MODELS, model_id, "ranks" if model.ranks else "local")
-            sought[place] = each = Sought(f"heads for {size}", located)
-            looks[each] = functools.partial(_check_heads, located, size)
-    yield from _complaints(places, sought, looks)
+            look = functools.partial(_check_heads, located, size)
+            looks.append((place, Sought(f"heads for {size}", located), look))
+    yield from _complaints(places, looks)
 
 
 def _complaints(
-    places: Places, sought: Mapping[Place, Sought], looks: Mapping[Sought, Callable[[], str]]
+    places: Places, looks: Sequence[tuple[Place, Sought, Callable[[], str]]]
 ) -> Iterator[tuple[Place, str]]:
-    answers = places.locate(looks)
-    for place, each in sought.items():
-        if isinstance(answer := answers[each], ValueError):
+    answers = places.locate({sought: look for _, sought, look in looks})
+    for place, sought, _ in looks:
+        if isinstance(answer := answers[sought], ValueError):
             yield place, str(answer)
 
 
@@ -196,9 +200,7 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
             return ""
 
         sought = Sought("tls_certificate", str(certificate))
-        answer = places.locate({sought: look})[sought]
-        if isinstance(answer, ValueError):
-            yield ("gateway", "tls_certificate"), str(answer)
+        yield from _complaints(places, [(TLS_PLACES[0], sought, look)])
 
 
 def network_cautions(settings: GatewaySettings) -> Iterator[str]:

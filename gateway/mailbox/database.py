@@ -68,7 +68,7 @@ class _Seen(NamedTuple):
 
 
 class Database:
-    """The connection to the file. A damaged file is put aside, and the next `open` begins a new
+    """The connection to the file. A damaged file is put aside, and the next `connect` begins a new
     one; a file of a newer version stays as it is. Every call blocks, and one runs at a time.
 
     SQLite goes on with a file that was removed or cut off, and what it writes there is lost with
@@ -94,7 +94,7 @@ class Database:
             raise StoreError("it is not open")
         return self._connection
 
-    def open(self) -> None:
+    def connect(self) -> None:
         """Open the file, or begin a new one.
 
         Raises:
@@ -103,7 +103,7 @@ class Database:
         """
         self._make_file()
         with self.explained():
-            self._connect()
+            self._open_connection()
             self._file, self._log = _look(self._path), _look(self._log_path)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Database:
         except OSError as error:
             raise StoreError(f"{self._path} can't be opened: {error.strerror or error}") from error
 
-    def _connect(self) -> None:
+    def _open_connection(self) -> None:
         # One call runs at a time, but not always on the same thread.
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -36,22 +34,17 @@ _UNPACKED_BYTES: Final = 1 << 20
 Take: TypeAlias = Callable[[int], None]
 
 
-class Store:
+class Store(Database):
     """The answers in the file. Contents are compressed, but for bodies, which are read most."""
 
     def __init__(self, path: Path) -> None:
-        self._database = Database(path)
+        super().__init__(path)
         # Bytes by owners. Those of answers that another gateway makes are as of the opening.
         self._held: Counter[str] = Counter()
 
     @property
     def held_bytes(self) -> int:
         return self._held.total()
-
-    @property
-    def aside(self) -> Path:
-        """The path to which a damaged file is moved."""
-        return self._database.aside
 
     def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
         """Open the file; return the answers that are still to be made, by age, without those that
@@ -62,14 +55,14 @@ class Store:
             StoreError: the file can't be opened, or is of a newer version.
         """
         try:
-            self._database.open()
-            with self._explained():
+            self.connect()
+            with self.explained():
                 held = "SELECT owner, sum(bytes) FROM answers GROUP BY owner"
-                self._held = Counter(dict(self._sql.execute(held)))
-                running = self._sql.execute(
+                self._held = Counter(dict(self.sql.execute(held)))
+                running = self.sql.execute(
                     "SELECT owner, id FROM answers WHERE status = 'in_progress'"
                 ).fetchall()
-                self._sql.executemany(
+                self.sql.executemany(
                     "UPDATE answers SET status = 'queued', deaths = deaths + 1 "
                     "WHERE owner = ? AND id = ?",
                     [each for each in running if each not in elsewhere],
@@ -81,15 +74,12 @@ class Store:
 
     def pending(self, names: Collection[Name]) -> list[MailboxEntry]:
         """The answers of these names that are still to be made, by age."""
-        with self._explained():
+        with self.explained():
             return [each for each in self._pending() if each.name in names]
 
     def _pending(self) -> list[MailboxEntry]:
         columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
-        return [_entry(row) for row in self._sql.execute(columns)]
-
-    def close(self) -> None:
-        self._database.close()
+        return [_entry(row) for row in self.sql.execute(columns)]
 
     def add(
         self, entry: MailboxEntry, work: bytes, items: bytes, body: bytes, keep: Retention
@@ -101,7 +91,7 @@ class Store:
             StoreError: there is no room, or it can't be written.
         """
         packed = zlib.compress(work, 1), zlib.compress(items, 1)
-        with self._explained():
+        with self.explained():
             self._insert(entry, 202, body, *packed, b"", keep)
 
     def put(
@@ -109,20 +99,20 @@ class Store:
     ) -> None:
         """Add an answer that is over. Raises: StoreError, as `add`."""
         packed = zlib.compress(items, 1)
-        with self._explained():
+        with self.explained():
             self._insert(entry, outcome.http_status, outcome.body, b"", packed, b"", keep)
 
     def begin(self, entry: MailboxEntry, take: Take) -> tuple[bytes, bytes] | None:
         """Note that an answer runs; return its work, and its body until its end. None: it isn't to
         be made any more.
         """
-        with self._explained():
-            self._sql.execute(
+        with self.explained():
+            self.sql.execute(
                 "UPDATE answers SET status = 'in_progress', attempts = ? "
                 f"WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 (entry.attempts, *entry.name),
             )
-            row = self._sql.execute(
+            row = self.sql.execute(
                 f"SELECT work, body FROM answers WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 entry.name,
             ).fetchone()
@@ -130,8 +120,8 @@ class Store:
 
     def put_back(self, entry: MailboxEntry) -> None:
         """Note that an answer is made later, as the gateway ends in order."""
-        with self._explained():
-            self._sql.execute(
+        with self.explained():
+            self.sql.execute(
                 "UPDATE answers SET status = 'queued' WHERE owner = ? AND id = ? "
                 "AND status = 'in_progress'",
                 entry.name,
@@ -140,8 +130,8 @@ class Store:
     def finish(self, entry: MailboxEntry, outcome: AnswerOutcome, keep: Retention) -> bool:
         """Write the outcome of an answer. False: it was over already, or is gone."""
         events = zlib.compress(outcome.events, 1) if outcome.events else b""
-        with self._explained():
-            row = self._sql.execute(
+        with self.explained():
+            row = self.sql.execute(
                 "SELECT bytes, length(items) FROM answers "
                 f"WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 entry.name,
@@ -152,7 +142,7 @@ class Store:
             size = charged_bytes(outcome.body, events) + items_bytes
             # The outcome is written even without room, as the answer was accepted.
             self._make_room(entry.owner, size - before_bytes, keep)
-            self._sql.execute(
+            self.sql.execute(
                 "UPDATE answers SET status = ?, ended_at = ?, http_status = ?, body = ?, "
                 "work = x'', events = ?, bytes = ? WHERE owner = ? AND id = ?",
                 (
@@ -174,12 +164,12 @@ class Store:
         columns = f"{_ENTRY}, http_status, body"
         columns += ", items" if items else ", x''"
         columns += ", events" if events else ", x''"
-        with self._explained():
-            size = self._sql.execute(f"SELECT length(body) {named}", name).fetchone()
+        with self.explained():
+            size = self.sql.execute(f"SELECT length(body) {named}", name).fetchone()
             if size is None:
                 return None
             take(*size)
-            row = self._sql.execute(f"SELECT {columns} {named}", name).fetchone()
+            row = self.sql.execute(f"SELECT {columns} {named}", name).fetchone()
             http_status, body, *packed = row[-4:]
             contents = [_unpacked(each, take) for each in packed]
             return StoredAnswer(_entry(row[:-4]), http_status, body, *contents)
@@ -194,8 +184,8 @@ class Store:
         if after is not None:
             behind = f"AND number {beyond} (SELECT number FROM answers WHERE owner = ? AND id = ?)"
             arguments += (owner, after)
-        with self._explained():
-            rows = self._sql.execute(
+        with self.explained():
+            rows = self.sql.execute(
                 f"SELECT {_ENTRY}, body FROM answers WHERE owner = ? AND api = ? {behind} "
                 f"ORDER BY number {order} LIMIT ?",
                 (*arguments, count),
@@ -208,25 +198,18 @@ class Store:
 
     def delete(self, name: Name) -> bool:
         """Delete an answer; whether there was one."""
-        with self._explained():
+        with self.explained():
             return self._delete("WHERE owner = ? AND id = ?", *name)
 
     def expire(self, keep: Retention, now: float) -> None:
         """Remove answers that were kept long enough, or that exceed the bound."""
-        with self._explained():
+        with self.explained():
             self._delete("WHERE ended_at <= ?", keep.expires_before(now))
             self._make_room(None, 0, keep)
             # A script runs to its end; a single statement without rows would free only one page.
-            self._sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
+            self.sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
 
     # Inside
-
-    @property
-    def _sql(self) -> sqlite3.Connection:
-        return self._database.sql
-
-    def _explained(self) -> contextlib.AbstractContextManager[None]:
-        return self._database.explained()
 
     def _insert(
         self,
@@ -246,7 +229,7 @@ class Store:
                 f"it would hold {excess} bytes more than mailbox.size, and no answer in it may be "
                 "removed yet"
             )
-        self._sql.execute(
+        self.sql.execute(
             f"INSERT INTO answers ({_ENTRY}, http_status, body, work, items, events, bytes) "
             f"VALUES ({', '.join('?' * 19)})",
             (
@@ -275,7 +258,7 @@ class Store:
 
     def _check_share(self, owner: str, more_bytes: int, keep: Retention) -> None:
         """Raises: StoreError: answers of this key that wait would exceed the key's share."""
-        rows = self._sql.execute(
+        rows = self.sql.execute(
             "SELECT owner, sum(bytes) FROM answers WHERE ended_at IS NULL GROUP BY owner"
         )
         waiting = Counter(dict(rows))
@@ -309,7 +292,7 @@ class Store:
     def _victim(self, owners: Iterable[str], held: Counter[str]) -> tuple[str, int, int] | None:
         """The owner, the number and the bytes of the answer that is deleted next."""
         for owner in sorted(owners, key=lambda each: -held[each]):
-            row = self._sql.execute(
+            row = self.sql.execute(
                 "SELECT number, bytes FROM answers WHERE owner = ? AND ended_at IS NOT NULL "
                 "ORDER BY ended_at, number LIMIT 1",
                 (owner,),
@@ -319,7 +302,7 @@ class Store:
         return None
 
     def _delete(self, where: str, *arguments: str | float) -> bool:
-        gone = self._sql.execute(
+        gone = self.sql.execute(
             f"DELETE FROM answers {where} RETURNING owner, bytes",
             arguments,
         ).fetchall()

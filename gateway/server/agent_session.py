@@ -16,7 +16,7 @@ from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.agent_bodies import LeaseTurn, OrderBody, PrintedLine, RankEnded, RankNews
-from gateway.workers.host import LocalRank, RankEnd, RankOrder
+from gateway.workers.host import LocalRank, RankOrder
 from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Lease
 from gateway.workers.leftovers import WorkerRecords
@@ -95,8 +95,8 @@ class _Lines:
         self._log.add(line)
 
 
-class HostedRank:
-    """A rank's process on this host. `ended_by` is why the agent itself ends it, None if it
+class HostedRank(LocalRank):
+    """A rank of a gateway on another host. `ended_by` is why the agent itself ends it, None if it
     doesn't.
     """
 
@@ -104,10 +104,7 @@ class HostedRank:
         self, order: OrderBody, log: WorkerLog, records: WorkerRecords, news: NewsQueue
     ) -> None:
         """Raises: OSError: it can't be started."""
-        self.id = order.id
-        self.ended_by: str | None = None
-        self.footprint_bytes = 0
-        self._rank = LocalRank(
+        super().__init__(
             RankOrder(
                 name=order.name,
                 incarnation=order.incarnation,
@@ -119,28 +116,15 @@ class HostedRank:
             _Lines(order.id, RankLog(log, order.rank), news),
             records,
         )
-
-    @property
-    def pid(self) -> int:
-        return self._rank.pid
+        self.id = order.id
+        self.ended_by: str | None = None
+        self.footprint_bytes = 0
 
     async def footprint(self) -> Footprint:
         """Raises: FootprintError; OSError if no answer comes in time."""
-        found = await self._rank.footprint()
+        found = await super().footprint()
         self.footprint_bytes = found.current_bytes
         return found
-
-    async def dump(self) -> None:
-        await self._rank.dump()
-
-    async def end(self) -> None:
-        await self._rank.end()
-
-    async def kill(self) -> None:
-        await self._rank.kill()
-
-    async def ended(self) -> RankEnd:
-        return await self._rank.ended()
 
     async def climb(self) -> None:
         """End the process by the ladder for workers whose gateway is gone."""
@@ -150,9 +134,9 @@ class HostedRank:
         try:
             for rung in ladder.orphaned(self.footprint_bytes):
                 if rung.step is LadderStep.TERMINATE:
-                    await self._rank.end()
+                    await self.end()
                 else:
-                    await self._rank.kill()
+                    await self.kill()
                 if await until_set(ended, rung.deadline_s):
                     return
             logger.error("Rank %d survived SIGKILL; its memory stays taken", self.pid)

@@ -116,7 +116,7 @@ class Sessions:
         self._log = log
         self._records = records
         self._sessions: dict[str, RankSession] = {}
-        self._versions = versions()
+        self.versions = versions()
         self._tasks = Tasks("agent")
 
     def begin(self) -> None:
@@ -127,10 +127,6 @@ class Sessions:
     def ranks(self) -> list[HostedRank]:
         return [rank for each in self._sessions.values() for rank in each.ranks.values()]
 
-    @property
-    def versions(self) -> dict[str, str]:
-        return self._versions
-
     def open(self, opening: Opening) -> RankSession:
         """Raises: Refusal: the gateway has other versions, or there are too many sessions."""
         if opening.api != API:
@@ -140,10 +136,10 @@ class Sessions:
                 f"{opening.api}: install the same Bulkhead on both hosts.",
                 lasting=True,
             )
-        if opening.versions != self._versions:
+        if opening.versions != self.versions:
             raise Refusal(
                 "invalid_request_error",
-                f"This host has {_listed(self._versions)}, and the gateway's "
+                f"This host has {_listed(self.versions)}, and the gateway's "
                 f"{_listed(opening.versions)}: install the same on both.",
                 lasting=True,
             )

@@ -31,7 +31,7 @@ if sys.platform == "linux":
 else:
     import functools
 
-    from gateway.system.memory_darwin import SysctlByName
+    from gateway.system.memory_darwin import Sysctl
 
     @functools.cache
     def present_boot() -> str:
@@ -39,7 +39,7 @@ else:
 
         Not kern.boottime, which psutil tells: it is moved whenever the clock is set.
         """
-        return SysctlByName().text("kern.bootsessionuuid")
+        return Sysctl().text("kern.bootsessionuuid")
 
 
 # macOS refuses more than OPEN_MAX (<sys/syslimits.h>).

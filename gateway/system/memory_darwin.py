@@ -134,7 +134,15 @@ def started(pid: int) -> int:
 _TEXT_BYTES: Final = 128
 
 
-class SysctlByName:
+# The levels of the kernel's memorystatus code (xnu bsd/sys/event.h,
+# NOTE_MEMORYSTATUS_PRESSURE_*), which any account may read.
+_LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
+_PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
+# The memory that the GPU may wire, in MiB; 0 is the system's own choice.
+_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
+
+
+class Sysctl:
     """sysctlbyname, of a library that tests can replace by a compiled stub."""
 
     def __init__(self, path: str | None = None) -> None:
@@ -150,16 +158,31 @@ class SysctlByName:
         )
         self._sysctlbyname.restype = ctypes.c_int
 
-    def number(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
-        """Raises: OSError. `value` is as wide as the kernel's, and zero."""
-        self._read(name, value)
-        return value.value
-
     def text(self, name: str) -> str:
         """Raises: OSError."""
         value = ctypes.create_string_buffer(_TEXT_BYTES)
         self._read(name, value)
         return value.value.decode("ascii", "replace")
+
+    def number(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
+        """Raises: HostError. `value` is as wide as the kernel's, and zero."""
+        try:
+            self._read(name, value)
+        except OSError as error:
+            raise HostError(str(error.strerror)) from error
+        return value.value
+
+    def pressure(self) -> Pressure:
+        """Raises: HostError."""
+        level = self.number(_PRESSURE, ctypes.c_int(0))
+        if level not in _LEVELS:
+            raise HostError(f"{_PRESSURE} is {level}")
+        return _LEVELS[level]
+
+    def wired_limit_mb(self) -> int:
+        """Raises: HostError: there is no such GPU."""
+        # Zeroed, and wide enough for 32 and for 64 bits, as no header declares the width.
+        return self.number(_WIRED_LIMIT, ctypes.c_int64(0))
 
     def _read(
         self, name: str, value: ctypes.c_int | ctypes.c_int64 | ctypes.Array[ctypes.c_char]
@@ -169,39 +192,6 @@ class SysctlByName:
         if self._sysctlbyname(encoded, ctypes.byref(value), ctypes.byref(size), None, 0) != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-# The levels of the kernel's memorystatus code (xnu bsd/sys/event.h,
-# NOTE_MEMORYSTATUS_PRESSURE_*), which any account may read.
-_LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
-_PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
-# The memory that the GPU may wire, in MiB; 0 is the system's own choice.
-_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
-
-
-class Sysctl:
-    """The kernel's figures of memory, of a library that tests can replace by a compiled stub."""
-
-    def __init__(self, path: str | None = None) -> None:
-        self._sysctl = SysctlByName(path)
-
-    def pressure(self) -> Pressure:
-        """Raises: HostError."""
-        level = self._read(_PRESSURE, ctypes.c_int(0))
-        if level not in _LEVELS:
-            raise HostError(f"{_PRESSURE} is {level}")
-        return _LEVELS[level]
-
-    def wired_limit_mb(self) -> int:
-        """Raises: HostError: there is no such GPU."""
-        # Zeroed, and wide enough for 32 and for 64 bits, as no header declares the width.
-        return self._read(_WIRED_LIMIT, ctypes.c_int64(0))
-
-    def _read(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
-        try:
-            return self._sysctl.number(name, value)
-        except OSError as error:
-            raise HostError(str(error.strerror)) from error
 
 
 @functools.cache
