@@ -24,7 +24,7 @@ from gateway.memory.budget import budget_bytes
 from gateway.server import agent_server as server
 from gateway.server.agent_server import AgentTerms
 from gateway.server.uvicorn_server import PortTakenError, bind
-from gateway.system.logs import gateway_logs
+from gateway.system.log_lines import gateway_logs
 from gateway.system.machine import raise_file_limit
 from gateway.system.notation import format_size, is_loopback, url
 from gateway.system.state_dir import StateDir, StateDirError, default_state_dir

@@ -17,13 +17,12 @@ from gateway.cli import UncutGroup
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import json_option, reaches_gateway, takes_flags
 from gateway.cli.output import printable, printable_json, stderr_console, stdout_console
-from gateway.config.changes import Reloaded
 from gateway.config.documents import example, schema
+from gateway.config.layers import ConfigError, Mistake, ValueSource
 from gateway.config.machine_rules import network_cautions
-from gateway.config.mistakes import ConfigError, Mistake, ValueSource
 from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.settings import Flags
-from gateway.config.tables import KeyDefinition, keys_of, label, tables_of
+from gateway.config.tables import KeyDefinition, Reloaded, keys_of, label, tables_of
 from gateway.config.toml_file import Place
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.fitting import Learned

@@ -10,7 +10,7 @@ from typing import TypeVar
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
 from gateway.cli.options import names_gateway
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags
 from gateway.library.catalogue import (

@@ -14,17 +14,15 @@ import click
 import msgspec
 from rich.table import Table
 
-from gateway.access.accounts import Counts
 from gateway.access.api_key import (
     LATEST_EXPIRY,
     KeyBody,
     KeyList,
     KeyTerms,
-    KeyUsage,
     NewKey,
-    UsageList,
 )
 from gateway.access.key_file import KeyFile, KeyFileError
+from gateway.access.limits import Counts, KeyUsage, UsageList
 from gateway.cli import UncutGroup
 from gateway.cli.client import ANSWER, FOLDED, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gateway.access.key_file import admin_key
 from gateway.cli.client import GatewayClient
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
 from gateway.system.state_dir import StateDir, default_state_dir, near_url, running_address

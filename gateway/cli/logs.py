@@ -19,9 +19,9 @@ from gateway.cli.local import local_settings
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.output import printable, stdout_console
 from gateway.config.settings import Settings
-from gateway.system.log_files import LogReader
+from gateway.system.log_files import LogReader, stamp_of
 from gateway.system.log_lines import as_json as json_line
-from gateway.system.log_lines import escaped, human, local_time, parsed, since_stamp, stamp_of
+from gateway.system.log_lines import escaped, human, local_time, parsed, since_stamp
 from gateway.system.notation import nearest_model, suggestion
 
 _TAB: Final = 8

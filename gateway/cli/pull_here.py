@@ -10,20 +10,21 @@ from pathlib import Path
 from msgspec import Struct
 
 from gateway.cli.failure import CommandError
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
-from gateway.library.outlook import Outlook, outlook
-from gateway.library.pull_messages import (
+from gateway.library.description import Outlook, outlook
+from gateway.library.pull_process import (
+    Deaths,
     Planned,
     Progressed,
     PullFailed,
     PullFinished,
     PullJob,
+    PullProcess,
     Said,
 )
-from gateway.library.pull_process import Deaths, PullProcess
 from gateway.memory.budget import budget_bytes
 from gateway.memory.estimate.fitting import Learned
 from gateway.memory.forecast import possible_beside

@@ -15,8 +15,8 @@ from gateway.access.key_file import KeyFileError
 from gateway.access.keys import ApiKeys
 from gateway.cli.options import log_level_option, log_to_option, takes_flags
 from gateway.cli.output import printable
+from gateway.config.layers import ConfigError
 from gateway.config.machine_rules import Places, exposed, tls_files
-from gateway.config.mistakes import ConfigError
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
@@ -25,7 +25,7 @@ from gateway.server.takeover import Inheritance
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.room import ask_health_of
-from gateway.system.logs import gateway_logs
+from gateway.system.log_lines import gateway_logs
 from gateway.system.machine import give_large_buffers_back, raise_file_limit
 from gateway.system.state_dir import StateDir, StateDirError, default_state_dir, near_url
 from gateway.system.tls import CertificateError, Certificates
@@ -105,7 +105,9 @@ def serve_command(flags: Flags, log_level: str, log_to: str, mistake_status: int
         for mistake in configuration.absent.values():
             logger.warning("%s The others are served, and this one once it is there", mistake)
         departure = server.run(
-            read, configuration, state_dir, listener, keys, certificates, finder, inheritance
+            server.GatewaySetup(
+                read, configuration, state_dir, listener, keys, certificates, finder, inheritance
+            )
         )
     if departure is not None:
         departure.become()

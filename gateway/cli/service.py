@@ -16,7 +16,7 @@ from gateway.cli import UncutGroup
 from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
 from gateway.cli.logs import LogPrinter, print_file
 from gateway.cli.output import printable
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import Flags
 from gateway.service.command import ServiceError, ServiceMisuseError

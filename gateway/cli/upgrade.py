@@ -13,7 +13,7 @@ from gateway.cli.local import local_settings
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import printable
 from gateway.http.command_bodies import UpgradeAnswer
-from gateway.server.starts import NextGateway
+from gateway.system.state_dir import NextGateway
 from gateway.system.state_file import write_state
 
 

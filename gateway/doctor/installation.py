@@ -14,7 +14,7 @@ import psutil
 from msgspec import Struct
 
 from gateway.access.key_file import admin_key
-from gateway.config.mistakes import Mistake
+from gateway.config.layers import Mistake
 from gateway.config.read import read_draft
 from gateway.config.settings import Flags, GatewaySettings, Settings
 from gateway.service.definition import service_pid

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, error, ok, warning

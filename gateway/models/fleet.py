@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
-from gateway.config.changes import InForce
 from gateway.config.model import Model, groups_of
 from gateway.config.settings import Settings
+from gateway.config.tables import InForce
 from gateway.memory.admission import Admission
 from gateway.memory.estimate.fitting import Learned
 from gateway.memory.forecast import misfits

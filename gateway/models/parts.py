@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.config.changes import InForce
+from gateway.config.tables import InForce
 from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.condition import Condition
 from gateway.models.model_memory import ModelMemory

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.config.changes import InForce
+from gateway.config.tables import InForce
 from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State

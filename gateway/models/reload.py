@@ -10,17 +10,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.config.changes import Reloaded, changes
-from gateway.config.mistakes import ConfigError, Mistake, ValueSource
+from gateway.config.layers import ConfigError, Mistake, ValueSource
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
 from gateway.config.settings import Settings
-from gateway.config.tables import HOSTS
+from gateway.config.tables import HOSTS, Reloaded, changes
 from gateway.memory.budget import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.system.lane import Lane
+from gateway.system.machine import Notifier
 from gateway.system.notation import format_size
-from gateway.system.notify import Notifier
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.system.tls import CertificateError, Certificates

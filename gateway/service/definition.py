@@ -18,7 +18,7 @@ from typing import Final
 import psutil
 from msgspec import Struct
 
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, GatewaySettings, Settings
 from gateway.service.command import ServiceError, ServiceMisuseError

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from gateway.config.changes import InForce
+from gateway.config.tables import InForce
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog
 from gateway.system.log_lines import about

@@ -11,9 +11,9 @@ from typing import Final
 import zmq
 from msgspec import Struct
 
-from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.config.model_settings import LOCAL
+from gateway.config.tables import InForce
 from gateway.memory.budget import cards, default_backend, sharing
 from gateway.memory.estimate.estimate import Estimate
 from gateway.system.events import EventLog, Kind

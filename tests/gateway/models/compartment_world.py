@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
+from gateway.config.tables import InForce
 from gateway.memory.estimate.estimate import Estimate
 from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.compartment import Compartment
