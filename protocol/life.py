@@ -7,7 +7,6 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from protocol.message import Message
-from protocol.ranks import Ranks
 from protocol.requests import SamplingDefaults
 
 
@@ -89,6 +88,30 @@ class Hello(Message, frozen=True, tag="hello"):
     mlx_version: str
     mlx_lm_version: str
     device: Device
+
+
+RankBackend: TypeAlias = Literal["ring", "jaccl", "nccl"]
+RankSplit: TypeAlias = Literal["tensor", "pipeline"]
+
+
+class Ranks(Struct, frozen=True, kw_only=True):
+    """The processes that compute one model together; rank 0 is told this, and the others follow it.
+
+    `addresses` has for each rank the places, host:port, at which its neighbours reach it; of NCCL
+    and JACCL only the first one of rank 0 counts. `devices` are JACCL's: for each rank its RDMA
+    device towards each other one, None towards itself. The followers connect to `endpoint`, a
+    ZeroMQ address, and prove themselves by the first of the `keys`. One that is silent for
+    `silence_s` is lost.
+    """
+
+    size: int
+    backend: RankBackend
+    split: RankSplit
+    addresses: tuple[tuple[str, ...], ...]
+    endpoint: str
+    keys: tuple[bytes, bytes]
+    silence_s: float
+    devices: tuple[tuple[str | None, ...], ...] = ()
 
 
 class PromptCacheDisk(Struct, frozen=True, kw_only=True):

@@ -103,7 +103,7 @@ def _run_errand(name: str) -> None:
     """Run the function that has the errand's name."""
     _pin_packages()
 
-    from worker.errands.errand import Errand
+    from worker.errands import Errand
 
     # Made before the errand's own imports, which may print.
     errand = Errand()

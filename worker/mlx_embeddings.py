@@ -36,9 +36,9 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
         raise EncoderError(f"Encoders of type {kind} are not supported; there are {known}.")
     if name == "gemma3_text":
         # mlx-embeddings has the decoder's layers too, but not its windows.
-        from worker.mlx_lm import gemma3
+        from worker.mlx_lm.models import gemma3_encoder
 
-        return gemma3.classes()
+        return gemma3_encoder()
     try:
         module = importlib.import_module(f"mlx_embeddings.models.{name}")
     except ImportError as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from protocol.prompt_store.entry import KEY_BYTES, Entry
+from protocol.prompt_store.payloads import KEY_BYTES, Entry
 
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
@@ -84,7 +84,7 @@ class Bounds(NamedTuple):
     most_bytes_per_hour: int
 
 
-class Measured(NamedTuple):
+class Speeds(NamedTuple):
     """How fast a model's blocks are read and its prompts computed; None: not known."""
 
     read_bytes_per_s: float | None = None
@@ -193,10 +193,10 @@ class Index:
         """The bytes on disk of each owner that has any."""
         return dict(self._look("SELECT name, disk_bytes FROM owner"))
 
-    def speeds(self, model: bytes) -> Measured:
+    def speeds(self, model: bytes) -> Speeds:
         query = "SELECT read_bytes_per_s, prefill_tokens_per_s FROM speed WHERE model = ?"
         rows = self._look(query, model)
-        return _measured(rows[0]) if rows else Measured()
+        return _measured(rows[0]) if rows else Speeds()
 
     def keys(self, first_byte: int) -> set[bytes]:
         """The keys that begin with this byte."""
@@ -320,7 +320,7 @@ class Transaction:
             "UPDATE block SET used = (SELECT tick FROM common) WHERE key = ?", (key,)
         )
 
-    def set_speeds(self, model: bytes, measured: Measured) -> None:
+    def set_speeds(self, model: bytes, measured: Speeds) -> None:
         query = "INSERT OR REPLACE INTO speed VALUES (?, ?, ?)"
         self._connection.execute(query, (model, *measured))
 
@@ -390,10 +390,10 @@ def _identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _measured(row: tuple[Any, ...]) -> Measured:
+def _measured(row: tuple[Any, ...]) -> Speeds:
     # A damaged page may hold anything.
     if all(each is None or (type(each) is float and each > 0) for each in row):
-        return Measured(*row)
+        return Speeds(*row)
     raise sqlite3.OperationalError("a row is damaged")
 
 

@@ -12,11 +12,9 @@ from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from protocol.prompt_store.entry import KEY_BYTES, Entry
-from protocol.prompt_store.home import Home, UntrustedError, drop, remove_what_was_set_aside
-from protocol.prompt_store.index import Bounds, Measured, Transaction, is_damage
-from protocol.prompt_store.payloads import UnfitError, disk_bytes
-from protocol.prompt_store.sweep import sweep
+from protocol.prompt_store.home import Home, UntrustedError, drop, remove_set_aside, sweep
+from protocol.prompt_store.index import Bounds, Speeds, Transaction, is_damage
+from protocol.prompt_store.payloads import KEY_BYTES, Entry, UnfitError, disk_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +115,11 @@ class PromptStore:
             raise ValueError(f"the keys must be two different ones of {KEY_BYTES} bytes")
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
 
-    def speeds(self, model: bytes) -> Measured:
+    def speeds(self, model: bytes) -> Speeds:
         """What was noted last of this model, whoever measured it."""
-        return self._attempt(lambda home: home.index.speeds(model), Measured())
+        return self._attempt(lambda home: home.index.speeds(model), Speeds())
 
-    def note_speeds(self, model: bytes, measured: Measured) -> None:
+    def note_speeds(self, model: bytes, measured: Speeds) -> None:
         """Keep what a worker has measured for those that come after it."""
         self._attempt(lambda home: self._note_speeds(home, model, measured), None)
 
@@ -225,7 +223,7 @@ class PromptStore:
             transaction.add(entry, owner, needed)
         return True
 
-    def _note_speeds(self, home: Home, model: bytes, measured: Measured) -> None:
+    def _note_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():
             with home.index.transaction() as transaction:
                 transaction.set_speeds(model, measured)
@@ -289,7 +287,7 @@ class PromptStore:
 
     def _sweep(self, home: Home, freed: _Freed) -> None:
         until = time.monotonic() + _SWEEP_S
-        remove_what_was_set_aside(self._folder, until)
+        remove_set_aside(self._folder, until)
         freed.disk_bytes += sweep(home, until)
 
     # Opening and failing
@@ -350,7 +348,7 @@ class PromptStore:
             self._obeyed = False
         finally:
             self._opening.release()
-        remove_what_was_set_aside(self._folder, time.monotonic() + _SWEEP_S)
+        remove_set_aside(self._folder, time.monotonic() + _SWEEP_S)
         self._obey_bounds(home)
         return home
 

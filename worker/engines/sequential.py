@@ -15,9 +15,7 @@ import mlx.core as mx
 
 from protocol.answers import FinishReason
 from worker.engines.batch import CachedRow, Row
-from worker.engines.caches import Caches
-from worker.engines.decoding import Decoded, RowSampler, decode, decode_ahead
-from worker.engines.gpu_failures import passing_kind
+from worker.engines.decoding import Caches, Decoded, RowSampler, decode, decode_ahead
 from worker.engines.keeper import PromptKeeper
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk
@@ -27,7 +25,7 @@ from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import score_prompt, scored_chunk
-from worker.system.errors import one_sentence
+from worker.system.errors import one_sentence, passing_kind
 from worker.vision.inputs import PictureInputs
 
 logger = logging.getLogger("worker")

@@ -14,7 +14,7 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom
 from worker.engines.room import measure as measure_caches
 from worker.engines.sequence import Sequence
-from worker.errands.errand import Errand
+from worker.errands import Errand
 from worker.load.files import check_files, find_folder
 from worker.load.loading import LoadedModel, classes_of, load, read_tokenizer
 from worker.system.errors import ModelError, one_sentence

@@ -24,7 +24,7 @@ from protocol.errands import (
     Trim,
 )
 from protocol.life import MlxMemory
-from worker.errands.errand import Errand
+from worker.errands import Errand
 from worker.mlx_lm.wiring import wiring
 from worker.system.memory import read_device, read_memory, released_memory, trim
 

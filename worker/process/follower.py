@@ -15,8 +15,7 @@ import traceback
 from types import FrameType
 from typing import Final, NoReturn
 
-from protocol.process import DUMP_STACKS, grace_s
-from protocol.ranks import LEFT_ALONE
+from protocol.process import DUMP_STACKS, LEFT_ALONE, grace_s
 from worker.process.gateway import ParentWatch
 
 logger = logging.getLogger("worker")

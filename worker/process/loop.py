@@ -27,8 +27,7 @@ from protocol.life import (
     Stop,
 )
 from protocol.message import Message
-from protocol.process import DUMP_STACKS, grace_s
-from protocol.ranks import LEFT_ALONE
+from protocol.process import DUMP_STACKS, LEFT_ALONE, grace_s
 from protocol.requests import Cancel, ChatPrompt, Embed, Generate
 from worker.process.answering import Answering, Outbox, rendered
 from worker.process.gateway import GatewayLink, ParentWatch
@@ -40,8 +39,8 @@ from worker.runtime.engine_thread import (
     ModelReady,
     RankGone,
     RemoveRequests,
+    import_at_low_priority,
 )
-from worker.system.imports import import_at_low_priority
 from worker.transformers import SLOW_IMPORT
 from worker.vectors.jobs import VectorJob
 

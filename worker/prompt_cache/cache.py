@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from protocol.message import pack
-from protocol.prompt_store.entry import Entry
-from worker.prompt_cache.blocks import Block, Cutter, Span
+from protocol.prompt_store.payloads import Entry
+from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
-from worker.prompt_cache.lru import LruBlocks
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 
 logger = logging.getLogger("worker")

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from protocol.prompt_store import Measured
-from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.index import Speeds
+from protocol.prompt_store.payloads import Entry
 from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.blocks import Block
 
@@ -31,7 +31,7 @@ _MOST_PENDING: Final = 4096
 _CLEAR_S: Final = 1.0
 # Read and not yet taken over by the engine.
 _MOST_READ_BYTES: Final = 256_000_000
-_NOTHING: Final = Measured()
+_NOTHING: Final = Speeds()
 # How much of the last measurement a speed is: neither a page cache that happened to be warm nor a
 # disk that was busy once decides alone.
 _WEIGHT: Final = 0.3
@@ -62,7 +62,7 @@ class Disk:
         self._owner = owner
         self._root = root
         self._wake = wake
-        self._writes: queue.SimpleQueue[_Write | Measured | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Write | Speeds | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[Fetch, Arrival]] = queue.SimpleQueue()
         self._era = 0
@@ -92,7 +92,7 @@ class Disk:
             self._pending_bytes += entry.payload_bytes
         self._writes.put(_Write(entry, parts, self._era))
 
-    def note(self, measured: Measured) -> None:
+    def note(self, measured: Speeds) -> None:
         """For workers to come."""
         self._writes.put(measured)
 
@@ -136,7 +136,7 @@ class Disk:
 
     def _write_all(self) -> None:
         while (item := self._writes.get()) is not None:
-            if isinstance(item, Measured):
+            if isinstance(item, Speeds):
                 self._store.note_speeds(self._root, item)
                 continue
             with self._writing:
@@ -209,7 +209,7 @@ class _Write(NamedTuple):
 class MeasuredSpeeds:
     """Of reading in bytes and of prefill in tokens, a second; None before the first measurement."""
 
-    def __init__(self, known: Measured = _NOTHING) -> None:
+    def __init__(self, known: Speeds = _NOTHING) -> None:
         """`known` is what an earlier worker has measured."""
         self.read_bytes_per_s = known.read_bytes_per_s
         self.prefill_tokens_per_s = known.prefill_tokens_per_s
@@ -238,9 +238,9 @@ class MeasuredSpeeds:
         """A prompt of which blocks are stored is read, or it is computed."""
         self._computed = 0 if read else self._computed + 1
 
-    def take_news(self) -> Measured | None:
+    def take_news(self) -> Speeds | None:
         """What is worth telling others since the last call."""
-        now = Measured(self.read_bytes_per_s, self.prefill_tokens_per_s)
+        now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s)
         if not any(_differs(*each) for each in zip(now, self._told, strict=True)):
             return None
         self._told = now

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.life import Load
-from worker.engines.caches import Caches
-from worker.engines.limits import MemoryLimits
-from worker.engines.room import CacheRoom, measure
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, MemoryLimits, measure
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
 from worker.mlx_lm.wiring import wiring
@@ -37,8 +36,7 @@ from worker.ranks.links import (
     TrimMemory,
 )
 from worker.system.errors import LoadAbandonedError, ModelError
-from worker.system.imports import leave_imports_alone
-from worker.system.memory import read_device, released_memory, trim
+from worker.system.memory import leave_imports_alone, read_device, released_memory, trim
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:

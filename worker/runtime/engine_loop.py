@@ -15,9 +15,7 @@ from protocol.life import (
     PromptCacheCleared,
 )
 from worker.engines.batch import PREFILL_ROWS
-from worker.engines.gpu_failures import GpuRecovery
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheRoom, ContextInForce, MemoryLimits
 from worker.engines.sequence import Engine, Sequence
 from worker.runtime.engine_thread import (
     EngineCommand,
@@ -27,6 +25,7 @@ from worker.runtime.engine_thread import (
     RemoveRequests,
 )
 from worker.runtime.prompts import no_further
+from worker.system.errors import GpuRecovery
 from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
 from worker.vectors.jobs import VectorJob
@@ -64,7 +63,7 @@ class EngineLoop:
     ) -> None:
         self._thread = thread
         self._engine = engine
-        self._recovery = GpuRecovery(engine)
+        self._recovery = GpuRecovery(engine.begin_anew)
         self._limits = limits
         self._context = context
         self._lead = lead

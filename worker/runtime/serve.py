@@ -17,9 +17,8 @@ from protocol.messages import PROTOCOL_VERSION
 from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import NO_CACHES, CacheRoom, measure
+from worker.engines.decoding import Caches
+from worker.engines.room import NO_CACHES, CacheRoom, ContextInForce, MemoryLimits, measure
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -34,8 +33,13 @@ from worker.runtime.engine_thread import EngineThread, Look, ModelReady
 from worker.runtime.prompts import Prepared, prepare
 from worker.runtime.warm import Warming, rehearse
 from worker.system.errors import LoadAbandonedError, ModelError
-from worker.system.imports import leave_imports_alone
-from worker.system.memory import give_back_buffers, read_device, read_memory, released_memory
+from worker.system.memory import (
+    give_back_buffers,
+    leave_imports_alone,
+    read_device,
+    read_memory,
+    released_memory,
+)
 from worker.vectors.engine import NoText, WithVectors
 from worker.vectors.jobs import VectorJob
 from worker.vectors.making import VectorServing, make_vectors

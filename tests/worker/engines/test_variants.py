@@ -23,7 +23,7 @@ from protocol.requests import Generate, Sampling, SamplingDefaults, TokenPrompt
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
+from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
