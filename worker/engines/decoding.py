@@ -39,8 +39,8 @@ class Caches:
         Raises:
             ModelError: they can't be quantized, or what the draft got wrong can't be taken back.
         """
+        self.draft = draft
         self._model = model
-        self._draft = draft
         self._kv_bits = kv_bits
         own = make_caches(model)
         self._own = len(own)
@@ -54,17 +54,22 @@ class Caches:
     @property
     def can_be_merged(self) -> bool:
         """Whether the caches can be merged into those of a batch."""
-        return self._draft is None and can_be_merged(self.make())
+        return self.draft is None and can_be_merged(self.make())
 
     def make(self) -> list[Any]:
         caches: list[Any] = make_caches(self._model)
         if self._kv_bits is not None:
             caches = [quantized(each, self._kv_bits) for each in caches]
-        return caches if self._draft is None else caches + make_caches(self._draft)
+        return caches if self.draft is None else caches + make_caches(self.draft)
 
     def parts(self, caches: list[Any]) -> tuple[list[Any], list[Any]]:
         """The model's, and the draft model's."""
         return caches[: self._own], caches[self._own :]
+
+    def cached_models(self, caches: list[Any]) -> tuple[mlx_lm.CachedModel, mlx_lm.CachedModel]:
+        """The model and the draft model, each with its part of these caches."""
+        own, draft = self.parts(caches)
+        return mlx_lm.CachedModel(self._model, own), mlx_lm.CachedModel(self.draft, draft)
 
     def run(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, ...]:
         """Logits of shape (1, tokens, vocabulary) of each model. The caches take the tokens in as
@@ -72,9 +77,9 @@ class Caches:
         """
         own, draft = self.parts(cache)
         logits = self._model(tokens, cache=own)
-        if self._draft is None:
+        if self.draft is None:
             return (logits,)
-        return logits, self._draft(tokens, cache=draft)
+        return logits, self.draft(tokens, cache=draft)
 
     def _try(self) -> None:
         """Try quantized caches. Attention of some models can't work with them, or the width of
@@ -119,14 +124,7 @@ class RowSampler:
     def __init__(self, sequence: Sequence, model: Any) -> None:
         self.tap = Tap(model)
         self._sampler = ConstrainedSampler[int](lambda: (0,), self.tap.take)
-        self._sampler.add(
-            0,
-            sequence.sampling,
-            sequence.adjustments,
-            sequence.token_ids,
-            sequence.logprobs,
-            sequence.constrained,
-        )
+        sequence.join(self._sampler, 0)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         return self._sampler(logprobs)
@@ -150,18 +148,16 @@ def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterat
 
 
 def decode_ahead(
-    sequence: Sequence, model: Any, draft: Any, draft_tokens: int, caches: Caches, made: list[Any]
+    sequence: Sequence, caches: Caches, made: list[Any], draft_tokens: int
 ) -> Iterator[Decoded]:
-    """The same tokens, of which the draft model guesses some at a time and the model checks them
-    together. `made` are caches of both; with each token that is given out, they may not have seen
+    """The same tokens. The draft model guesses `draft_tokens` at a time, and the model checks them
+    together. `made` are caches of both. With each token that is given out, they may not have seen
     the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
     """
     guessed = mlx_lm.decode_ahead(
         sequence.token_ids,
-        model,
-        draft,
+        *caches.cached_models(made),
         draft_tokens,
-        *caches.parts(made),
         sequence.max_tokens,
         None if sequence.sampling is None else _draw(sequence.sampling),
         [*_budget(sequence), *_adjustments(sequence)],

@@ -17,6 +17,7 @@ from protocol.life import (
     LARGEST_CHUNK_TOKENS,
     LARGEST_CHUNK_TOKENS_ON_CPU,
     Bound,
+    Load,
     peak_share,
 )
 from worker.engines.sequence import Sequence
@@ -69,6 +70,7 @@ class CacheRoom:
     shape: CacheSizes
     limit_bytes: int | None = None
     most_bytes: int | None = None
+    weight_bytes: int = 0
     fixed_bytes: int = 0
     # Bytes that a leak has taken meanwhile; the next worker has them back.
     grown_bytes: int = 0
@@ -165,16 +167,15 @@ class MemoryLimits:
     it.
     """
 
-    def __init__(self, room: CacheRoom, weight_bytes: int) -> None:
+    def __init__(self, room: CacheRoom) -> None:
         self.room = room
-        self._weight_bytes = weight_bytes
         self._least_beside_bytes = _LARGEST_BYTES
 
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
         """Take over another limit. The process holds `beside_bytes` beside MLX's account."""
         self._least_beside_bytes = min(self._least_beside_bytes, beside_bytes)
         self.room.limit_bytes = limit_bytes
-        self.room.fixed_bytes = beside_bytes + self._weight_bytes
+        self.room.fixed_bytes = beside_bytes + self.room.weight_bytes
         self.room.grown_bytes = beside_bytes - self._least_beside_bytes
         self._apply()
 
@@ -183,7 +184,7 @@ class MemoryLimits:
         """The part of the limit that MLX's account may have; 0 without a limit."""
         if self.room.limit_bytes is None:
             return 0
-        return self.room.limit_bytes - (self.room.fixed_bytes - self._weight_bytes)
+        return self.room.limit_bytes - (self.room.fixed_bytes - self.room.weight_bytes)
 
     def _apply(self) -> None:
         # A limit below the active memory does nothing but harm.
@@ -194,6 +195,20 @@ class MemoryLimits:
         peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
         wait_for_computing()
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
+
+
+def limits_of(command: Load, shape: CacheSizes, weight_bytes: int) -> MemoryLimits:
+    """The limits that a load begins with, for a model whose caches have this shape."""
+    room = CacheRoom(
+        shape,
+        weight_bytes=weight_bytes,
+        working_bytes=command.working_bytes,
+        working_token_bytes=command.working_token_bytes,
+    )
+    limits = MemoryLimits(room)
+    if command.limit_bytes is not None:
+        limits.take(command.limit_bytes, command.beside_bytes)
+    return limits
 
 
 class Context(NamedTuple):

@@ -18,6 +18,13 @@ Draw: TypeAlias = Callable[[int, mx.array], mx.array]
 UNSEEN_TOKENS: Final = 2
 
 
+class CachedModel(NamedTuple):
+    """A model, and its caches of the sequence."""
+
+    model: Any
+    caches: list[Any]
+
+
 class Guessed(NamedTuple):
     """A token, and the model's logits of it: (1, vocabulary)."""
 
@@ -55,31 +62,28 @@ def decode(
 
 def decode_ahead(
     token_ids: list[int],
-    model: Any,
-    draft: Any,
+    checking: CachedModel,
+    guessing: CachedModel,
     draft_tokens: int,
-    model_caches: list[Any],
-    draft_caches: list[Any],
     max_tokens: int,
     draw: Draw | None,
     processors: Iterable[LogitsProcessor],
 ) -> Iterator[Guessed]:
-    """The same tokens, of which the draft model guesses some at a time and the model checks them
-    together; without `draw` the likeliest.
-    With each token that is given out, the caches may not have seen the last `UNSEEN_TOKENS`, and
-    what they hold after them is of no use.
+    """The same tokens. One model guesses `draft_tokens` at a time, and the other checks them
+    together. Without `draw` they are the likeliest. With each token that is given out, the caches
+    may not have seen the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
     """
     sampler = None if draw is None else RoundSampler(draw, max_tokens, draft_tokens)
-    layered = _Layered(model, model_caches)
+    layered = _Layered(checking)
     steps = speculative_generate_step(
         mx.array(token_ids[-1:]),
         layered,
-        draft,
+        guessing.model,
         num_draft_tokens=draft_tokens,
         max_tokens=max_tokens,
         sampler=sampler,
         logits_processors=_for_all(token_ids, processors),
-        prompt_cache=[*model_caches, *draft_caches],
+        prompt_cache=[*checking.caches, *guessing.caches],
     )
     for token_id, _, _ in steps:
         if sampler is not None:
@@ -117,11 +121,10 @@ class RoundSampler:
 
 
 class _Layered:
-    """mlx-lm takes the model's caches for as many as it has layers; some have fewer."""
+    """A model as mlx-lm wants it, with one cache for each layer. Some models have fewer caches."""
 
-    def __init__(self, model: Any, caches: list[Any]) -> None:
-        self.layers = caches
-        self._model = model
+    def __init__(self, of: CachedModel) -> None:
+        self._model, self.layers = of
         self._given = 0
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> Any:

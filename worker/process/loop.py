@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from worker.engines.sequence import Token
     from worker.runtime.prompts import Prepared
-    from worker.vectors.jobs import VectorJob
 
 logger = logging.getLogger("worker")
 _TOKENIZER_THREADS: Final = 2

@@ -7,7 +7,7 @@ from typing import Any
 
 from protocol.life import Load
 from worker.engines.decoding import Caches
-from worker.engines.room import CacheRoom, MemoryLimits, measure
+from worker.engines.room import MemoryLimits, limits_of, measure
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
 from worker.mlx_lm.wiring import wiring
@@ -87,12 +87,9 @@ def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[
 def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
     """The same computations as rank 0's, in the same order: each of them meets the others."""
     caches = Caches(loaded.model, None, command.kv_bits)
-    room = CacheRoom(measure(caches.run, caches.make), working_bytes=command.working_bytes)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
-    limits = MemoryLimits(room, loaded.weight_bytes)
-    if command.limit_bytes is not None:
-        limits.take(command.limit_bytes, command.beside_bytes)
+    limits = limits_of(command, measure(caches.run, caches.make), loaded.weight_bytes)
     return Mirror(loaded.model, Cutter(caches.run, caches.make), limits, following(group))
 
 

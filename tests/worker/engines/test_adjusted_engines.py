@@ -72,9 +72,7 @@ def _engine(model: LoadedModel) -> Engine:
 def _ahead(model: LoadedModel) -> Engine:
     """The model is its own draft: it guesses right, but where it is adjusted after what it said."""
     caches = Caches(model.model, model.model)
-    return SequentialEngine(
-        model.model, model.eos_token_ids, UNBOUNDED, caches, None, model.model, 3
-    )
+    return SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, caches, None, 3)
 
 
 def _prepare(

@@ -65,7 +65,7 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     limit_mb: int, beside_mb: int, *, trimmed: bool
 ) -> None:
     """Whether the limit fell, or what drivers hold beside MLX's account grew."""
-    limits = MemoryLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB), 0)
+    limits = MemoryLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB))
     limits.take(1000 * MB, 100 * MB)
     assert limits.mlx_bytes == 900 * MB
     thread = _Thread(Limit(limit_bytes=limit_mb * MB, beside_bytes=beside_mb * MB))

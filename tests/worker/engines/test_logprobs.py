@@ -163,9 +163,7 @@ def test_they_are_those_before_the_sampling(demo: LoadedModel) -> None:
 
 def test_with_a_draft_model(demo: LoadedModel) -> None:
     """The model checks several tokens together: each has its own."""
-    engine = SequentialEngine(
-        demo.model, (), UNBOUNDED, Caches(demo.model, demo.model), None, demo.model, 3
-    )
+    engine = SequentialEngine(demo.model, (), UNBOUNDED, Caches(demo.model, demo.model), None, 3)
     sequences = [replace(SEQUENCES[1], max_tokens=12), replace(SEQUENCES[3], max_tokens=12)]
     made = _run(engine, sequences)
     for sequence in sequences:

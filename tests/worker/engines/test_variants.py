@@ -276,9 +276,7 @@ class TestDraft:
             return logits
 
         for known in (0, 128):
-            engine = SequentialEngine(
-                counted, (), UNBOUNDED, caches, cache, drafted.draft, draft_tokens=3
-            )
+            engine = SequentialEngine(counted, (), UNBOUNDED, caches, cache, draft_tokens=3)
             calls.clear()
             made = _run(engine, _sequence(drafted, sampling, paths))
             assert _ids(made) == expected
