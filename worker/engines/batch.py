@@ -13,7 +13,7 @@ from protocol.answers import FinishReason
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
-from worker.mlx_lm.generator import Generator, MakeGenerator, RowCaches, Stepped, Tap
+from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, RowCaches, Stepped, Tap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt, scored_chunk
@@ -187,12 +187,14 @@ class RowBatch:
         done = 0 if taken is None else taken.tokens
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
         uid = self._generator.insert(
-            _segments(sequence, done),
-            sequence.max_tokens,
-            (*ends, *sequence.stop_token_ids),
-            None if taken is None else taken.caches,
-            sequence.token_ids[:done],
-            [] if sequence.budget is None else [sequence.budget],
+            NewRow(
+                _segments(sequence, done),
+                sequence.max_tokens,
+                (*ends, *sequence.stop_token_ids),
+                None if taken is None else taken.caches,
+                sequence.token_ids[:done],
+                [] if sequence.budget is None else [sequence.budget],
+            )
         )
         sequence.join(self._sampler, uid)
         self._rows[uid] = Row.of(sequence, done, number)

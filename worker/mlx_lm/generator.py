@@ -39,6 +39,19 @@ class RowCaches(NamedTuple):
     place: int
 
 
+class NewRow(NamedTuple):
+    """A row to compute: its prompt ends in these segments. `caches` have `seen` the tokens before
+    them, and belong to the generator once the row is inserted.
+    """
+
+    segments: list[list[int]]
+    max_tokens: int
+    stop_token_ids: Sequence[int] = ()
+    caches: list[Any] | None = None
+    seen: Sequence[int] = ()
+    processors: Sequence[LogitsProcessor] = ()
+
+
 class Stepped(NamedTuple):
     """What a step gave, in mlx-lm's own responses: of rows whose prompt is computed, and of rows
     that decode, whose `prompt_cache` is `RowCaches` at the end of the row. The prompts had so many
@@ -143,27 +156,17 @@ class Generator:
         self._generator._prompt_batch = self._prompts
         self._generator._generation_batch = self._decoding
 
-    def insert(
-        self,
-        segments: list[list[int]],
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        caches: list[Any] | None = None,
-        seen: list[int] | None = None,
-        processors: Sequence[LogitsProcessor] = (),
-    ) -> int:
-        """A row whose prompt ends in these segments; `caches` have `seen` the tokens before them.
-        Both are the generator's from now on.
-        """
-        (row,) = self._generator.insert_segments(
-            [segments],
-            max_tokens=[max_tokens],
-            caches=[caches],
-            all_tokens=[[] if seen is None else seen],
-            logits_processors=[list(processors)],
-            stop_sequences=[StopSequences([(each,) for each in stop_token_ids])],
+    def insert(self, row: NewRow) -> int:
+        """Add a row; returns its number."""
+        (number,) = self._generator.insert_segments(
+            [row.segments],
+            max_tokens=[row.max_tokens],
+            caches=[row.caches],
+            all_tokens=[list(row.seen)],
+            logits_processors=[list(row.processors)],
+            stop_sequences=[StopSequences([(each,) for each in row.stop_token_ids])],
         )
-        return int(row)
+        return int(number)
 
     def remove(self, rows: list[int]) -> None:
         """Take rows out; unknown ones are ignored."""

@@ -9,7 +9,7 @@ from protocol.life import Load
 from worker.engines.decoding import Caches
 from worker.engines.room import MemoryLimits, limits_of, measure
 from worker.load.loading import LoadedModel, load
-from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
+from worker.mlx_lm.generator import Generator, NewRow, RowCaches, Sampler, Tap
 from worker.mlx_lm.wiring import wiring
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
@@ -155,7 +155,7 @@ class Mirror:
     def _insert(self, order: InsertRow) -> None:
         caches = None if order.joined is None else self._joined.pop(order.joined)
         self._batches[order.batch].generator.insert(
-            order.segments, order.max_tokens, order.stop_token_ids, caches
+            NewRow(order.segments, order.max_tokens, order.stop_token_ids, caches)
         )
 
     def _step(self, order: StepBatch) -> None:
