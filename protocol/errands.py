@@ -40,7 +40,9 @@ class Examine(Struct, frozen=True):
 
 
 class Measure(Struct, frozen=True):
-    """Load a model, and generate `tokens` tokens after a prompt, greedily and alone, `times` times."""
+    """Load a model, and generate `tokens` tokens after a prompt, greedily and alone, `times`
+    times.
+    """
 
     source: str
     prompt: str
@@ -80,7 +82,9 @@ class Trim(Order, frozen=True, tag="trim"):
 
 
 class TimeSteps(Order, frozen=True, tag="time-steps"):
-    """Compute for about `seconds` under limits of several kinds, in turn; answered by `StepTimes`."""
+    """Compute for about `seconds` under limits of several kinds, in turn; answered by
+    `StepTimes`.
+    """
 
     seconds: float
 

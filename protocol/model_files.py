@@ -174,7 +174,9 @@ _TURNED: Final = {"gemma3_text": "gemma3_text"}
 
 
 def encoder_of(config: Mapping[str, Any]) -> str | None:
-    """The name of an encoder's module, empty if there is no module; None: the model is no encoder."""
+    """The name of an encoder's module, empty if there is no module; None: the model is no
+    encoder.
+    """
     kind = config.get("model_type")
     if config.get("use_bidirectional_attention") and kind in _TURNED:
         return _TURNED[kind]

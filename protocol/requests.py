@@ -230,7 +230,9 @@ class Embed(Message, frozen=True, tag="embed"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """Drop a request. Unknown requests are ignored, since an answer may have crossed this message."""
+    """Drop a request. Unknown requests are ignored, since an answer may have crossed this
+    message.
+    """
 
     request_id: str
 

@@ -231,7 +231,9 @@ class Index:
             self._writing.release()
 
     def try_to_mark(self, keys: list[bytes]) -> bool:
-        """Note a use of these blocks, in this order, unless another process or thread writes now."""
+        """Note a use of these blocks, in this order, unless another process or thread writes
+        now.
+        """
         if not self._writing.acquire(blocking=False):
             return False
         try:
@@ -267,7 +269,9 @@ class Transaction:
         self._undoing: list[Callable[[], object]] = []
 
     def undo_by(self, action: Callable[[], object]) -> None:
-        """Have `action` undo a change of files if the transaction is undone, before others write."""
+        """Have `action` undo a change of files if the transaction is undone, before others
+        write.
+        """
         self._undoing.append(action)
 
     def undo(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx import nn
 
+from protocol.prompt_store.payloads import KEY_BYTES
 from protocol.requests import (
     ChatMessage,
     ChatPrompt,
@@ -35,7 +36,7 @@ from worker.load.loading import LoadedModel
 from worker.mlx_lm.models import small_llama
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
-from worker.prompt_cache.path import BLOCK_TOKENS, KEY_BYTES, Path, Paths, chain
+from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
 from worker.runtime.prompts import Prepared, prepare
 from worker.sampling.settings import make_row_sampling
 from worker.system.errors import GpuRecovery
