@@ -24,8 +24,7 @@ from gateway.system.notation import is_loopback
 from gateway.system.state_dir import StateDir, default_state_dir
 from gateway.system.state_file import read_secret
 from gateway.system.tls import check, ends_soon
-from protocol.model_files import read_config
-from protocol.ranks import undivided
+from protocol.model_files import read_config, undivided
 
 # For all paths together, as they are checked at once. A disk that sleeps takes seconds.
 _ANSWER_S: Final = 10.0

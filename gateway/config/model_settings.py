@@ -19,7 +19,7 @@ from gateway.config.key import (
     whole,
 )
 from gateway.config.model_folders import expand_home
-from protocol.ranks import RankBackend, RankSplit
+from protocol.life import RankBackend, RankSplit
 
 # The gateway's own machine.
 LOCAL: Final = "local"

@@ -13,7 +13,7 @@ from gateway.config.settings import MemorySettings
 from gateway.system.memory import BackEnd, DeviceMemory, back_end, device_info, device_memory
 from gateway.system.memory_reading import Pressure
 from gateway.system.notation import is_share, parse_size
-from protocol.ranks import RankBackend
+from protocol.life import RankBackend
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,9 @@ from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.rank_memory import Promise, of_all, of_each, within
 from protocol.channel import new_keys
-from protocol.life import Need, RankLost
+from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
 from protocol.message import Message, endpoint
 from protocol.messages import WorkerMessage
-from protocol.ranks import RankBackend, Ranks, RankSplit
 
 M = TypeVar("M", bound=Message)
 

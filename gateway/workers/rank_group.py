@@ -26,7 +26,7 @@ from msgspec import Struct
 from gateway.workers.host import THIS_MACHINE, RankEnd
 from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
-from protocol.ranks import LEFT_ALONE
+from protocol.process import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)
 _UNHEARD: Final = "rank 0 heard nothing of it any more"

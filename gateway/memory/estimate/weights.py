@@ -15,8 +15,8 @@ from gateway.config.model_folders import find_adapter, find_draft
 from gateway.config.model_settings import ModelSettings
 from gateway.memory.budget import sharing
 from gateway.memory.estimate.caches import DECOMPRESSED, first, layers_of
+from protocol.life import RankSplit
 from protocol.model_files import Tensor, read_header
-from protocol.ranks import RankSplit
 
 # As mlx-lm tells them when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
