@@ -14,7 +14,7 @@ from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.sampler import Constrained, ConstrainedSampler
-from worker.vision.inputs import PictureInputs
+from worker.vision import PictureInputs
 
 
 class EngineNeed(NamedTuple):

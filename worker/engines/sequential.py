@@ -25,7 +25,7 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk
 from worker.system.errors import one_sentence, passing_kind
-from worker.vision.inputs import PictureInputs
+from worker.vision import PictureInputs
 
 logger = logging.getLogger("worker")
 

@@ -32,16 +32,15 @@ from worker.load.files import (
 )
 from worker.mlx_lm import models
 from worker.mlx_lm.waits import Reads
-from worker.structure.compiled import Compiled
-from worker.structure.requests import Constraints
+from worker.sampling.scores import TokenBytes
+from worker.structure.constraints import Compiled, Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
-from worker.text.logprobs import TokenBytes
 from worker.text.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from worker.vision.model import PictureProcessor
+    from worker.vision.pictures import PictureProcessor
 
 # Bytes that are read between two looks at the stop flag: few for a shutdown, many for the overhead.
 _SLICE_BYTES: Final = 64 << 20

@@ -20,7 +20,7 @@ from protocol.message import pack
 if TYPE_CHECKING:
     from worker.engines.sequence import Token
     from worker.runtime.prompts import Prepared
-    from worker.text.logprobs import LogprobWriter
+    from worker.sampling.scores import LogprobWriter
     from worker.text.stream import AnswerStream
 
 

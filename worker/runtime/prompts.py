@@ -22,15 +22,15 @@ from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Path, Paths
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
+from worker.sampling.scores import LogprobWriter
 from worker.sampling.settings import make_row_sampling
 from worker.structure.grammar import ConstraintError
 from worker.structure.sampler import Constrained
 from worker.system.errors import PromptError, one_sentence
 from worker.text.budget import ReasoningBudget, reasoning_budget
-from worker.text.logprobs import LogprobWriter
 from worker.text.stream import AnswerStream, answer_stream
 from worker.text.template import ChatTemplate
-from worker.vision.inputs import PictureInputs, UndecodablePictureError, UnusablePicturesError
+from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128

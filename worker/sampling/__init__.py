@@ -1,1 +1,1 @@
-"""How the next tokens of a batch are chosen, each by what its own request asked for."""
+"""The choice of a batch's next tokens, of each row by the settings of its own request."""

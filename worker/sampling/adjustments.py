@@ -16,24 +16,25 @@ import mlx.core as mx
 
 from protocol.requests import Sampling
 
-# What a request forbids. It is finite, and more than what a constraint leaves to what it forbids:
-# if both forbid everything together, the constraint has its way.
+# The log probability of tokens that a request forbids. It is finite, and more than that of tokens
+# that a constraint forbids: if both together forbid all tokens, the constraint is kept.
 FORBIDDEN: Final = -3e4
-# Before the answer there is none that a text could begin with.
+# Stands for tokens before the answer: no banned sequence has it.
 _NO_TOKEN: Final = -1
 
 
 @dataclass(frozen=True)
 class Adjustments:
-    """All of it is added to logits, so it can be done in any order.
+    """The adjustments of one sequence. All are added to logits, so their order doesn't matter.
 
-    `prompt_tokens` of the sequence are no part of the answer. `banned` are sequences of tokens, of
-    which the last one isn't chosen after the others; `ends` not among the first `min_tokens`.
+    The first `prompt_tokens` of the sequence are no part of the answer. `banned` are sequences of
+    tokens, whose last token isn't chosen after the others. `ends` aren't chosen among the first
+    `min_tokens` of the answer.
     """
 
     prompt_tokens: int
     repetition_penalty: float = 1.0
-    # Of prompt and answer.
+    # The last tokens of prompt and answer, which are penalized.
     repetition_tokens: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -45,7 +46,7 @@ class Adjustments:
 
     @property
     def counts(self) -> bool:
-        """Whether it matters how often a token has come."""
+        """Whether a penalty depends on how often a token has come."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
@@ -54,11 +55,11 @@ class Adjustments:
 
     @property
     def phrases(self) -> tuple[tuple[int, ...], ...]:
-        """Those of the banned that depend on what came before."""
+        """The banned sequences of more than one token."""
         return tuple(each for each in self.banned if len(each) > 1)
 
     def begin(self, token_ids: mx.array, vocabulary: int) -> History:
-        """Where a sequence stands. `token_ids`: (tokens,), of prompt and answer."""
+        """The history of a sequence. `token_ids`: (tokens,), of prompt and answer."""
         answer = token_ids[self.prompt_tokens :]
         history = History(self, answer.shape[0], self._bias(vocabulary))
         if self.counts:
@@ -67,7 +68,8 @@ class Adjustments:
                 history.counts = history.counts.at[answer].add(1.0)
         if self.repeats:
             last = token_ids[-self.repetition_tokens :].astype(mx.int32)
-            # What is repeated in front of it changes nothing, and is gone when the first one is.
+            # Copies of the first token fill the window: they change nothing, and leave it before
+            # that token does.
             missing = mx.repeat(last[:1], self.repetition_tokens - last.shape[0])
             history.window = mx.concatenate([missing, last])
         if self.phrases:
@@ -77,7 +79,7 @@ class Adjustments:
         return history
 
     def _bias(self, vocabulary: int) -> mx.array | None:
-        """What is the same for every token of the answer, (vocabulary,)."""
+        """The adjustments that are the same for each token of the answer, (vocabulary,)."""
         words = [each[0] for each in self.banned if len(each) == 1]
         if not (self.logit_bias or self.allowed or words):
             return None
@@ -95,10 +97,11 @@ class Adjustments:
 
 @dataclass
 class History:
-    """Of one sequence. `position`: how many tokens its answer has.
+    """The tokens of one sequence, as its adjustments need them. `position`: how many tokens the
+    answer has.
 
-    `counts`: (vocabulary,), how often the answer has each token. `window`: (tokens,), the ids that
-    are not to be repeated, the last one at the end. `end`: (tokens,), the answer's last ids.
+    `counts`: (vocabulary,), how often the answer has each token. `window`: (tokens,), the ids whose
+    repetition is penalized, the last one at the end. `end`: (tokens,), the answer's last ids.
     """
 
     adjustments: Adjustments
@@ -116,8 +119,8 @@ def make_adjustments(
     ends: Sequence[int],
     banned: Sequence[Sequence[int]] = (),
 ) -> Adjustments | None:
-    """None if a request changes nothing. Prompt and answer have `most_tokens` together, and `ends`
-    end an answer.
+    """The adjustments of one request; None if it asks for none. Prompt and answer together have
+    `most_tokens` at most; `ends` are the tokens that end an answer.
     """
     penalty = 1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty
     made = Adjustments(
@@ -137,9 +140,9 @@ def make_adjustments(
 
 
 def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ...]]:
-    """Of each word how it begins a text, and how it follows a space. vLLM bans both, too, but the
-    second only if both have as many tokens, which leaves " the" where nothing but that is a token.
-    A word that is spelled with other tokens, or is a part of a longer one, can be said.
+    """The tokens of each word at the beginning of a text, and after a space. vLLM bans both, too,
+    but the second only if both have as many tokens: it allows " the" if that is one token and "the"
+    is not. Words in other tokens, and longer words that contain one of these, are not banned.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -151,7 +154,7 @@ def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ..
 
 
 class Adjuster:
-    """Of the same rows, step after step."""
+    """Adjusts the same rows, step after step."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._histories = histories
@@ -163,8 +166,8 @@ class Adjuster:
         self._phrases = _Phrases(histories)
 
     def adjust(self, logprobs: mx.array, logits: mx.array) -> mx.array:
-        """Log probabilities (rows, vocabulary) with everything added, in single precision; what
-        they were a part of, as a probability, they no longer are. `logits` are the model's own.
+        """Log probabilities (rows, vocabulary) with all adjustments, in single precision; a row's
+        total probability is no longer 1. `logits` are the model's own.
         """
         adjusted = logprobs.astype(mx.float32)
         if self._bias is not None:
@@ -175,7 +178,7 @@ class Adjuster:
         return self._without_ends(adjusted)
 
     def take_in(self, token_ids: mx.array) -> None:
-        """What was chosen: (rows,)."""
+        """Add the tokens that were chosen, (rows,), to the histories."""
         for each in self._histories:
             each.position += 1
         token_ids = token_ids.astype(mx.int32)
@@ -184,7 +187,7 @@ class Adjuster:
         self._phrases.take_in(token_ids)
 
     def put_back(self) -> None:
-        """Bring the histories up to date: their rows go on in other company."""
+        """Bring the histories up to date, before their rows go on in another batch."""
         self._repetition.put_back()
         self._counts.put_back()
         self._phrases.put_back()
@@ -202,7 +205,7 @@ class Adjuster:
 
 
 class _Repetition:
-    """One penalty for whatever is in a window, however often."""
+    """One penalty for each token in a window, however often it comes there."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.window is not None for each in histories)
@@ -222,7 +225,7 @@ class _Repetition:
     def adjust(self, adjusted: mx.array, logits: mx.array) -> mx.array:
         if not self._histories:
             return adjusted
-        # In place of what a shorter window doesn't have the last token stands once more.
+        # A shorter window is filled with copies of its last token.
         token_ids = mx.where(self._within, self._windows, self._windows[:, -1:])
         own = self._rows.of(logits)
         before = mx.take_along_axis(own, token_ids, axis=-1).astype(mx.float32)
@@ -241,7 +244,7 @@ class _Repetition:
 
 
 class _Counts:
-    """Penalties for what an answer has said already, of the whole vocabulary at once."""
+    """Penalties for tokens that an answer has already, over the whole vocabulary at once."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.counts is not None for each in histories)
@@ -280,7 +283,7 @@ def _penalized(
 
 
 class _Phrases:
-    """Sequences of tokens that are not to be completed."""
+    """Banned sequences of several tokens: the last token is forbidden after the others."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.end is not None for each in histories)
@@ -321,10 +324,10 @@ class _Phrases:
 
 
 class RowSubset:
-    """Nothing is copied where they are all."""
+    """Some rows of a batch. If they are all of its rows, nothing is copied."""
 
     def __init__(self, chosen: Iterable[bool]) -> None:
-        """`chosen` has one for each row of the batch."""
+        """`chosen` has a flag for each row of the batch."""
         flags = list(chosen)
         self.places = [row for row, flag in enumerate(flags) if flag]
         self._all = len(self.places) == len(flags)
@@ -334,7 +337,7 @@ class RowSubset:
         return values if self._all else values[self._indices]
 
     def put(self, values: mx.array, rows: mx.array) -> mx.array:
-        """`values` with these in place of its own."""
+        """`values` with `rows` in place of its own."""
         if self._all:
             return rows
         changed = mx.array(values)
@@ -347,6 +350,6 @@ def _shifted(ids: mx.array, last: mx.array) -> mx.array:
 
 
 def _stack(arrays: Sequence[mx.array | None]) -> mx.array | None:
-    """Those that there are, one below the other."""
+    """The arrays that aren't None, one below the other; None if there are none."""
     there = [each for each in arrays if each is not None]
     return mx.stack(there) if there else None

@@ -19,7 +19,7 @@ Mask: TypeAlias = Callable[[mx.array], mx.array]
 
 
 class Beginning(NamedTuple):
-    """Of a row that has not been in a call yet."""
+    """The adjustments of a row that has not been in a call yet, and its tokens."""
 
     adjustments: Adjustments
     token_ids: Sequence[int]
@@ -35,13 +35,13 @@ class BatchSampler(Generic[Key]):
     def __init__(
         self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
     ) -> None:
-        """`rows` tells at each call whose log probabilities it has, in their order, and `logits`
-        what the model gave for them, (rows, tokens, vocabulary), of which the last token's count.
-        None: log probabilities are all that is known.
+        """At each call `rows` gives the keys of its rows, in their order, and `logits` the model's
+        logits of them, (rows, tokens, vocabulary), whose last token counts. Without `logits` the
+        log probabilities stand for them.
         """
         self._rows = rows
         self._logits = logits
-        # Of those that want them: how many alternatives, and the scores of tokens to come.
+        # Of rows that want scores: the number of alternatives, and the scores of the next tokens.
         self._alternatives: dict[Key, int] = {}
         self._scores: dict[Key, deque[tuple[Scores, int]]] = {}
         self._samplings: dict[Key, RowSampling | None] = {}
@@ -58,8 +58,8 @@ class BatchSampler(Generic[Key]):
         token_ids: Sequence[int] = (),
         logprobs: int | None = None,
     ) -> None:
-        """`sampling` None is greedy. `token_ids` are those before the one to come, of prompt and
-        answer. With `logprobs` each token has a score, and so many alternatives.
+        """`sampling` None is greedy. `token_ids` are the row's tokens so far, of prompt and answer.
+        With `logprobs` each token has a score, and so many alternatives.
         """
         self._samplings[key] = sampling
         if adjustments is not None:
@@ -79,7 +79,7 @@ class BatchSampler(Generic[Key]):
         self._scores.pop(key, None)
 
     def take_score(self, key: Key) -> Score | None:
-        """Of the row's next token in the order of the calls; None if it wants none."""
+        """The score of the row's next token, in the order of the calls; None if it wants none."""
         scores = self._scores.get(key)
         if scores is None:
             return None
@@ -87,8 +87,8 @@ class BatchSampler(Generic[Key]):
         return of_call.read()[row]
 
     def __call__(self, logprobs: mx.array, mask: Mask | None = None) -> mx.array:
-        """Log probabilities (rows, vocabulary) to token ids (rows,). The `mask` has the last word
-        on what may be chosen.
+        """Log probabilities (rows, vocabulary) to token ids (rows,). The `mask` comes after the
+        adjustments.
         """
         keys = list(self._rows())
         if len(keys) != logprobs.shape[0]:
@@ -130,7 +130,7 @@ class BatchSampler(Generic[Key]):
 
 
 class _Pass(Generic[Key]):
-    """What stays the same from step to step, as long as the rows do."""
+    """The same rows, step after step."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Pass(Generic[Key]):
     def choose(
         self, logprobs: mx.array, logits: mx.array, positions: Sequence[int], mask: Mask | None
     ) -> mx.array:
-        """`positions`: of the sampled rows alone."""
+        """Token ids (rows,). `positions` are of the sampled rows alone."""
         if self._adjuster is not None:
             logprobs = self._adjust(self._adjuster, logprobs, logits)
         token_ids = self._choose(logprobs if mask is None else mask(logprobs), positions)
@@ -165,13 +165,13 @@ class _Pass(Generic[Key]):
         return token_ids
 
     def end(self) -> None:
-        """Its rows go on in another one."""
+        """To be called before its rows go on in another pass."""
         if self._adjuster is not None:
             self._adjuster.put_back()
 
     def _adjust(self, adjuster: Adjuster, logprobs: mx.array, logits: mx.array) -> mx.array:
         rows = adjuster.adjust(self._adjusted.of(logprobs), self._adjusted.of(logits))
-        # What the others are rounded to is what they would have alone.
+        # The other rows get single precision too: it changes none of their tokens.
         return self._adjusted.put(_exact(logprobs), _normalized(rows))
 
     def _choose(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
@@ -198,7 +198,7 @@ class _Pass(Generic[Key]):
 
 
 def _exact(logprobs: mx.array) -> mx.array:
-    """In single precision. Rounded to bfloat16 their total is up to 4 % from 1."""
+    """Log probabilities in single precision. In bfloat16 their total is up to 4 % from 1."""
     if logprobs.dtype == mx.float32:
         return logprobs
     return _normalized(logprobs.astype(mx.float32))

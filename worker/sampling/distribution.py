@@ -2,7 +2,7 @@
 
 top_p, top_k and min_p each keep the likeliest tokens. So together they keep the tokens above the
 highest of their bounds, in whatever order they are applied, and one bound for each row is enough.
-Tokens as likely as the last one that is kept are kept too: a choice among equals would be
+Tokens as likely as the last one that is kept are kept too, since a choice among equals would be
 arbitrary.
 """
 
@@ -20,20 +20,20 @@ from worker.sampling.settings import RowSampling, chance
 
 _MOST: Final = 128
 _LEAST: Final = 16
-# On a CPU MLX sorts twenty times as slowly as NumPy. But while it is waited for within a step it
-# has nothing to do, and with 32 rows it loses more by that than by sorting so little.
+# On a CPU MLX sorts twenty times as slowly as NumPy. But MLX is idle while NumPy sorts, and with 32
+# rows of so few tokens that loses more than the slower sort does.
 _SMALL_VOCABULARY: Final = 1024
-# The exponential of less is no normal float32, which processors are slow with. Beside the mass of
-# the likeliest token, which is 1, it makes no difference to any sum.
+# The exponentials of smaller numbers are subnormal in float32, and slow. Beside the mass of the
+# likeliest token, which is 1, they change no sum.
 _LEAST_EXPONENT: Final = -87.0
 _SQUARINGS: Final = 7
-# Beyond it what rounds off a float32 sum would be missed among the unlikely tokens.
+# In longer sums of float32, rounding would lose some of the unlikely tokens.
 _LONGEST_SUM: Final = 4096
 
 
 class Filters:
-    """The bounds of a batch's rows. `on_cpu`: for top_p MLX is waited for within a step, and NumPy
-    sorts, unless the vocabulary is small. A GPU would have nothing to do meanwhile, and sorts fast.
+    """The bounds of a batch's rows. `on_cpu`: NumPy sorts for top_p, which waits for MLX within the
+    step, unless the vocabulary is small. A GPU sorts fast, and would be idle during that wait.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int, *, on_cpu: bool) -> None:
@@ -48,7 +48,7 @@ class Filters:
         self._any_ranked = bool(ranked)
         top_p = [rows[index].top_p for index in ranked]
         top_k = [rows[index].top_k for index in ranked]
-        # A row's sums are to be the same whoever shares the batch: whole, and by the same means.
+        # A row's sums must not depend on other rows: they are of all tokens, and made in one way.
         self._sums = any(each < 1.0 for each in top_p)
         self._by_numpy = self._sums and on_cpu and vocabulary > _SMALL_VOCABULARY
         self._largest = vocabulary if self._sums else max(top_k, default=0)
@@ -115,8 +115,8 @@ def _largest(values: mx.array, count: int) -> mx.array:
 
 
 class Xtc:
-    """Of the sampled rows of a batch. Whose turn it is at a position is known beforehand: where
-    nobody's is, nothing is computed.
+    """XTC (exclude top choices) for the sampled rows of a batch. The random numbers tell before a
+    step which rows it changes: if there are none, nothing is computed.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int) -> None:
@@ -172,10 +172,10 @@ def without_top_choices(
     log_thresholds: mx.array,
     spared: mx.array | None,
 ) -> mx.array:
-    """Log probabilities (rows, vocabulary), minus infinity for what is left out.
+    """Log probabilities (rows, vocabulary), minus infinity for tokens that are left out.
 
-    `least_kept`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for what is never
-    left out.
+    `least_kept`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for tokens that
+    are never left out.
     """
     kept = logprobs
     if least_kept is not None:
@@ -196,8 +196,10 @@ def masses(
     *,
     on_cpu: bool,
 ) -> mx.array:
-    """Shape (rows, vocabulary), as `logprobs`; all others (rows, 1). `largest` of each row has 1,
-    what is below `least_kept` 0.
+    """Probabilities by their ratio to a row's likeliest token, (rows, vocabulary): that one has 1,
+    tokens below `least_kept` have 0.
+
+    `logprobs`: (rows, vocabulary). All others: (rows, 1).
     """
     if least_kept is None:
         all_of = _all_on_cpu if on_cpu else _all
@@ -229,9 +231,9 @@ def _kept_on_cpu(
 
 
 def _exponential(exponents: mx.array) -> mx.array:
-    """Of what is not positive, to 5e-5 of itself. MLX computes its own one by one on a CPU, and of
-    the whole vocabulary that takes longer than all else here together; these products are
-    computed several at a time.
+    """The exponential of numbers that aren't positive, to a relative error of 5e-5. On a CPU MLX
+    computes its own one number at a time, which takes longer for a vocabulary than all else in this
+    file together. The processor computes several of these products at a time.
     """
     part = mx.maximum(exponents, _LEAST_EXPONENT) * (1.0 / (1 << _SQUARINGS))
     series = 1.0 + part * (1.0 / 8)
@@ -243,12 +245,12 @@ def _exponential(exponents: mx.array) -> mx.array:
 
 
 def draw(masses: mx.array, uniforms: mx.array) -> mx.array:
-    """One token id a row, each chosen in proportion to its mass. One without mass never is.
+    """One token id a row, chosen in proportion to its mass: a token without mass is never chosen.
 
     `masses`: (rows, vocabulary), float32, not negative, the largest of a row not far from 1.
-    `uniforms`: (rows, 2), in (0, 1) as `settings.uniforms` makes them. In a large vocabulary a
-    block is chosen by the first number, and a token in it by the second; in a small one the first
-    is enough, and every operation less counts.
+    `uniforms`: (rows, 2), in (0, 1) as `settings.uniforms` makes them. In a large vocabulary the
+    first number chooses a block, and the second a token in it. In a small one the first chooses
+    the token, in fewer operations.
     """
     vocabulary = masses.shape[1]
     if vocabulary <= _LONGEST_SUM or width(vocabulary) == vocabulary:
@@ -260,14 +262,14 @@ def draw(masses: mx.array, uniforms: mx.array) -> mx.array:
 
 
 def _choose(masses: mx.array, uniform: mx.array) -> mx.array:
-    """The first entry of each row whose cumulative sum is beyond that part of the total."""
+    """The first entry of each row at which the cumulative sum exceeds `uniform` of the total."""
     reached = mx.cumsum(masses, axis=-1)
     return mx.argmax(reached > uniform * reached[:, -1:], axis=-1)
 
 
 def width(vocabulary: int) -> int:
-    """Entries in a block: the same in each, so that a row need not be copied to be divided.
-    Where the vocabulary has no such divisor, it is a single block.
+    """Entries in a block. All blocks have as many, so that a row can be divided without a copy. A
+    vocabulary without such a divisor is a single block.
     """
     divisor = math.gcd(vocabulary, _MOST)
     return divisor if divisor >= _LEAST else vocabulary

@@ -1,39 +1,56 @@
-"""Log probabilities of the tokens that came, and of the likeliest in their place.
+"""Log probabilities of the tokens that came, and of the likeliest in their place: computed on the
+device, and written as parts of an answer, with the bytes of each token.
 
 They are natural logarithms of the model's own distribution, in single precision: of its logits
 before temperature, filters, penalties, biases and masks. vLLM's are, too (its "raw_logprobs"), and
 OpenAI's, whose documents leave it open. So a token that was chosen can be less likely than every
-alternative.
+alternative. A token's bytes may be a part of a character, which no text can show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from protocol.answers import (
+    Alternative,
+    AnswerPart,
+    Logprobs,
+    PromptLogprobs,
+    PromptToken,
+    TokenLogprob,
+)
 from protocol.requests import MOST_ALTERNATIVES
 from worker.sampling.distribution import in_blocks, width
+from worker.transformers import decoder_of
 
-# What logits may take anyway: a chunk of a few tokens would read all weights for nearly nothing.
+# A chunk's logits may always take so much: a chunk of few tokens reads all weights for little work.
 _LEAST_BYTES: Final = 64_000_000
-# What one logit takes: in the model's type for all rows, and for one row at a time thrice in single
-# precision.
+# The memory of one logit: in the model's type for all rows, and thrice in single precision for one
+# row at a time.
 _LOGIT_BYTES: Final = 16
+# SentencePiece's sign for a space. It writes bytes as <0x0A>.
+_SPACE: Final = "\u2581"
+_LONGEST_BYTE: Final = len("<0x0A>")
+# Sent for a probability of 0, whose logarithm JSON can't write; OpenAI and vLLM send the same.
+_LEAST: Final = -9999.0
+# The most tokens and alternatives in one part, far below the bound of a worker's frame.
+_MOST_ENTRIES: Final = 4096
 
 
 class Score(NamedTuple):
-    """Of one token: its log probability, and the likeliest ids with theirs, best first."""
+    """A token's log probability, and the likeliest ids with theirs, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Scores:
-    """Of one token a row. The device computes them beside whatever else it does; to read them is to
-    wait for it.
+    """The scores of one token a row. The device computes them beside its other work; `read` waits
+    for them.
     """
 
     def __init__(self, logits: mx.array, token_ids: mx.array, alternatives: Sequence[int]) -> None:
@@ -54,7 +71,7 @@ class Scores:
             self._arrays = []
             if likeliest:
                 ids, logprobs = likeliest
-                # Equals by their ids, so that they come in the same order always.
+                # Equals are in the order of their ids, so that their order never differs.
                 pairs = [
                     sorted(zip(*each, strict=True), key=lambda pair: (-pair[1], pair[0]))
                     for each in zip(ids, logprobs, strict=True)
@@ -69,15 +86,15 @@ class Scores:
 
 
 def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
-    """Ids and values of each row's largest, in no order: as many for every row, so that which of
-    equals are among them doesn't depend on what other rows want.
+    """Ids and values of each row's largest, in no order. All rows get as many, so that the choice
+    among equals doesn't depend on the other rows.
     """
     vocabulary = logprobs.shape[1]
     count, each = min(MOST_ALTERNATIVES, vocabulary), width(vocabulary)
     if 2 * count * each > vocabulary:
         ids = mx.argpartition(logprobs, -count, axis=-1)[:, -count:]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
-    # They are in those blocks whose own largest are the largest.
+    # They are in the blocks with the largest maxima.
     blocks = in_blocks(logprobs)
     found = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
     values = mx.take_along_axis(blocks, found, axis=1).reshape(-1, count * each)
@@ -87,8 +104,8 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def scored_chunk(rows: int, vocabulary: int, working_bytes: int) -> int:
-    """How long a chunk may be for so many rows, a power of two, for its logits to take no more than
-    a step may, which has `working_bytes`.
+    """The most tokens of a chunk with so many rows, a power of two, whose logits stay within the
+    memory of a step, `working_bytes`.
     """
     tokens = max(working_bytes, _LEAST_BYTES) // (rows * vocabulary * _LOGIT_BYTES)
     return 1 << max(tokens, 1).bit_length() - 1
@@ -104,3 +121,118 @@ def score_prompt(
     following = token_ids[begin + 1 : end + 1]
     wanted = [alternatives] * len(following)
     return Scores(logits[: len(following)], mx.array(following), wanted).read()
+
+
+class LogprobWriter:
+    """Writes the scores of one request as parts of its answer."""
+
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: list[int]) -> None:
+        self._bytes = token_bytes
+        self._prompt_ids = prompt_ids
+
+    def part(self, token_id: int, score: Score) -> AnswerPart:
+        """The part for one token of the answer."""
+        text = self._bytes(token_id)
+        return Logprobs((TokenLogprob(text, _finite(score.logprob), self._top(score)),))
+
+    def prompt_parts(self, scores: Sequence[Score]) -> Iterator[PromptLogprobs]:
+        """The parts for the prompt's tokens. `scores` begin with that of the second token: the
+        first has none.
+        """
+        begin, entries, tokens = 0, 0, []
+        scored = zip(self._prompt_ids, [None, *scores], strict=True)
+        for place, (token_id, score) in enumerate(scored):
+            text = self._bytes(token_id)
+            if score is None:
+                tokens.append(PromptToken(text, None))
+            else:
+                tokens.append(PromptToken(text, _finite(score.logprob), self._top(score)))
+                entries += len(score.top)
+            entries += 1
+            if entries >= _MOST_ENTRIES:
+                yield PromptLogprobs(begin, tuple(tokens))
+                begin, entries, tokens = place + 1, 0, []
+        if tokens:
+            yield PromptLogprobs(begin, tuple(tokens))
+
+    def _top(self, score: Score) -> tuple[Alternative, ...]:
+        return tuple(Alternative(self._bytes(each), _finite(value)) for each, value in score.top)
+
+
+def _finite(logprob: float) -> float:
+    """NaN becomes the least, too."""
+    return logprob if logprob > _LEAST else _LEAST
+
+
+class TokenBytes:
+    """The bytes of a tokenizer's tokens. Not thread-safe."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is mlx-lm's wrapper."""
+        self._tokenizer = tokenizer
+        self._added = {
+            int(token_id): str(getattr(token, "content", token)).encode()
+            for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
+        }
+        self._spell = _speller(tokenizer)
+        self._known: dict[int, bytes] = {}
+
+    def __call__(self, token_id: int) -> bytes:
+        """Empty for an id without a token, since vocabularies are padded."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._bytes(token_id)
+        return known
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id]
+        if token_id >= len(self._tokenizer):
+            return b""
+        if self._spell is None:
+            return str(self._tokenizer.decode([token_id])).encode()
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return b"" if token is None else self._spell(str(token))
+
+
+def _speller(tokenizer: Any) -> Callable[[str], bytes] | None:
+    """A function from a token's spelling in the vocabulary to its bytes; None if there is no rule
+    and the decoder must be asked.
+    """
+    decoder = decoder_of(tokenizer)
+    kinds = {each.get("type") for each in [decoder, *decoder.get("decoders", [])]}
+    if "ByteLevel" in kinds:
+        return _of_byte_level
+    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        return _of_sentence_piece
+    return None
+
+
+def _of_sentence_piece(token: str) -> bytes:
+    if len(token) == _LONGEST_BYTE and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace(_SPACE, " ").encode()
+
+
+def _of_byte_level(token: str) -> bytes:
+    spelled = bytearray()
+    for character in token:
+        byte = _BYTES.get(character)
+        spelled += character.encode() if byte is None else bytes([byte])
+    return bytes(spelled)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: a byte that Latin-1 can print is that character; the others, in order, are
+    the characters from 256 on.
+    """
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [each for each in range(256) if each not in printed]
+    alphabet = {chr(each): each for each in printed}
+    return alphabet | {chr(256 + place): each for place, each in enumerate(others)}
+
+
+_BYTES: Final = _byte_alphabet()

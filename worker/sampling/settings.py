@@ -1,4 +1,4 @@
-"""What one request asked of sampling, and its random numbers."""
+"""The settings of sampling that one request asked for, and its random numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 from protocol.requests import Sampling, SamplingDefaults
 
 _MASK64: Final = (1 << 64) - 1
-# Less is greedy for any two logits that differ; far less makes them infinite.
+# Lower temperatures are greedy for any two logits that differ; far lower ones make logits infinite.
 _LEAST_TEMPERATURE: Final = 1e-6
-# One less than a float32 has: a number halfway between two of their multiples is exact, and times a
-# total it is neither 0 nor that total.
+# One bit less than the significand of a float32: a number halfway between two multiples of the last
+# bit is exact, and its product with a total is neither 0 nor that total.
 _UNIFORM_BITS: Final = 23
 
 
@@ -24,7 +24,7 @@ class Uniforms(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSampling:
-    """One sequence's settings, and where it stands in its random numbers.
+    """One sequence's settings, and its position in its random numbers.
 
     A number depends on seed and position alone: MLX's own random state advances with every row of
     the batch, and the same seed would give another text beside other requests. `top_p` 1, `top_k`
@@ -40,15 +40,15 @@ class RowSampling:
     position: int = 0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
-    # Never left out: what ends an answer or a line.
+    # Tokens that XTC never leaves out: those that end an answer or a line.
     xtc_spared: tuple[int, ...] = ()
 
     def again_after(self, tokens: int) -> RowSampling:
-        """The same from so many tokens after its own first one."""
+        """The same settings, at a position so many tokens later."""
         return replace(self, position=self.position + tokens)
 
     def stream(self) -> int:
-        """What tells its random numbers from those of other seeds: 64 bits."""
+        """The number of the seed's stream of random numbers, 64 bits."""
         return _splitmix64(self.seed & _MASK64)
 
 
@@ -72,7 +72,7 @@ def make_row_sampling(
         # mlx-lm filters nothing at 0 either.
         top_p if 0.0 < top_p < 1.0 else 1.0,
         top_k if 0 < top_k < vocabulary else 0,
-        # A model's author may have written anything; beyond 1 nothing would be left.
+        # A model's defaults may have any number; above 1 no token would be left.
         min(max(min_p, 0.0), 1.0),
         position,
         sampling.xtc_probability,
@@ -90,7 +90,7 @@ def uniforms(stream: int, position: int) -> Uniforms:
 
 
 def chance(stream: int, position: int) -> float:
-    """Another number for the same token, in (0, 1): of the bits that `uniforms` leaves."""
+    """Another number for the same token, in (0, 1), of the bits that `uniforms` doesn't use."""
     mixed = _splitmix64((stream + position) & _MASK64)
     left = 64 - 2 * _UNIFORM_BITS
     return (((mixed >> _UNIFORM_BITS) & ((1 << left) - 1)) + 0.5) / (1 << left)

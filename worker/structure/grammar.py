@@ -8,30 +8,23 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from llguidance import LLMatcher
 
 from protocol.requests import Constraint, Tools
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-
 # Lark's expressions end at a slash that stands alone.
 _SLASH: Final = re.compile(r"(?<!\\)((?:\\\\)*)/")
 _BACKSLASH: Final = r"\1\/"
-# In characters. What is longer takes too long to read alone.
+# In characters. A longer source takes too long to be read alone.
 _LONGEST_SOURCE: Final = 1 << 18
-# llguidance's words for what it leaves out.
+# llguidance's words for keywords that it leaves out.
 _KEYS: Final = re.compile(r"Unimplemented keys: (\[.*\])")
 _FORMAT: Final = re.compile(r"Unknown format: (.*)")
 _ANY_OBJECT: Final = '{"type":"object"}'
-# A schema may say how it is to be compiled, and what it may leave undone: these come after that.
 # Whitespace has a bound, since some models would write nothing else.
-_JSON_OPTIONS: Final[JsonCompileOptions] = {
-    "whitespace_pattern": "( |\\n[ \\t]{0,40})?",
-}
+_WHITESPACE: Final = "( |\\n[ \\t]{0,40})?"
 _LONGEST_REASON: Final = 500
 _ONE_OF_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 # llguidance quotes the grammar in numbered lines.
@@ -47,7 +40,8 @@ class ConstraintError(Exception):
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """
+    """A client's constraint, as llguidance reads it.
+
     Raises:
         ConstraintError: it is too long, or not of its kind.
     """
@@ -70,7 +64,7 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def lark_rule(constraint: Constraint) -> str:
-    """The same as what stands behind the name of a rule, in a grammar that has other rules.
+    """The same as the right side of a rule, for a grammar that has other rules.
 
     Raises:
         ConstraintError: it has rules of its own, or is not of its kind.
@@ -95,13 +89,15 @@ def lark_rule(constraint: Constraint) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': json_options(whole=constraint.whole)})}"
 
 
-def json_options(*, whole: bool) -> JsonCompileOptions:
-    """What can't be enforced is refused if a schema is to be had `whole`, else left out."""
-    return {**_JSON_OPTIONS, "lenient": not whole, "coerce_one_of": not whole}
+def json_options(*, whole: bool) -> dict[str, Any]:
+    """Options by which llguidance compiles a schema; they take precedence over the schema's own.
+    With `whole` a keyword that can't be enforced is refused, else it is left out.
+    """
+    return {"whitespace_pattern": _WHITESPACE, "lenient": not whole, "coerce_one_of": not whole}
 
 
 def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
-    """What of the schemas in a grammar was left out, each by its name."""
+    """The names of the keywords that a grammar's schemas have and that aren't enforced."""
     found: dict[str, None] = {}
     for warning in matcher.get_grammar_warnings():
         if keys := _KEYS.search(warning):
@@ -118,12 +114,14 @@ def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
 
 
 def json_grammar(schema: str, *, whole: bool = True) -> str:
-    """
+    """A schema's grammar.
+
     Raises:
         ConstraintError: it is no JSON object.
     """
+    options: Any = json_options(whole=whole)
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=json_options(whole=whole))
+        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
     except ValueError as error:
         raise ConstraintError(f"The schema can't be read: {error}.") from error
 
@@ -152,8 +150,8 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperti
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a family writes calls. Without arguments in it a `call` is but what it begins with: the
-    rest is no JSON, and the model's own. A `thought` may come before the only call.
+    """How a family writes calls. A `call` without `_ARGUMENTS` is only the beginning of one: the
+    rest is no JSON, and not constrained. A `thought` may come before the only call.
     """
 
     call: str
@@ -164,7 +162,7 @@ class CallForm:
 
     @property
     def is_bare(self) -> bool:
-        """Nothing tells a call from an answer in JSON."""
+        """Whether a call looks like any answer in JSON."""
         return (self.open or self.call).startswith("{")
 
 
@@ -208,13 +206,13 @@ _FORMS: Final[Mapping[str, CallForm]] = {
         "",
         "<｜tool▁calls▁end｜>",
     ),
-    # One message is one call, and its end that of the answer.
+    # A message is one call, and the end of the message is the end of the answer.
     "harmony": CallForm(
         f"<|channel|>commentary to=functions.{_NAME} <|constrain|>json<|message|>{_ARGUMENTS}"
         "<|call|>",
         thought=f"<|channel|>analysis<|message|>{_ANY}<|end|><|start|>assistant",
     ),
-    # No JSON from here on.
+    # These write no JSON.
     "qwen3_coder": CallForm(f"<tool_call>\n<function={_NAME}>\n"),
     "seed_oss": CallForm(f"<seed:tool_call>\n<function={_NAME}>\n"),
     "glm47": CallForm(f"<tool_call>{_NAME}\n"),
@@ -231,12 +229,12 @@ _FORMS: Final[Mapping[str, CallForm]] = {
     "gemma4": CallForm(f"<|tool_call>call:{_NAME}{{"),
     "function_gemma": CallForm(f"<start_function_call>call:{_NAME}{{"),
 }
-# What harmony's answers begin with.
+# The beginning of harmony's answers.
 _FINAL: Final = "<|channel|>final<|message|>"
 _TAG: Final = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _REST: Final = r"REST: /(.|\n)+/"
 _HOLES: Final = {_ARGUMENTS: "", _NUMBER: "/[0-9]{1,3}/", _ANY: "REST"}
-# Variants of a family, by what its template or vocabulary has.
+# Variants of a family, which its template or vocabulary shows.
 _MISTRAL_HEADED: Final = CallForm(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")
 _DEEPSEEK_FENCED: Final = CallForm(
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_ARGUMENTS}\n```"
@@ -248,7 +246,9 @@ _DEEPSEEK_FENCED: Final = CallForm(
 
 
 class ToolGrammar(NamedTuple):
-    """Lark's text, and the same where no special tokens are known: they are plain text there."""
+    """A grammar in Lark, and the same for a tokenizer without special tokens, whose texts are plain
+    text there: the trial of a grammar has such a tokenizer.
+    """
 
     grammar: str
     tried: str
@@ -262,7 +262,7 @@ class Function(NamedTuple):
 
 
 def form_of(family: str, template: str, special: Mapping[str, int]) -> CallForm | None:
-    """`template` is the model's, `special` has its special tokens. None: nobody knows it."""
+    """How a model writes calls, by its family, template and special tokens; None: unknown."""
     if family == "mistral" and "[ARGS]" in special:
         return _MISTRAL_HEADED
     if family == "deepseek" and "```json" in template:
@@ -271,7 +271,7 @@ def form_of(family: str, template: str, special: Mapping[str, int]) -> CallForm 
 
 
 def functions_of(tools: Tools) -> list[Function]:
-    """Those that may be called.
+    """The functions that may be called.
 
     Raises:
         ConstraintError: there is none.
@@ -303,8 +303,8 @@ def forced_calls(
     parallel: bool,
     answer: str | None = None,
 ) -> ToolGrammar:
-    """Calls and nothing else, but for a thought of harmony's, which is a message like a call; or an
-    `answer`, as Lark has it.
+    """Calls and nothing else, or an `answer` in Lark. Harmony's thought may come before either: it
+    is a message like a call.
     """
     instead = "" if answer is None else " | answer"
 
@@ -338,8 +338,8 @@ def forced_calls(
 def possible_calls(
     form: CallForm, functions: list[Function], special: Mapping[str, int], *, parallel: bool
 ) -> ToolGrammar | None:
-    """Text, and calls in it that are as they must be. None: they can't be told from text, or are no
-    JSON.
+    """Text, with calls in it that follow their schemas. None: calls can't be told from text, or are
+    no JSON.
     """
     begin = _TAG.match(form.open or form.call)
     if begin is None or _ARGUMENTS not in form.call or form.thought:
@@ -351,7 +351,7 @@ def possible_calls(
         if tag in known:
             yield f"start: (REST | {_sequence(tag, known)} block{' | other' if others else ''})*"
         else:
-            # What follows the tag is bound as soon as it is there.
+            # From the tag on the text is constrained.
             yield f"start: (head block{' | REST other' if others else ''})* REST?"
             yield f"head[lazy]: /(.|\\n)*/ {quoted(tag)}"
         if others:
@@ -371,12 +371,12 @@ def _block(
     parallel: bool,
     without: str = "",
 ) -> str:
-    """`without` is what it begins with and what stands there already."""
+    """One block of calls, after its tag `without`, which stands there already."""
     parts = [_sequence(form.open.removeprefix(without), special)]
     if form.open or not without:
         parts.append(f"({_any_call(functions)})")
     else:
-        # Each call has its own tag: the first one's is there.
+        # Each call has a tag of its own: that of the first call stands there.
         parts.append(f"({_any_call(functions, 'rest')})")
     if parallel:
         parts.append(f"({_sequence(form.between, special)} ({_any_call(functions)}))*")
@@ -401,7 +401,7 @@ def _rules(form: CallForm, functions: list[Function], special: Mapping[str, int]
 
 
 def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str:
-    """A text as Lark has it: tokens, quoted texts, and what stands for more than one text."""
+    """A text in Lark: special tokens, quoted texts, and rules in place of the holes."""
     parts = [re.escape(each) for each in sorted(special, key=len, reverse=True)]
     pieces = re.split(f"({'|'.join([*map(re.escape, _HOLES), *parts])})", text)
     written = []
@@ -418,7 +418,7 @@ def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str
 
 
 def _any_token(special: Mapping[str, int]) -> str:
-    """One of these tokens: ranges of ids."""
+    """Any of these tokens, as ranges of ids."""
     ids = sorted(set(special.values()))
     begins = [each for each in ids if each - 1 not in special.values()]
     ends = [each for each in ids if each + 1 not in special.values()]
@@ -427,11 +427,11 @@ def _any_token(special: Mapping[str, int]) -> str:
 
 
 def one_line(reason: str) -> str:
-    """What is wrong, of all that llguidance says: it quotes the grammar, and points into it."""
+    """The error in llguidance's message, without the lines of the grammar that it quotes."""
     lines = reason.replace("<non-verbose/>", "").splitlines()
     errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
     quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
     text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
-    # An option that no client has.
+    # The advice names an option that no client has.
     text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -31,34 +31,32 @@ from worker.structure.grammar import one_line
 _TAG_TOKENS: Final = 24
 Key = TypeVar("Key")
 # Far below any log probability that is chosen, and finite in float16: if other settings forbid all
-# that a constraint allows, the constraint has its way.
+# tokens that a constraint allows, one of these is chosen.
 _LEAST: Final = -6e4
-# Masks take a fraction of a millisecond each. If they take so long together, the next ones are made
-# one by one; and a row that takes so much of the processor ends, since its neighbours wait.
+# Masks take a fraction of a millisecond each. If all together take so long, the next ones are made
+# one by one; and a row whose mask takes so much processor time ends, since its neighbours wait.
 _SLOW_S: Final = 0.1
 _MOST_THREADS: Final = 8
 
 
 class ConstrainedSampler(Generic[Key]):
-    """Samples all rows in one pass; those with a constraint get a mask first, in one pass too.
+    """Samples all rows in one pass. Rows with a constraint get a mask first, in one pass too.
 
     mlx-lm asks for a token while the one before it is still being computed. If a row has a
-    constraint, that one is waited for: by then the model's next step has begun, and the masks are
-    made meanwhile. Without such rows nothing is waited for.
+    constraint, this waits for the token before: the model's next step has begun by then, and goes
+    on while the masks are made. Without such rows this waits for nothing.
     """
 
     def __init__(
         self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
     ) -> None:
-        """`rows` tells at each call whose log probabilities it has, in their order; `logits` what
-        the model gave for them, which scores are made of.
-        """
+        """Both as for `BatchSampler`."""
         self._rows = rows
         self._sampler = BatchSampler[Key](rows, logits)
         self._matchings: dict[Key, Matching] = {}
-        # Of those, whose probabilities are summed.
+        # Rows with a constraint whose probabilities are summed.
         self._summed: set[Key] = set()
-        # What was chosen last, and the row's place in there.
+        # The tokens that were chosen last, and the row's place among them.
         self._chosen: dict[Key, tuple[mx.array, int]] = {}
         self._broken: dict[Key, str] = {}
         self._one_by_one = False
@@ -89,8 +87,8 @@ class ConstrainedSampler(Generic[Key]):
         return self._sampler.take_score(key)
 
     def take_broken(self) -> dict[Key, str]:
-        """Rows that can't go on, and why: all but the token that was chosen last is as it should
-        be, and mlx-lm has not given that one out.
+        """Rows that can't go on, and why. Their tokens match, all but the one that was chosen last,
+        which mlx-lm has not given out.
         """
         broken, self._broken = self._broken, {}
         return broken
@@ -102,7 +100,7 @@ class ConstrainedSampler(Generic[Key]):
         places = {key: at for at, key in enumerate(self._rows()) if key in self._matchings}
         if not places:
             return self._sampler(logprobs)
-        # The model's step begins, whatever is waited for here.
+        # The model's step begins before this waits for anything.
         mx.async_eval(logprobs)  # type: ignore[no-untyped-call] # MLX leaves its types out
         self._feed(places)
         keys = [key for key in places if key in self._matchings]
@@ -111,14 +109,14 @@ class ConstrainedSampler(Generic[Key]):
         masks = self._fill(keys)
         rows = [places[key] for key in keys]
         summed = [at for at, key in enumerate(keys) if key in self._summed]
-        # After penalties and what they forbid: they don't know what must come.
+        # After the penalties, which don't know which tokens must come.
         tokens = self._sampler(logprobs, lambda adjusted: masked(adjusted, rows, masks, summed))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
         return tokens
 
     def _feed(self, keys: Sequence[Key] | dict[Key, int]) -> None:
-        """What was chosen last, waiting for it."""
+        """Give the matchings the tokens that were chosen last, as soon as they are computed."""
         read: dict[int, list[int]] = {}
         for key in keys:
             if key not in self._chosen:
@@ -132,7 +130,7 @@ class ConstrainedSampler(Generic[Key]):
             self._check(key, time.thread_time() - began_s)
 
     def _fill(self, keys: Sequence[Key]) -> NDArray[np.int32]:
-        """Bit masks, shape (keys, words): what each row may have next."""
+        """Bit masks of the tokens that each row may have next, shape (keys, words)."""
         matchings = [self._matchings[key] for key in keys]
         masks = allocate_token_bitmask(len(matchings), matchings[0].width)
         bound = [(at, each) for at, each in enumerate(matchings) if each.stage != Stage.THINKING]
@@ -164,8 +162,8 @@ class ConstrainedSampler(Generic[Key]):
 def masked(
     logprobs: mx.array, rows: list[int], masks: NDArray[np.int32], summed: list[int]
 ) -> mx.array:
-    """A copy in which these rows have only what their mask allows. Those whose probabilities will
-    be `summed`, by their place among these rows, have a total of 1 again.
+    """A copy in which these rows have only the tokens that their mask allows. The rows in `summed`,
+    by their place among these, have a total probability of 1 again.
     """
     together = len(rows) == logprobs.shape[0]
     indices = mx.array(rows, dtype=mx.uint32)
@@ -177,7 +175,7 @@ def masked(
     kept = kept.astype(logprobs.dtype)
     if together:
         return kept
-    # What is assigned to changes for all that have it, and mlx-lm gives `logprobs` out.
+    # A copy, since mlx-lm gives `logprobs` out.
     result = logprobs[:]
     result[indices] = kept
     return result
@@ -185,9 +183,9 @@ def masked(
 
 @dataclass(frozen=True)
 class Thinking:
-    """A model's reasoning, which no constraint is for. `open`: the prompt ends in it; else the
-    model may `begin` it with its first token. `over` tells by the last tokens whether it has ended;
-    tokens of `eos` don't end it.
+    """A model's reasoning, which need not match. `open`: the prompt ends in reasoning; else the
+    model may begin it with the token `begin`, as its first one. `over` tells by the last tokens
+    whether it has ended. Tokens of `eos` can't come in it.
     """
 
     begin: int | None
@@ -198,20 +196,22 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Constrained:
-    """A sequence's constraint, and the tokens of its answer before its turn in an engine."""
+    """A sequence's constraint, and the tokens that its answer had when an engine took it."""
 
     compiled: LLMatcher
     tokenizer: LLTokenizer
     before: tuple[int, ...] = ()
     thinking: Thinking | None = None
-    # Of the schemas that its client wants to be heeded.
+    # Keywords of the client's schemas that aren't enforced.
     unenforced: tuple[str, ...] = ()
 
     def after(self, generated: list[int]) -> Constrained:
         return replace(self, before=(*self.before, *generated))
 
     def begin(self) -> Matching:
-        """Where a turn begins. A copy takes microseconds, and so does a token."""
+        """A matching that stands behind the tokens before. A copy takes microseconds, and so does
+        a token.
+        """
         matching = Matching(self.compiled.deep_copy(), self.tokenizer, self.thinking)
         for token_id in self.before:
             matching.feed(token_id)
@@ -219,7 +219,7 @@ class Constrained:
 
 
 class Stage(Enum):
-    """Of an answer: it may yet begin with reasoning, it is in there, or it has to match."""
+    """Where an answer stands: it may begin with reasoning, it is in reasoning, or it must match."""
 
     FIRST = auto()
     THINKING = auto()
@@ -242,19 +242,19 @@ class Matching:
 
     @property
     def width(self) -> int:
-        """Entries of its masks."""
+        """Tokens in a mask."""
         return self._tokenizer.vocab_size
 
     @property
     def error(self) -> str:
-        """Why it can't go on; empty: it can."""
+        """Why the answer can't go on; empty: it can."""
         return self.matcher.get_error() if self.matcher.is_error() else ""
 
     def feed(self, token_id: int) -> None:
-        """The token that was chosen."""
+        """Take in the token that was chosen."""
         thinking = self._thinking
         if thinking is not None and self.stage is Stage.FIRST:
-            # A tag may begin as that of a call does, which then comes first.
+            # The tag of a call may begin with the same token, and has precedence.
             thinks = token_id == thinking.begin and not self.matcher.validate_tokens([token_id])
             self.stage = Stage.THINKING if thinks else Stage.BOUND
         if thinking is None or self.stage is Stage.BOUND:
@@ -265,8 +265,8 @@ class Matching:
             self.stage = Stage.BOUND
 
     def amend(self, mask: NDArray[np.int32]) -> None:
-        """Reasoning has its own rules: it may begin an answer, and doesn't end one. `mask` has a
-        bit for each token, of the matcher or all set.
+        """Allow reasoning to begin where it may, and forbid tokens of `eos` in it. `mask` has a bit
+        for each token: the matcher's, or all set in reasoning.
         """
         thinking = self._thinking
         bits = mask.view(np.uint32)
@@ -282,9 +282,9 @@ class Matching:
             bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
     def _spell(self, bits: NDArray[np.uint32]) -> None:
-        """A text that must come next is tokenized by llguidance as any text. If that makes one of
-        the tokenizer's special tokens of it, or the tokenizer normalizes it to another text, then
-        the mask has a token that the matcher refuses. The text is written in other tokens instead.
+        """Replace a forced token that the matcher itself refuses. llguidance tokenizes a text that
+        must come next like any other; the tokenizer may make a special token of it, or normalize it
+        to another text. The text is then written in other tokens.
         """
         if np.count_nonzero(bits) != 1:
             return
@@ -313,7 +313,7 @@ def _normalized(logprobs: mx.array) -> mx.array:
 
 
 def _spread(masks: NDArray[np.int32], vocabulary: int) -> mx.array:
-    """Bits to booleans, shape (rows, vocabulary). Logits beyond the masks are of no token."""
+    """Bits to booleans, shape (rows, vocabulary). Logits beyond the masks belong to no token."""
     words = mx.array(masks.view(np.uint32))[:, :, None]
     bits = (words >> mx.arange(32, dtype=mx.uint32)) & 1
     allowed = bits.reshape(masks.shape[0], -1).astype(mx.bool_)
@@ -323,5 +323,5 @@ def _spread(masks: NDArray[np.int32], vocabulary: int) -> mx.array:
 
 @cache
 def _executor() -> LLExecutor:
-    """Threads of the process, for masks alone."""
+    """The process's threads for masks."""
     return LLExecutor(max(1, min(_MOST_THREADS, (os.cpu_count() or 2) // 2)))

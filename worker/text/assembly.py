@@ -1,28 +1,23 @@
-"""What an answer has become: its parts, in order."""
+"""The parts of an answer, in order."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-from protocol.answers import (
-    AnswerPart,
-    Reasoning,
-    Text,
-    ToolCall,
-)
+from protocol.answers import AnswerPart, Reasoning, Text, ToolCall
 from worker.mlx_lm.text import StopTexts
 
 _Kind: TypeAlias = Literal["text", "reasoning", "arguments"]
 
-# A longer run of white space is something that the model says.
+# Longer white space is a part of the answer.
 _MOST_HELD_SPACE: Final = 64
 
 
 class Assembly:
-    """Puts parts together. White space beside a tag belongs to the tag, and nobody gets it.
+    """Puts parts together. White space beside a tag belongs to the tag, and is left out.
 
-    Stop sequences are looked for in the text alone. What ends an answer is what its reader sees:
-    models quote anything while they think, and arguments that stop in the middle are of no use.
+    Stop sequences are looked for in the text alone, which is all that a reader sees: models quote
+    anything while they think, and arguments that stop in the middle are of no use.
     """
 
     def __init__(
@@ -33,8 +28,8 @@ class Assembly:
         plain: bool = False,
         include_stop: bool = False,
     ) -> None:
-        """`plain`: there are no tags, and all is text. With `include_stop` the stop sequence that
-        ends it is a part of the text.
+        """Without `parallel` the first call ends the answer. `plain`: there are no tags, and all is
+        text. With `include_stop` the text has the stop sequence that ended it.
         """
         self._stops = StopTexts(stop, include=include_stop)
         self._parallel = parallel
@@ -46,15 +41,15 @@ class Assembly:
         self._keeps_space = False
         self._after_tag = False
         self._calls = 0
-        # Counts what belongs to calls that can't be taken back any more.
+        # Grows with each part of a call that can't turn out to be text any more.
         self.committed = 0
         self.in_call = False
-        # The only call that is wanted.
+        # The only call that is wanted is there.
         self.has_all_calls = False
 
     @property
     def stop_sequence(self) -> str | None:
-        """The one that has ended it."""
+        """The stop sequence that ended the answer."""
         return self._stops.found
 
     @property
@@ -66,7 +61,7 @@ class Assembly:
         return self._calls
 
     def take(self) -> list[AnswerPart]:
-        """What was added since the last time."""
+        """The parts since the last time."""
         self._close_piece()
         parts, self._parts = self._parts, []
         return parts
@@ -82,14 +77,14 @@ class Assembly:
         self._put_trimmed("reasoning", self._without_space_after_tag(text, "reasoning"))
 
     def tag(self) -> None:
-        """Here was one that counts, or what stands for one."""
+        """A tag, or the beginning of a part without one: white space around it doesn't count."""
         self._flush_stops()
         self._held = ""
         self._keeps_space = False
         self._after_tag = True
 
     def only_text(self) -> None:
-        """No tag follows, and all white space counts."""
+        """No tag follows: all white space counts."""
         self._plain = True
 
     def begin(self, name: str) -> None:
@@ -111,11 +106,11 @@ class Assembly:
         self.has_all_calls = not self._parallel
 
     def commit(self) -> None:
-        """What was read last belongs to the call before it."""
+        """The characters that were read last belong to the call before them."""
         self.committed += 1
 
     def finish(self) -> None:
-        """The answer is over: what may have been more than text is no more than that."""
+        """The answer is over: held text can't begin a stop sequence or tag any more."""
         self._flush_stops()
         self._put(self._kind, self._held)
         self._held = ""

@@ -1,4 +1,4 @@
-"""Closes reasoning once its budget is used up."""
+"""The budget of reasoning: reasoning is closed once the budget is used up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from worker.text.format import AnswerFormat, opening_state
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """How a model's reasoning starts and ends. `closing` ends it by force. The last token of
-    `reopening` may not follow the others of it from then on.
+    """The tags of a model's reasoning. `closing` ends it by force; after that, the last token of
+    `reopening` can't follow the others.
     """
 
     start: list[int]
@@ -23,14 +23,14 @@ class ReasoningTokens:
 
 
 class ReasoningBudget:
-    """A logits processor. It looks at the tokens alone, so a sequence that goes on elsewhere has
-    what it had; and it never waits for them, so the next step is begun before they are known.
+    """A logits processor. It depends on the tokens alone, so a sequence can go on in another
+    worker. It never waits for them, so the next step begins before they are known.
     """
 
     def __init__(
         self, marks: ReasoningTokens, budget: int, prompt_tokens: int, *, opened: bool
     ) -> None:
-        """`opened`: the prompt has the start already."""
+        """`opened`: the prompt has the start tag."""
         self._marks = marks
         self._budget = budget
         self._prompt_tokens = prompt_tokens
@@ -43,7 +43,7 @@ class ReasoningBudget:
         if count < self._budget:
             return logits
         inside = self._inside(answer)
-        # Tags are none of it.
+        # Tags don't count.
         exhausted = mx.sum(inside[:-1] & inside[1:]) >= self._budget
         closing, none = self._marks.closing, mx.array(-1)
         forced = mx.where(inside[-1], closing[0], none)
@@ -72,17 +72,17 @@ class ReasoningBudget:
 def reasoning_budget(
     prompt_ids: list[int], budget: int, tokenizer: Any, format_: AnswerFormat
 ) -> ReasoningBudget | None:
-    """For the answer to a prompt; None if this model doesn't think.
+    """The budget for the answer to a prompt; None if this model doesn't think.
 
     Raises:
-        ValueError: its tags are ordinary text, of which nobody knows in which tokens it will come.
+        ValueError: its tags are ordinary text, which can come in other tokens than these.
     """
 
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     if format_.harmony:
-        # Which channel comes next is the model's to say.
+        # The model chooses the channel that comes next.
         marks = ReasoningTokens(
             ids("<|channel|>analysis<|message|>"),
             ids("<|end|>"),

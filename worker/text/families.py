@@ -1,6 +1,6 @@
-"""Which format a model has: by its chat template and its vocabulary, as mlx-lm chooses its parsers.
+"""The format of a model, by its chat template and its vocabulary, as mlx-lm chooses its parsers.
 
-mlx-lm's choice comes first. The families here are those that mlx-lm has no parser of.
+mlx-lm's choice comes first. The families here are those for which mlx-lm has no parser.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from worker.text.format import (
 )
 from worker.text.readers import ObjectCalls, WholeCalls
 
-# V3 and R1 name the kind first, and put the arguments in a fence; V3.1 does neither.
+# V3 and R1 write "function" first, and the arguments in a fence; V3.1 does neither.
 _DEEPSEEK_HEAD: Final = (
     r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*"
     r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
@@ -48,7 +48,7 @@ _HUNYUAN_HEAD: Final = (
 )
 _HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
 _LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
-# Those that mlx-lm doesn't know. The last is for templates that write it in ordinary tokens.
+# Tags that mlx-lm doesn't know. The last are for templates that write them in ordinary tokens.
 THOUGHTS: Final = (
     Tags("<seed:think>", "</seed:think>"),
     Tags("[THINK]", "[/THINK]"),
@@ -61,7 +61,7 @@ THOUGHTS: Final = (
 
 
 def find_format(tokenizer: Any) -> AnswerFormat:
-    """`tokenizer` is mlx-lm's wrapper: where it has chosen, it counts."""
+    """`tokenizer` is mlx-lm's wrapper, whose choice of a parser has precedence."""
     template, vocabulary = template_text(tokenizer), tokenizer.get_vocab()
     if all(each in vocabulary for each in ("<|start|>", "<|channel|>", "<|message|>")):
         return AnswerFormat("harmony", harmony=True)
@@ -83,7 +83,7 @@ def find_format(tokenizer: Any) -> AnswerFormat:
 
 
 def template_text(tokenizer: Any) -> str:
-    """All of the chat templates that a tokenizer has, as Jinja has them."""
+    """The sources of all chat templates that a tokenizer has."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         return "\n".join(str(each) for each in template.values())
@@ -91,8 +91,8 @@ def template_text(tokenizer: Any) -> str:
 
 
 class Family(NamedTuple):
-    """Its template, or its vocabulary, has the `mark`. `before_mlx_lm`: its template has what
-    mlx-lm knows others by. Those `around` are tags of the answer itself.
+    """Models whose template, or vocabulary, has the `mark`. `before_mlx_lm`: mlx-lm would take
+    their template for another family's. `around` are the tags around the answer itself.
     """
 
     name: str
@@ -104,12 +104,12 @@ class Family(NamedTuple):
 
 
 def _python_lines(text: str, definitions: Any) -> Any:
-    """A call a line, as in a program."""
+    """Calls in Python, one a line."""
     return python_calls(f"[{', '.join(text.strip().splitlines())}]", definitions)
 
 
 def _dsml(text: str, _definitions: Any) -> list[Any]:
-    """DeepSeek V3.2's markup, which mlx-lm writes and doesn't read."""
+    """Calls in DeepSeek V3.2's markup, which mlx-lm writes and doesn't read."""
     calls = []
     for name, body in _matches(_INVOKE, text):
         arguments = {
@@ -133,7 +133,7 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[tuple[str, ...]
 HERMES: Final = Family("hermes", "<tool_call>", (objects("<tool_call>", "</tool_call>"),))
 
 
-# In order: what an earlier one has, a later one may have too.
+# In order: a later family's mark may stand in the template of an earlier one.
 FAMILIES: Final = (
     Family(
         "deepseek_v32",
@@ -214,12 +214,12 @@ FAMILIES: Final = (
 
 
 def _family(template: str, vocabulary: Container[str]) -> Family:
-    # Vocabularies are often those of other models.
+    # The template comes first, since many models have the vocabulary of another one.
     for marks in (template, vocabulary):
         for family in FAMILIES:
             if family.mark in marks:
                 return family
-    # The most common one, for models whose template says nothing of tools.
+    # The most common family, for models whose template has no tools.
     return HERMES
 
 

@@ -1,8 +1,8 @@
-"""How a model marks its reasoning and its calls, the forms of calls that mlx-lm has parsers of, and
-how much of them a prompt has opened already.
+"""The format of a model's answers: its tags of reasoning and calls, the forms of calls for which
+mlx-lm has parsers, and the state in which an answer begins.
 
 Gemma's calls are parsed here: `call:NAME{KEY:VALUE,...}`, where strings stand between two equal
-tags. mlx-lm's parsers take minutes for some texts of that kind, and one of them reads no nested
+tags. mlx-lm's parsers take minutes for some texts of that form, and one of them reads no nested
 objects.
 """
 
@@ -21,9 +21,9 @@ from worker.mlx_lm.text import Parse, parse_python, parser_name
 from worker.text.assembly import Assembly
 from worker.text.readers import EitherCalls, HeadedCalls, ObjectCalls, Reader, WholeCalls
 
-# Of an assembly, and of the definitions of the tools.
+# Makes a reader of an assembly and the definitions of the tools.
 MakeReader: TypeAlias = Callable[[Assembly, Any], Reader]
-# Of the end of a prompt: what templates write after its last message is shorter.
+# The end of a prompt that is looked at. Templates write less than that after the last message.
 _END_TOKENS: Final = 256
 # Harmony's first token of a message.
 _START: Final = "<|start|>"
@@ -40,9 +40,9 @@ _KIMI_HEAD: Final = (
     r"(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*\{"
 )
 _KIMI_TAIL: Final = r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_calls_section_end\|>"
-# Its parsers take a time that grows with the square of the tags. No call has so many arguments.
+# No call has so many arguments. The time of mlx-lm's parsers grows with the square of the tags.
 _MOST_TAGS: Final = 500
-# Beyond that they are Python, or no calls: for what isn't, mlx-lm's parser is as slow.
+# Longer texts must be Python: mlx-lm's parser takes as long for others.
 _MOST_BROKEN_PYTHON: Final = 1 << 13
 _NAME: Final = r"\s*[\w.:/-]+\s*(?:<|\{|$)"
 _GEMMA: Final = r"\s*call:"
@@ -64,7 +64,7 @@ class CallBlock:
 
 @dataclass(frozen=True)
 class Bare:
-    """Tool calls that an answer begins with, without a tag, by this character."""
+    """Tool calls without a tag, at the beginning of an answer, by their `first` character."""
 
     first: str
     make: MakeReader
@@ -72,8 +72,9 @@ class Bare:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """Tags that are `dropped` mean nothing to a client. `turns` are mlx-lm's transitions of a model
-    that has messages with headers in its turns; `first` is the state that they begin in.
+    """The tags of a model's answers. Those that are `dropped` mean nothing to a client. `turns` are
+    mlx-lm's transitions, for a model whose turns have messages with headers; an answer begins in
+    the state `first`.
     """
 
     family: str = ""
@@ -96,7 +97,7 @@ def headed(start: str, end: str, head: str, tail: str = r"\s*") -> CallBlock:
 
 
 def either(start: str, end: str, head: str, tail: str = r"\s*") -> CallBlock:
-    """Objects, or calls with heads: the first character tells."""
+    """Objects, or calls with heads, by the first character."""
     patterns = regex.compile(head), regex.compile(tail)
     return CallBlock(start, lambda assembly, _: EitherCalls(assembly, end, *patterns))
 
@@ -119,14 +120,16 @@ def opening_state(prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat) 
 
 
 def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
-    """For harmony: what follows the last message's start, None if there is none."""
+    """For harmony: the text from the last message's start on; None if there is none."""
     text = str(tokenizer.decode(prompt_ids[-_END_TOKENS:]))
     at = text.rfind(_START)
     return None if at < 0 else text[at:]
 
 
 def _end_of(prompt_ids: list[int], tokenizer: Any, keeping: tuple[str, ...]) -> str:
-    """What stands after the last special token but these: messages open nothing."""
+    """The text after the last special token that is no part of `keeping`, which ends a message:
+    no message opens reasoning.
+    """
     special = set(tokenizer.all_special_ids)
     end = prompt_ids[-_END_TOKENS:]
     begin = len(end)
@@ -141,8 +144,8 @@ def _is_part(token_id: int, tokenizer: Any, keeping: tuple[str, ...]) -> bool:
 
 
 def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
-    """The family and its block, where mlx-lm has chosen a parser. JSON is read by our own readers,
-    since mlx-lm's take calls whole.
+    """The family and its block, if mlx-lm has chosen a parser. JSON has readers of this room, since
+    mlx-lm's parsers wait for the end of a call.
     """
     family = parser_name(tokenizer)
     start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
@@ -150,7 +153,7 @@ def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
         case "json_tools":
             return "hermes", objects(start, end)
         case "mistral":
-            # A list of objects up to version 7; later a name before the arguments.
+            # Up to version 7 a list of objects; later a name before the arguments.
             return family, either(start, end, _MISTRAL_HEAD)
         case "kimi_k2":
             return family, headed(start, end, _KIMI_HEAD, _KIMI_TAIL)
@@ -184,7 +187,7 @@ def gemma_calls(quote: str) -> Parse:
 
 
 class _Text:
-    """Raises ValueError where it can't be read."""
+    """A text on its way through Gemma's grammar. Raises ValueError if it doesn't follow that."""
 
     def __init__(self, text: str, quote: str) -> None:
         self.text = text
@@ -250,8 +253,8 @@ FUNCTION_TAGS: Final = (Tags("<function=", "</function>"), Tags("<parameter=", "
 
 
 class _BlockForm(NamedTuple):
-    """What a block begins with, and tags in it that must be closed as often as they are opened:
-    mlx-lm's parsers pass over what isn't. The first of each of `alike` are as many, too.
+    """The pattern of a block's beginning, and tags in it that must be closed as often as they are
+    opened: mlx-lm's parsers skip other texts silently. `alike`: all tags are opened equally often.
     """
 
     begins: str
@@ -322,7 +325,7 @@ def python_calls(text: str, definitions: Any) -> Any:
 
 
 def functions(parse: Parse) -> Parse:
-    """mlx-lm's parser takes all functions of one block for a single one."""
+    """Parse each function of a block alone: mlx-lm's parser takes them all for a single one."""
 
     def parse_each(text: str, definitions: Any) -> list[Any]:
         ends = [each.end() for each in _FUNCTION_END.finditer(text)]

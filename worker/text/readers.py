@@ -12,7 +12,7 @@ from worker.mlx_lm.text import Parse
 from worker.text.assembly import Assembly
 
 SPACE: Final = frozenset(" \t\r\n")
-# All that stands between strings: the last are those of literals, and of numbers beside digits.
+# All characters that JSON has outside strings; the last ones are of literals and numbers.
 _OUTSIDE: Final = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsnINiyN")
 _CLOSING: Final = {"{": "}", "[": "]"}
 Steps = Generator[None, str, None]
@@ -21,26 +21,26 @@ _ARGUMENTS: Final = frozenset({"arguments", "parameters", "args"})
 _STRICT_KEYS: Final = _NAMES | _ARGUMENTS | {"type", "id"}
 _LITERAL: Final = frozenset("truefalsn0123456789+-.eE")
 _MOST_HEAD_CHARACTERS: Final = 512
-# mlx-lm's parsers take a time that grows with the square of the length at worst.
+# mlx-lm's parsers take a time that at worst grows with the square of the length.
 _MOST_WHOLE_CHARACTERS: Final = 1 << 18
 
 
 class BrokenCallError(Exception):
-    """What was read since the last commitment is no call."""
+    """The characters since the last commitment are no call."""
 
 
 class BlockEndedError(Exception):
-    """The end of the block was found where nobody looked for it."""
+    """The block ended within a call."""
 
 
 class Reader(Protocol):
     """Reads one block of calls, and gives them to an assembly."""
 
     def take(self, character: str) -> bool:
-        """Whether this was the last of the block.
+        """Read a character; True if the block ends with it.
 
         Raises:
-            BrokenCallError: what was read since the last commitment is no call.
+            BrokenCallError: the characters since the last commitment are no call.
         """
 
     def close(self, *, complete: bool) -> None:
@@ -48,12 +48,12 @@ class Reader(Protocol):
 
 
 class ObjectCalls:
-    """JSON objects that have a name and arguments each, one after another or in a list. Their
-    arguments are given as they come.
+    """Reads JSON objects of a name and arguments each, one after another or in a list. Arguments
+    are given as they come.
     """
 
     def __init__(self, assembly: Assembly, end: str = "", *, strict: bool = False) -> None:
-        """`strict`: it may also be a JSON text that is no call."""
+        """`strict`: the text may also be JSON that is no call."""
         self._assembly = assembly
         self._end = end
         self._strict = strict
@@ -159,9 +159,9 @@ class ObjectCalls:
 
 
 class HeadedCalls:
-    """Calls that have their name in a head, before arguments in JSON, which are given as they
-    come. `head` matches up to the bracket that opens them, `tail` what stands after the last ones
-    up to the end of the block.
+    """Reads calls that have their name in a head, before arguments in JSON, which are given as they
+    come. `head` matches up to the bracket that opens the arguments, `tail` from the end of the last
+    ones to the end of the block.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class HeadedCalls:
 
 
 class EitherCalls:
-    """Calls as objects or with heads: the first character tells."""
+    """Reads calls as objects, or with heads, by the first character."""
 
     def __init__(
         self, assembly: Assembly, end: str, head: regex.Pattern[str], tail: regex.Pattern[str]
@@ -240,7 +240,7 @@ class EitherCalls:
 
 
 class WholeCalls:
-    """Calls of a form that is no JSON: a parser gets all of a block at its end."""
+    """Reads calls of a form that is no JSON: a parser gets a block whole, at its end."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class WholeCalls:
         definitions: Any,
         begins: regex.Pattern[str],
     ) -> None:
-        """`begins` matches, at least in part, what every block begins with."""
+        """`begins` matches the beginning of every block."""
         self._assembly = assembly
         self._end = end
         self._parse = parse
@@ -285,7 +285,7 @@ class WholeCalls:
             parsed = self._parse(text, self._definitions)
             calls = [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
         except Exception as error:
-            # They fail in as many ways as models write; whatever it is, the text is there.
+            # Parsers fail in as many ways as models write: the block is text then.
             raise BrokenCallError from error
         if not calls:
             raise BrokenCallError
@@ -298,10 +298,10 @@ class WholeCalls:
 
 
 def span(opening: str, put: Callable[[str], None], end: str | None) -> Generator[None, str, None]:
-    """Gets what follows the `opening` bracket, up to the one that closes it, and puts it.
+    """Puts the characters after the `opening` bracket, up to the one that closes it.
 
-    What is no JSON goes on up to the `end` tag of its block, "" if there is none: it raises
-    BlockEndedError there. With None, BrokenCallError at once.
+    A text that is no JSON goes on up to the `end` tag of its block, "" if there is none, and raises
+    BlockEndedError there. If `end` is None it raises BrokenCallError at once.
     """
     open_brackets = [_CLOSING[opening]]
     in_string = escaped = False
@@ -366,7 +366,7 @@ def _solid() -> Generator[None, str, str]:
 
 
 def _string() -> Generator[None, str, str]:
-    """After the quotation mark that opens it."""
+    """A string, from the character after its opening quotation mark on."""
     pieces = ['"']
     escaped = False
     while True:
@@ -385,7 +385,7 @@ def _string() -> Generator[None, str, str]:
 
 
 def _other(character: str) -> Generator[None, str, str]:
-    """A value of no interest; returns what follows it."""
+    """Skips a value; returns the first character after it that isn't space."""
     if character == '"':
         yield from _string()
     elif character in "{[":

@@ -13,12 +13,10 @@ from worker.text.assembly import Assembly
 from worker.text.format import AnswerFormat, CallBlock, MakeReader
 from worker.text.readers import BrokenCallError, Reader
 
-# Of what may still turn out not to be a call.
+# The most characters that are held because they may be no call.
 _MOST_RAW_CHARACTERS: Final = 1 << 20
 _State: TypeAlias = Literal["header", "text", "reasoning", "call"]
-START: Final = "<|start|>"
-MESSAGE: Final = "<|message|>"
-# What ends a message; models leave out the end and begin the next one.
+# Tags that end a message; models leave out the end and begin the next message.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER: Final = regex.compile(
     r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<early>[\w.:/-]+)\s*)?"
@@ -29,14 +27,14 @@ _MOST_HEADER_CHARACTERS: Final = 256
 
 
 class Splitter(Protocol):
-    """Gives what it finds to its assembly, whatever the pieces that the text comes in."""
+    """Gives the parts of a text to its assembly, whatever the pieces that the text comes in."""
 
     @property
     def reasoning(self) -> bool:
-        """Whether what comes next is reasoning."""
+        """Whether the next characters are reasoning."""
 
     def settle(self) -> None:
-        """If no tag is open, none follows: what looks like one is text."""
+        """If no tag is open, none follows: texts that look like tags are text."""
 
     def feed(self, text: str) -> None: ...
 
@@ -45,7 +43,7 @@ class Splitter(Protocol):
 
 
 class PlainSplitter:
-    """All is text."""
+    """Takes all for text."""
 
     reasoning = False
 
@@ -53,7 +51,7 @@ class PlainSplitter:
         self._assembly = assembly
 
     def settle(self) -> None:
-        """There are none anyway."""
+        """There are no tags."""
 
     def feed(self, text: str) -> None:
         self._assembly.text(text)
@@ -63,7 +61,7 @@ class PlainSplitter:
 
 
 class TagSplitter:
-    """For formats with tags around reasoning and calls."""
+    """Splits a text at tags around reasoning and calls."""
 
     def __init__(
         self,
@@ -75,9 +73,9 @@ class TagSplitter:
         state: str,
         bounded: bool = False,
     ) -> None:
-        """It begins in `state`: "normal", "reasoning" or one that the format's turns have. Without
-        `calls` their tags are text. `bounded`: reasoning may be closed for the model, which goes on
-        with it as text, and closes it once more: that tag is dropped.
+        """`state` is the first one: "normal", "reasoning" or one that the format's turns have.
+        Without `calls` their tags are text. `bounded`: a budget may close the reasoning. The model
+        then goes on thinking in its text, and closes it once more: that tag is dropped.
         """
         self._assembly = assembly
         self._definitions = definitions
@@ -132,7 +130,7 @@ class TagSplitter:
         return self._assembly.stopped or self._assembly.has_all_calls
 
     def _scan(self) -> bool:
-        """Whether there may be more to do with what is pending."""
+        """Read up to the next tag; True if the rest of the pending text may be read on."""
         if self._fresh and self._bare is not None and self._state == "normal":
             solid = self._pending.lstrip()
             if not solid:
@@ -158,7 +156,7 @@ class TagSplitter:
     def _begin(self, tag: str, make: MakeReader) -> None:
         self._fresh = False
         if self._state != "reasoning":
-            # What is no call there is text, though it stands in a header.
+            # If it is no call it is text, though it stands in a header.
             self._state = "normal"
         self._raw = [tag] if tag else []
         self._reader = make(self._assembly, self._definitions)
@@ -189,7 +187,7 @@ class TagSplitter:
         return False
 
     def _give_up(self, rest: str) -> None:
-        """It was no call. What may be the beginning of one is looked at again."""
+        """It was no call. The end of it may be the beginning of a tag, and is read again."""
         raw = "".join(self._raw)
         self._raw.clear()
         self._reader = None
@@ -209,7 +207,7 @@ class TagSplitter:
 
 
 def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | CallBlock]]:
-    """What each state has as markers, and where they lead."""
+    """The markers of each state, and the state or block that each leads to."""
     normal: dict[str, str | CallBlock] = dict.fromkeys(format_.dropped, "normal")
     edges = {"normal": normal}
     blocks = {each.start: each for each in format_.blocks} if calls else {}
@@ -229,20 +227,22 @@ def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | C
 
 
 class HarmonySplitter:
-    """Analysis is reasoning; a message to a function is a call; all others are text."""
+    """Splits gpt-oss's messages: analysis is reasoning, a message to a function is a call, and all
+    others are text.
+    """
 
     def __init__(self, assembly: Assembly, *, calls: bool, header: str | None) -> None:
-        """`header` is what the prompt has of one at its end, None if it ends in no message of the
-        assistant's.
+        """`header` is the part of a header at the prompt's end; None if the prompt ends in no
+        message of the assistant.
         """
         self._assembly = assembly
         self._calls = calls
         self._state: _State = "text" if header is None else "header"
         self._header = ""
-        # So many characters of it are the prompt's.
+        # The characters of the header that are the prompt's.
         self._prompted = len(header or "")
         self._pending = ""
-        # A call that has no argument yet, by its name.
+        # The name of a call that has no arguments yet.
         self._name: str | None = None
         self._final = False
         self._settled = False
@@ -254,7 +254,7 @@ class HarmonySplitter:
         return self._state == "reasoning"
 
     def settle(self) -> None:
-        """The final message is the last."""
+        """No message follows the final one."""
         self._settled = self._final
 
     def feed(self, text: str) -> None:
@@ -268,7 +268,7 @@ class HarmonySplitter:
             return
         pending, self._pending = self._pending, ""
         if self._state == "header":
-            # Headers after a message's end say nothing alone.
+            # A header without a message is left out.
             self._header += pending
             if not _HEADER.fullmatch(self._header, partial=True):
                 self._assembly.text(self._take_header())
@@ -296,7 +296,7 @@ class HarmonySplitter:
         return False
 
     def _give_first(self) -> bool:
-        # What looked like a header may begin with what ends a message.
+        # A text that looked like a header may begin with a tag that ends messages.
         self._assembly.text(self._pending[0])
         self._pending = self._pending[1:]
         return True
@@ -372,7 +372,7 @@ class HarmonySplitter:
 
 
 class Markers:
-    """None of them may be the beginning of another."""
+    """Texts that are looked for. None of them may be the beginning of another."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         texts = sorted(set(markers))
@@ -382,8 +382,8 @@ class Markers:
         self.longest = max(map(len, texts), default=0)
 
     def cut(self, text: str) -> tuple[str, str | None, str]:
-        """What is before the first one, that one, what follows it. None: there is none, and what
-        follows may be the beginning of one.
+        """The text before the first marker, the marker, the text after it. If there is no marker,
+        None stands for it, and before the last text, which may be the beginning of one.
         """
         match = None if self._pattern is None else self._pattern.search(text)
         if match is not None:
@@ -392,7 +392,7 @@ class Markers:
         return text[:certain], None, text[certain:]
 
     def _certain(self, text: str) -> int:
-        """How many characters of a text without markers can't be the beginning of one."""
+        """How many characters of a text without markers can't belong to one that has begun."""
         if self._first.isdisjoint(text):
             return len(text)
         for at in range(max(0, len(text) - self.longest + 1), len(text)):
@@ -401,7 +401,7 @@ class Markers:
         return len(text)
 
     def last_beginning(self, text: str) -> int:
-        """Where the last one may begin, after the first character; the length if nowhere."""
+        """Where the last marker may begin, after the first character; the length if nowhere."""
         for at in range(len(text) - 1, max(0, len(text) - self.longest), -1):
             if text[at] in self._first:
                 return at

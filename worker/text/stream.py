@@ -1,4 +1,4 @@
-"""Tokens to the parts of an answer, for one request."""
+"""From the tokens of one request to the parts of its answer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from worker.text.splitter import HarmonySplitter, PlainSplitter, Splitter, TagSp
 
 
 class AnswerStream:
-    """Detokenizes one request's answer and tells its parts apart. It ends at a stop sequence, even
+    """Detokenizes one request's answer and splits it into parts. It ends at a stop sequence, even
     one that straddles tokens, and after the only call that is wanted.
 
-    What it does depends on the tokens alone: one that is fed those that another has seen goes on
-    as that one would.
+    It depends on the tokens alone: a stream that gets the tokens of another goes on as that one
+    would.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class AnswerStream:
         splitter: Splitter,
         bound: Callable[[int, bool], bool] | None = None,
     ) -> None:
-        """`bound` tells of a token, and whether text came before it, that it is of what a
-        constraint is for: no tags are in there, only texts like them.
+        """`bound` says of a token, and whether text came before it, if it is in the part that must
+        match a constraint: that part has no tags, only texts that look like them.
         """
         self._bound = bound
         self._spoken = False
@@ -45,16 +45,16 @@ class AnswerStream:
 
     @property
     def stop_sequence(self) -> str | None:
-        """The one that ended it, if one did."""
+        """The stop sequence that ended the answer; None if none did."""
         return self._assembly.stop_sequence
 
     @property
     def ended_with_calls(self) -> bool:
-        """It has some, and no stop sequence ended it."""
+        """Whether the answer has calls, and no stop sequence ended it."""
         return self._assembly.calls > 0 and not self._assembly.stopped
 
     def add(self, token_id: int) -> list[AnswerPart]:
-        """The parts that are certain now."""
+        """The parts that are certain after this token."""
         if self._bound is not None and self._bound(token_id, self._spoken):
             self._splitter.settle()
         was_reasoning = self._splitter.reasoning
@@ -66,7 +66,7 @@ class AnswerStream:
         return parts
 
     def finish(self, *, complete: bool) -> list[AnswerPart]:
-        """What was held back; `complete` if the model ended the answer, by a token of its own."""
+        """The parts that were held back; `complete` if the model ended the answer by a token."""
         if not self.stopped:
             self._detokenizer.finalize()
             self._feed(self._detokenizer.last_segment)
@@ -82,7 +82,7 @@ class AnswerStream:
 def answer_stream(
     generate: Generate, prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat
 ) -> AnswerStream:
-    """For the answer to a prompt, by a model of this format. The definitions of tools are JSON."""
+    """The stream of an answer to a prompt, by a model of this format."""
     tools = generate.tools
     assembly = Assembly(
         generate.stop,
@@ -113,13 +113,13 @@ def answer_stream(
 
 
 def _bound(format_: AnswerFormat, tokenizer: Any, *, calls: bool) -> Callable[[int, bool], bool]:
-    """For an answer that must match something."""
+    """`AnswerStream`'s `bound`, for an answer with a constraint."""
     tags = [] if format_.reasoning is None else [format_.reasoning.start]
     if calls:
         tags += [each.start for each in format_.blocks]
     ids = [tokenizer.encode(each, add_special_tokens=False) for each in tags]
     openers = frozenset(each[0] for each in ids if len(each) == 1)
     if calls and any(len(each) > 1 for each in ids):
-        # Only its text tells such a tag.
+        # Only its text shows such a tag.
         return lambda _, spoken: spoken
     return lambda token_id, _: token_id not in openers

@@ -1,34 +1,56 @@
-"""The chat template of a model: a conversation to token ids."""
+"""The chat template of a model: a conversation is written in its form, and becomes token ids.
+
+Agents send system messages in mid-conversation. Templates that have no place for them there get
+them as a part of the user's messages: if one were moved to the front, everything behind would be
+computed anew in every turn.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Final, TypeAlias
 
+import msgspec
 from jinja2 import Environment, TemplateError, meta
 
-from protocol.requests import ChatMessage, ChatPrompt, Tools
+from protocol.answers import RequestField
+from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Picture, Tools
 from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError
-from worker.text.history import Message, MessageWriter
 from worker.transformers import template_parameters
 
-# What transformers and mlx-lm give templates themselves, or take for something else.
+# Arguments that transformers and mlx-lm give templates themselves, or take for something else.
 _RESERVED: Final = template_parameters() | {
     "messages",
     "raise_exception",
     "strftime_now",
     "return_text",
 }
-# Clients send these to whatever model: where they mean nothing, they are left out.
+# Clients send these to any model: a template that doesn't know them goes without.
 _WISHES: Final = frozenset({"enable_thinking", "reasoning_effort", "verbosity"})
 # DeepSeek's and Granite's word for the same.
 _SYNONYMS: Final = {"enable_thinking": "thinking", "thinking": "enable_thinking"}
-# transformers' own tag, which marks what an assistant said.
+# transformers' own tag, which marks the text of an assistant.
 _GENERATION: Final = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+_PROBE: Final[list[dict[str, Any]]] = [
+    {"role": "system", "content": "probed 1"},
+    {"role": "user", "content": "probed 2"},
+    {"role": "system", "content": "probed 3"},
+    {"role": "assistant", "content": "probed 4"},
+    {"role": "user", "content": "probed 5"},
+    {"role": "system", "content": "probed 6"},
+]
+_IN_PLACE: Final = re.compile(".*".join(re.escape(each["content"]) for each in _PROBE), re.DOTALL)
+_BETWEEN: Final = "\n\n"
+_MISTRALS_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+_LENGTH_OF_NINE: Final = re.compile(r"length\s*[!=]=\s*9")
+_PROBED_ID: Final = "probe1234"
+Message: TypeAlias = dict[str, Any]
+RenderText: TypeAlias = Callable[[list[Message]], str]
 
 
 class ChatTemplate:
@@ -38,7 +60,7 @@ class ChatTemplate:
         """`tokenizer` is mlx-lm's wrapper."""
         self._tokenizer = tokenizer
         self._renderer, self._is_program = renderer_of(tokenizer)
-        self._histories: dict[str, MessageWriter] = {}
+        self._writers: dict[str, MessageWriter] = {}
 
     def tokens(
         self,
@@ -49,11 +71,11 @@ class ChatTemplate:
         asking: bool = True,
     ) -> list[int]:
         """Token ids of a prompt's messages, or of others in their place; `asking` for an answer at
-        the end. Tools are shown whatever the choice, so that it changes nothing of a prompt that is
-        kept: "none" is about what becomes of the answer.
+        the end. Tools are in the prompt whatever their choice, so that the choice changes no prompt
+        that is kept.
 
         Raises:
-            PromptError: there is no template, or it refuses this.
+            PromptError: there is no template, or it refuses these messages.
         """
         conversation = prompt.messages if messages is None else messages
         rendered = self._apply(prompt, tools, conversation, None, asking=asking, tokenize=True)
@@ -65,8 +87,8 @@ class ChatTemplate:
         tools: Tools | None,
         content: Callable[[ChatMessage], Any],
     ) -> str:
-        """A prompt as it is before it is tokenized. `content` says what a message's content is for
-        this template: not only a text, where there are pictures. Errors as in `tokens`.
+        """A prompt before it is tokenized. `content` makes the content of a message, which has more
+        than text if there are pictures. Errors as in `tokens`.
         """
         return str(
             self._apply(prompt, tools, prompt.messages, content, asking=True, tokenize=False)
@@ -92,9 +114,9 @@ class ChatTemplate:
         arguments = template_arguments(
             prompt.template_arguments, None if self._is_program else template
         )
-        history = self._history(template)
-        messages = history.placed(messages)
-        written = history.messages(messages)
+        writer = self._writer(template)
+        messages = writer.placed(messages)
+        written = writer.messages(messages)
         if content is not None:
             for message, each in zip(written, messages, strict=True):
                 message["content"] = content(each)
@@ -111,7 +133,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise _refused(str(error)) from error
         except Exception as error:
-            # A template is a program, and what it is given fails it in as many ways.
+            # A template is a program, which fails in any way that programs do.
             raise _refused(f"{type(error).__name__}: {error}") from error
 
     def _text(self, definitions: list[Any] | None) -> str:
@@ -122,10 +144,10 @@ class ChatTemplate:
         except ValueError as error:
             raise _refused(str(error)) from error
 
-    def _history(self, template: str) -> MessageWriter:
-        found = self._histories.get(template)
+    def _writer(self, template: str) -> MessageWriter:
+        found = self._writers.get(template)
         if found is None:
-            found = self._histories[template] = MessageWriter(template, self._try)
+            found = self._writers[template] = MessageWriter(template, self._try)
         return found
 
     def _try(self, conversation: list[Message]) -> str:
@@ -133,18 +155,22 @@ class ChatTemplate:
 
 
 def template_arguments(text: str, template: str | None) -> dict[str, Any]:
-    """The arguments for a Jinja template, from a JSON object as text, which may be empty. None: a
-    template that is a program, of which mlx-lm has one; it can think or not.
+    """The arguments for a Jinja template, from a JSON object as text, which may be empty. None for
+    the template: it is a program, of which mlx-lm has one, which can think or not.
 
     Raises:
-        PromptError: it is no object, or has what the template doesn't know.
+        PromptError: the text is no object, or has arguments that the template doesn't know.
     """
-    given = _object(text)
-    known = frozenset({"enable_thinking"}) if template is None else known_arguments(template)
+    given = _parsed(text, "template_arguments") if text else {}
+    if not isinstance(given, dict):
+        raise _invalid("template_arguments", "Send a JSON object.")
+    known = frozenset({"enable_thinking"}) if template is None else _known_arguments(template)
     arguments = {}
     for name, value in given.items():
         if name in _RESERVED:
-            raise _error(f"{name!r} can't be given: it is not for a request to say.")
+            raise _invalid(
+                "template_arguments", f"{name!r} can't be given: it is not for a request to say."
+            )
         synonym = _SYNONYMS.get(name)
         if name in known:
             arguments[name] = value
@@ -152,12 +178,14 @@ def template_arguments(text: str, template: str | None) -> dict[str, Any]:
             arguments.setdefault(synonym, value)
         elif name not in _WISHES:
             has = f"It knows {', '.join(sorted(known))}." if known else "It knows none."
-            raise _error(f"This model's chat template doesn't know {name!r}. {has}")
+            raise _invalid(
+                "template_arguments", f"This model's chat template doesn't know {name!r}. {has}"
+            )
     return arguments
 
 
 @lru_cache(maxsize=8)
-def known_arguments(template: str) -> frozenset[str]:
+def _known_arguments(template: str) -> frozenset[str]:
     """The names that a Jinja template takes from outside, without those that aren't arguments."""
     environment = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True)
     try:
@@ -168,36 +196,23 @@ def known_arguments(template: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(parsed) - _RESERVED - globals_)
 
 
-def _object(text: str) -> dict[str, Any]:
-    if not text:
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _error(f"They are no JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise _error("Send a JSON object.")
-    return value
-
-
-def _error(why: str) -> PromptError:
-    return PromptError(
-        "invalid_request_error", f"Arguments of the chat template: {why}", "template_arguments"
-    )
-
-
 def _definitions(tools: Tools) -> list[Any]:
-    try:
-        definitions = json.loads(tools.definitions)
-    except (ValueError, RecursionError) as error:
-        raise _tools_error(f"They are no JSON: {error}.") from error
+    definitions = _parsed(tools.definitions, "tools")
     if not isinstance(definitions, list) or not all(isinstance(each, dict) for each in definitions):
-        raise _tools_error("Send a list of objects.")
+        raise _invalid("tools", "Send a list of objects.")
     return definitions
 
 
-def _tools_error(why: str) -> PromptError:
-    return PromptError("invalid_request_error", f"Definitions of tools: {why}", "tools")
+def _parsed(text: str | bytes, field: RequestField) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(field, f"They are no JSON: {error}.") from error
+
+
+def _invalid(field: RequestField, why: str) -> PromptError:
+    subject = "Definitions of tools" if field == "tools" else "Arguments of the chat template"
+    return PromptError("invalid_request_error", f"{subject}: {why}", field)
 
 
 def _refused(why: str) -> PromptError:
@@ -206,3 +221,161 @@ def _refused(why: str) -> PromptError:
         f"The model's chat template refuses these messages: {why}",
         "prompt",
     )
+
+
+class MessageWriter:
+    """Writes messages in the form of one chat template.
+
+    Most templates take the arguments of calls as objects, and write them as JSON themselves. Others
+    take them as text; so do all, if the arguments are no JSON object.
+    """
+
+    def __init__(self, template: str, render: RenderText) -> None:
+        """`render` is the template itself, which is tried out when that is first needed."""
+        self._template = template
+        self._render = render
+
+    def placed(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """The same conversation, with system messages where the template takes them."""
+        late = any(each.role == "system" for each in messages[1:])
+        return as_users(messages) if late and not self._takes_late else messages
+
+    def messages(self, messages: Iterable[ChatMessage]) -> list[Message]:
+        ids = _CallIds(self._template)
+        return [self._message(each, ids) for each in messages]
+
+    def _message(self, message: ChatMessage, ids: _CallIds) -> Message:
+        written: Message = {"role": message.role, "content": message.content}
+        if message.name is not None:
+            written["name"] = message.name
+        if message.tool_call_id is not None:
+            written["tool_call_id"] = ids.known(message.tool_call_id)
+            name = ids.name_of(message.tool_call_id)
+            if name is not None:
+                written.setdefault("name", name)
+        if message.tool_calls:
+            written["tool_calls"] = [self._call(each, ids) for each in message.tool_calls]
+        # transformers copies it to the other names that templates have for it.
+        if message.reasoning is not None and not self._refuses_reasoning(message):
+            written["reasoning_content"] = message.reasoning
+        return written
+
+    def _refuses_reasoning(self, message: ChatMessage) -> bool:
+        """gpt-oss's template takes reasoning or text beside a call, not both: the text stays, since
+        the user saw it.
+        """
+        return (
+            bool(message.tool_calls and message.content) and "<|channel|>analysis" in self._template
+        )
+
+    def _call(self, call: CalledTool, ids: _CallIds) -> Message:
+        arguments: Any = call.arguments
+        if not self._wants_text:
+            arguments = _object(call.arguments)
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": ids.new(call), "type": "function", "function": function}
+
+    @cached_property
+    def _wants_text(self) -> bool:
+        """Whether the template copies arguments into its text as they are."""
+        function = {"name": "probe", "arguments": {"probed": "x"}}
+        call = {"id": _PROBED_ID, "type": "function", "function": function}
+        conversation: list[Message] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "b", "name": "probe", "tool_call_id": _PROBED_ID},
+        ]
+        try:
+            # Python's form of an object, which no template writes on purpose.
+            return "'probed'" in self._render(conversation)
+        except TypeError:
+            # It joins texts.
+            return True
+        except Exception:
+            # It refuses the conversation for another reason.
+            return False
+
+    @cached_property
+    def _takes_late(self) -> bool:
+        """Whether the template writes system messages where they stand."""
+        try:
+            return _IN_PLACE.search(self._render(_PROBE)) is not None
+        except Exception:
+            # It refuses them, in whatever way.
+            return False
+
+
+def as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """The same conversation, with at most one system message, which is the first.
+
+    Each later one is marked, and joins the message of the user or tool before it. Many templates
+    want users and assistants to alternate; and a new message of the user behind a tool's result
+    would be the end of a turn, whose reasoning some templates drop.
+    """
+    # Messages that become one. They are joined only once, as there may be tens of thousands.
+    groups: list[list[ChatMessage]] = []
+    # Whether the last group has nothing but marked messages.
+    alone = False
+    for each in messages:
+        before = groups[-1][0].role if groups else None
+        if each.role == "system" and before not in (None, "system"):
+            each = ChatMessage("user", f"<system_message>\n{each.content}\n</system_message>")
+            joins = before in ("user", "tool")
+            alone = alone or not joins
+        else:
+            joins = (alone and each.role == "user") or each.role == before == "system"
+            alone = False
+        if joins:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return [_joined(each) if len(each) > 1 else each[0] for each in groups]
+
+
+def _joined(group: list[ChatMessage]) -> ChatMessage:
+    begin = 0
+    pictures: list[Picture] = []
+    for each in group:
+        pictures += (
+            msgspec.structs.replace(picture, at=picture.at + begin) for picture in each.pictures
+        )
+        begin += len(each.content) + len(_BETWEEN)
+    content = _BETWEEN.join(each.content for each in group)
+    return msgspec.structs.replace(group[0], content=content, pictures=tuple(pictures))
+
+
+def _object(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+class _CallIds:
+    """Ids of calls, in the form that templates want: Mistral's have nine letters or digits; Kimi's
+    have the name and the number of the call, which is all that its template writes of a call.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._nine = _LENGTH_OF_NINE.search(template) is not None
+        self._kimi = "<|tool_call_argument_begin|>" in template
+        self._count = 0
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def new(self, call: CalledTool) -> str:
+        written = f"functions.{call.name}:{self._count}" if self._kimi else self._shortened(call.id)
+        self._count += 1
+        self._known[call.id] = written, call.name
+        return written
+
+    def known(self, call_id: str) -> str:
+        return self._known[call_id][0] if call_id in self._known else self._shortened(call_id)
+
+    def name_of(self, call_id: str) -> str | None:
+        return self._known[call_id][1] if call_id in self._known else None
+
+    def _shortened(self, call_id: str) -> str:
+        if not self._nine or _MISTRALS_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.blake2s(call_id.encode()).hexdigest()[:9]

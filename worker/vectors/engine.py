@@ -1,4 +1,6 @@
-"""Vectors, a batch of texts of like length after the other; alone or in turns with text."""
+"""The engine for vectors, which computes batches of texts of like length, alone or in turns with an
+engine for text.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
-from worker.vectors.model import Head, Pool, Trunk
+from worker.vectors.model import Backbone, Head, Pool
 
 # Well within a worker's frame.
 _PART_BYTES: Final = 512 << 10
-# Of a vector that has a direction.
+# The least norm of a vector that has a direction.
 _SHORTEST: Final = 1e-12
 
 
@@ -29,17 +31,17 @@ class VectorEngine:
 
     def __init__(
         self,
-        trunk: Trunk,
+        backbone: Backbone,
         heads: Mapping[VectorKind, Head],
         room: CacheRoom,
         stall_s: float,
         pad_token_id: int,
         emit: Callable[[Embedded], None],
     ) -> None:
-        """`stall_s` is how long a step may hold up others; whole texts of encoders can't be cut.
-        `emit` gets what is done.
+        """`stall_s` is how long a step may hold up others; texts of encoders can't be cut. `emit`
+        gets the vectors.
         """
-        self._trunk = trunk
+        self._backbone = backbone
         self._heads = heads
         self._room = room
         self._pad_token_id = pad_token_id
@@ -62,7 +64,7 @@ class VectorEngine:
 
     @property
     def next_bytes(self) -> int:
-        """What the smallest batch that could come next takes beside what runs; 0 if none waits."""
+        """The memory of the smallest batch that could come next; 0 if none waits."""
         longest = max((each.longest() for each in self._waiting.values()), default=0)
         return self._batch_bytes(1, longest) if longest else 0
 
@@ -87,18 +89,20 @@ class VectorEngine:
         rows, longest = batch.tokens.shape
         began_at = time.monotonic()
         width = longest
-        if self._trunk.in_chunks:
+        if self._backbone.in_chunks:
             width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding, batch.at))
         part = slice(batch.at, batch.at + width)
         types = None if batch.types is None else batch.types[:, part]
-        batch.pool.take(self._trunk.states(batch.tokens[:, part], types, batch.lengths, batch.kept))
+        batch.pool.take(
+            self._backbone.states(batch.tokens[:, part], types, batch.lengths, batch.kept)
+        )
         self._pace.observe(rows * width, time.monotonic() - began_at, batch.at)
         batch.at += width
         if batch.at >= longest:
             self._finish(batch)
 
     def begin_anew(self) -> None:
-        """With the batch that was being computed, in shorter chunks."""
+        """Compute the batch that has begun from its start, in shorter chunks."""
         if self._batch is not None:
             places = [each for each in self._batch.places if each.job in self._runs]
             self._waiting[self._batch.kind].give_back(places)
@@ -109,7 +113,7 @@ class VectorEngine:
         self._end_batch()
         self._runs.clear()
         self._waiting.clear()
-        del self._trunk, self._heads
+        del self._backbone, self._heads
 
     def _batch_bytes(self, rows: int, longest: int) -> int:
         shape = self._room.shape
@@ -121,7 +125,7 @@ class VectorEngine:
 
     def begin(self, free_bytes: int | None) -> bool:
         """Begin a batch unless one has begun; False if there is no room for one. `free_bytes` is
-        how much there is beside what runs, None if nobody bounds it.
+        the memory that running sequences leave, None if it has no bound.
         """
         if self._batch is not None:
             return True
@@ -134,7 +138,7 @@ class VectorEngine:
             longest = waiting.longest()
             if not self._fits(1, longest, free_bytes):
                 return False
-        most = self._largest if self._trunk.in_chunks else self._pace.chunk(1, decoding=False)
+        most = self._largest if self._backbone.in_chunks else self._pace.chunk(1, decoding=False)
         while not self._fits(max(1, most // longest), longest, free_bytes):
             most //= 2
         places = waiting.take(most, longest)
@@ -151,7 +155,7 @@ class VectorEngine:
             _types(texts),
             lengths,
             Pool(head.poolings, lengths, [each.skipped for each in texts]),
-            self._trunk.begin(),
+            self._backbone.begin(),
         )
         return True
 
@@ -180,7 +184,7 @@ class VectorEngine:
             rows = rows[:, : job.dimensions]
         if job.kind == "cosine":
             rows = _unit(rows)
-            # Rounding can go beyond.
+            # Rounding can go beyond 1.
             rows = np.clip(rows[1:] @ rows[:1].T, -1.0, 1.0)
         elif self._heads[job.kind].normalized or job.dimensions is not None:
             rows = _unit(rows)
@@ -200,7 +204,7 @@ class VectorEngine:
 
 @dataclass
 class _JobRun:
-    """A job that has begun, and its vectors as they come."""
+    """A job that isn't done, and its vectors so far, by the place of their text."""
 
     job: VectorJob
     left: int
@@ -239,7 +243,7 @@ def _types(texts: list[TokenizedText]) -> mx.array | None:
 
 
 class NoText:
-    """The engine of a model that writes none. The gateway sends it no sequences."""
+    """The engine for text of a model that writes none. The gateway sends it no sequences."""
 
     batching = True
     need = EngineNeed(0, 0, 0)
@@ -276,7 +280,9 @@ class NoText:
 
 
 class WithVectors:
-    """An engine for text, and one for vectors that computes a chunk for each of its steps."""
+    """An engine for text and one for vectors. A step of both is a step of text and a chunk of
+    vectors.
+    """
 
     def __init__(self, text: Engine, vectors: VectorEngine, room: CacheRoom) -> None:
         self.batching = text.batching
@@ -340,7 +346,7 @@ class WithVectors:
         if self._vectors.jobs:
             self._held = not self._vectors.begin(self._free_bytes())
             if not self._held:
-                # Kept prompts may have to give way.
+                # The batch may need the room of kept prompts.
                 self._text.make_room()
                 self._vectors.step(beside_decoding=self._text.active > 0)
         if self._text.active + self._text.waiting == 0:
@@ -362,7 +368,7 @@ class WithVectors:
         self._vectors.close()
 
     def _free_bytes(self) -> int | None:
-        """What there is beside the sequences that run."""
+        """The memory that running sequences leave; None if it has no bound."""
         if self._room.limit_bytes is None:
             return None
         running_bytes = max(self._text.need.used_bytes, self._room.needed_bytes([]))

@@ -1,6 +1,5 @@
-"""Requests for vectors, ready for the engine, and which of their texts are computed together.
-
-Texts of like length are computed together, whoever asked for them. No I/O, and light to import.
+"""Jobs of the engine for vectors, and the choice of the texts that are computed together: texts of
+like length, whichever jobs they are of. No I/O, and light to import.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 # Texts up to this length are computed together whatever their lengths: padding costs less than
 # another batch.
 _SHORT_TOKENS: Final = 16
-# Of a batch's longest, others have at least this part.
+# Other texts of a batch have at least this part of the longest one's length.
 _LEAST_SHARE: Final = 0.75
 
 
@@ -25,7 +24,7 @@ class TextPlace(NamedTuple):
 
 
 class WaitingTexts:
-    """Texts of jobs that were added and not taken yet. Jobs are known by numbers that grow."""
+    """Texts that wait for a batch. Jobs are known by numbers, which grow."""
 
     def __init__(self) -> None:
         self._all: list[TextPlace] = []
@@ -50,25 +49,25 @@ class WaitingTexts:
             self._all = [each for each in self._all if each.job != job]
 
     def give_back(self, taken: list[TextPlace]) -> None:
-        """They weren't computed after all."""
+        """Let texts that were taken and not computed wait again."""
         for each in taken:
             insort(self._all, each)
             insort(self._by_job.setdefault(each.job, []), each)
 
     def longest(self) -> int:
-        """The length of the text that must be in the next batch; 0 if there is none."""
+        """The tokens of the text that must be in the next batch; 0 if there is none."""
         first = self._first_job()
         return 0 if first is None else self._by_job[first][-1].tokens
 
     def reach(self) -> int:
-        """How long the longest text beside that one may be."""
+        """The most tokens that a text of the next batch may have."""
         longest = self.longest()
         return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
 
     def take(self, most_tokens: int, longest_tokens: int) -> list[TextPlace]:
-        """The longest text of the first job, first by priority and then by age, and others of like
-        length: with the padding so many tokens in all, none longer than `longest_tokens`. At least
-        that one text, whatever it has.
+        """A batch: the longest text of the first job, by priority and then by age, however long it
+        is, and others of like length. With padding the batch has `most_tokens` at most, and none of
+        the others more than `longest_tokens`.
         """
         first = self._first_job()
         if first is None:
@@ -103,14 +102,14 @@ class WaitingTexts:
         return min(self._by_job, key=lambda job: (-self._priorities[job], job), default=None)
 
 
-# "cosine" compares the vectors of a job with that of its first text.
+# "cosine" compares the vectors of a job's texts with the vector of its first one.
 VectorKind: TypeAlias = Literal["embedding", "score", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """Tokens; which of two texts each belongs to, if there are two; and how many of the first are
-    a prompt that isn't pooled.
+    """A text's tokens. `types` tell for each which of a pair's two texts it belongs to. The first
+    `skipped` tokens are a prompt that isn't pooled.
     """
 
     token_ids: list[int]
@@ -120,7 +119,7 @@ class TokenizedText:
 
 @dataclass(frozen=True)
 class VectorJob:
-    """`dimensions` None: vectors stay as long as they are."""
+    """A request for vectors, ready for the engine. `dimensions` None: vectors are not cut."""
 
     request_id: str
     kind: VectorKind

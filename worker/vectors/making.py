@@ -1,11 +1,11 @@
-"""What a loaded model makes beside text: abilities, texts to tokens, and the engine for both."""
+"""The serving of vectors by a loaded model: its abilities, its tokenizing of texts, its engine."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from protocol.answers import Embedded, RequestFailed, RequestField
 from protocol.life import Ability
@@ -19,13 +19,13 @@ from worker.system.errors import ModelError, PromptError
 from worker.vectors.engine import VectorEngine
 from worker.vectors.jobs import TokenizedText, VectorJob, VectorKind
 from worker.vectors.model import (
+    Backbone,
     ClassHead,
     Decoder,
     Encoder,
     Head,
     Recipe,
     RecipeError,
-    Trunk,
     VectorHead,
     YesHead,
     read_recipe,
@@ -33,7 +33,7 @@ from worker.vectors.model import (
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
-# Of files' prompts, those that these roles mean, the first that there is.
+# The names that files give to the prompt of a role; the first name that they have counts.
 _ROLES: Final = {
     "query": ("query", "search_query", "retrieval.query", "Retrieval-query", "s2p_query"),
     "document": (
@@ -44,7 +44,7 @@ _ROLES: Final = {
         "Retrieval-document",
     ),
 }
-# As the card of Qwen3-Reranker has it.
+# From the card of Qwen3-Reranker.
 _BEFORE: Final = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -71,76 +71,66 @@ def make_vectors(
     stall_s: float,
     emit: Callable[[Embedded], None],
 ) -> VectorServing | None:
-    """None: the model is a decoder that only writes. `source` is what it was loaded from.
+    """None: the model is a decoder that only writes. `source` is what it was loaded from; the rest
+    is the engine's.
 
     Raises:
-        ModelError: an encoder's files ask for what isn't done here.
+        ModelError: an encoder's files ask for something that this worker can't do.
     """
     try:
-        if loaded.is_encoder:
-            return _of_encoder(loaded, room, stall_s, emit)
-        return _of_decoder(loaded, source, room, stall_s, emit)
+        parts = _of_encoder(loaded) if loaded.is_encoder else _of_decoder(loaded, source)
     except RecipeError as error:
         if loaded.is_encoder:
             raise ModelError(str(error)) from error
         logger.warning("The model makes no vectors: %s", error)
         return None
-
-
-def _of_encoder(
-    loaded: LoadedModel, room: CacheRoom, stall_s: float, emit: Callable[[Embedded], None]
-) -> VectorServing:
-    recipe = read_recipe(loaded.folder, loaded.config, "mean")
-    trunk = Encoder(loaded.model)
-    if scores(loaded.config):
-        heads: dict[VectorKind, Head] = {"score": ClassHead(loaded.model, loaded.config)}
-        return _making(loaded, recipe, trunk, heads, "score", room, stall_s, emit, pairs=True)
-    vectors = VectorHead(recipe)
-    heads = {"embedding": vectors, "cosine": vectors}
-    return _making(loaded, recipe, trunk, heads, "cosine", room, stall_s, emit)
-
-
-def _of_decoder(
-    loaded: LoadedModel,
-    source: str,
-    room: CacheRoom,
-    stall_s: float,
-    emit: Callable[[Embedded], None],
-) -> VectorServing | None:
-    trunk = Decoder.of(loaded.model)
-    if trunk is None:
+    if parts is None:
         return None
-    recipe = read_recipe(loaded.folder, loaded.config, "lasttoken")
-    vectors = VectorHead(recipe)
-    heads: dict[VectorKind, Head] = {"embedding": vectors, "cosine": vectors}
-    score: VectorKind = "cosine"
-    if (ids := recipe.yes_no or _yes_no(loaded, source)) is not None:
-        heads["score"], score = YesHead(loaded.model, *ids), "score"
-    return _making(loaded, recipe, trunk, heads, score, room, stall_s, emit)
-
-
-def _making(
-    loaded: LoadedModel,
-    recipe: Recipe,
-    trunk: Trunk,
-    heads: dict[VectorKind, Head],
-    score: VectorKind,
-    room: CacheRoom,
-    stall_s: float,
-    emit: Callable[[Embedded], None],
-    *,
-    pairs: bool = False,
-) -> VectorServing:
-    tokenizer = loaded.tokenizer
     abilities: list[Ability] = [] if loaded.is_encoder or loaded.is_headless else ["text"]
-    abilities += ["embedding", "score"] if "embedding" in heads else ["score"]
+    abilities += ["embedding", "score"] if "embedding" in parts.heads else ["score"]
     pad = loaded.config.get("pad_token_id")
     pad_token_id = pad if isinstance(pad, int) and 0 <= pad < loaded.vocabulary else 0
     return VectorServing(
         tuple(abilities),
-        VectorTokenizer(tokenizer, loaded.vocabulary, recipe, score, pairs=pairs),
-        VectorEngine(trunk, heads, room, stall_s, pad_token_id, emit),
+        VectorTokenizer(
+            loaded.tokenizer, loaded.vocabulary, parts.recipe, parts.score, pairs=parts.pairs
+        ),
+        VectorEngine(parts.backbone, parts.heads, room, stall_s, pad_token_id, emit),
     )
+
+
+class _Parts(NamedTuple):
+    """The parts of a model that makes vectors. `score` is how it compares texts; with `pairs` it
+    takes two texts at once.
+    """
+
+    recipe: Recipe
+    backbone: Backbone
+    heads: dict[VectorKind, Head]
+    score: VectorKind
+    pairs: bool = False
+
+
+def _of_encoder(loaded: LoadedModel) -> _Parts:
+    recipe = read_recipe(loaded.folder, loaded.config, "mean")
+    backbone = Encoder(loaded.model)
+    if scores(loaded.config):
+        head = ClassHead(loaded.model, loaded.config)
+        return _Parts(recipe, backbone, {"score": head}, "score", pairs=True)
+    vectors = VectorHead(recipe)
+    return _Parts(recipe, backbone, {"embedding": vectors, "cosine": vectors}, "cosine")
+
+
+def _of_decoder(loaded: LoadedModel, source: str) -> _Parts | None:
+    backbone = Decoder.of(loaded.model)
+    if backbone is None:
+        return None
+    recipe = read_recipe(loaded.folder, loaded.config, "lasttoken")
+    vectors = VectorHead(recipe)
+    heads: dict[VectorKind, Head] = {"embedding": vectors, "cosine": vectors}
+    if (ids := recipe.yes_no or _yes_no(loaded, source)) is None:
+        return _Parts(recipe, backbone, heads, "cosine")
+    return _Parts(recipe, backbone, {**heads, "score": YesHead(loaded.model, *ids)}, "score")
 
 
 def _yes_no(loaded: LoadedModel, source: str) -> tuple[int, int] | None:
@@ -158,12 +148,12 @@ def _only_token(tokenizer: Any, word: str) -> int | None:
 
 
 class VectorTokenizer:
-    """Of one model: how its texts become tokens."""
+    """Makes tokens of one model's texts."""
 
     def __init__(
         self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: VectorKind, *, pairs: bool
     ) -> None:
-        """`score` is how texts are compared; with `pairs` two texts at once, by an encoder."""
+        """`score` is how texts are compared; with `pairs` an encoder takes two texts at once."""
         self._tokenizer = tokenizer_inside(tokenizer)
         self._vocabulary = vocabulary
         self._recipe = recipe
@@ -172,7 +162,7 @@ class VectorTokenizer:
 
     @property
     def most_tokens(self) -> int | None:
-        """Of a text, as far as the files say."""
+        """The most tokens of a text, if the files say it."""
         return self._recipe.most_tokens
 
     def prepare(self, embed: Embed, context: Context) -> VectorJob | RequestFailed:
@@ -200,7 +190,7 @@ class VectorTokenizer:
                 )
         kind: VectorKind = "embedding" if embed.query is None else self._score
         texts = self._texts(embed, kind, most, cut)
-        # With the query before them.
+        # The query is the first of them.
         first = 1 if kind == "cosine" else 0
         for index, each in enumerate(texts):
             where = f"at {index - first}" if index >= first else "of the query"
@@ -226,7 +216,7 @@ class VectorTokenizer:
     def _tokens(
         self, inputs: Sequence[Any], prompt: str, most: int, cut: int | None
     ) -> list[TokenizedText]:
-        """In their order: texts all at once, ids as they are."""
+        """The tokens of all inputs, in their order. Inputs that are token ids stay as they are."""
         texts = [prompt + each.text for each in inputs if isinstance(each, TextPrompt)]
         encoded = iter(self._encode(texts, most, cut))
         skipped = 0 if self._recipe.with_prompt or not prompt else self._prompt_tokens(prompt)
@@ -240,14 +230,14 @@ class VectorTokenizer:
         return found
 
     def _encode(self, texts: Sequence[Any], most: int, cut: int | None) -> list[TokenizedText]:
-        """Texts, or pairs of them."""
+        """The tokens of texts, or of pairs of texts."""
         if not texts:
             return []
         for index, each in enumerate(texts):
             characters = len(each) if isinstance(each, str) else sum(map(len, each))
             least = characters // _MOST_CHARACTERS_PER_TOKEN
             if cut is None and least > most:
-                # A tokenizer would spend minutes and gigabytes on it.
+                # A tokenizer would spend minutes and gigabytes on such a text.
                 raise _too_long(f"at {index}", f"at least {least}", most, "")
         if cut is not None:
             characters = (cut + 1) * _MOST_CHARACTERS_PER_TOKEN
@@ -277,7 +267,9 @@ class VectorTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """As sentence-transformers counts them: without a token that ends every text."""
+        """How many tokens a prompt has, without the one that ends a text, as sentence-transformers
+        counts them.
+        """
         ids = list(self._tokenizer.encode(prompt))
         return len(ids) - (bool(ids) and ids[-1] in self._tokenizer.all_special_ids)
 
@@ -337,7 +329,7 @@ def _invalid(message: str, field: RequestField) -> PromptError:
 
 
 def _too_long(where: str, tokens: str, most: int, note: str) -> PromptError:
-    # In the words by which clients tell this error from others.
+    # Clients tell this error from others by these words.
     return PromptError(
         "context_length_exceeded",
         f"This model's maximum context length is {most} tokens. However, the prompt is too long: "

@@ -1,6 +1,5 @@
-"""A model that makes vectors: its files' recipe, and hidden states, pooled, to a vector or a score.
-
-The files are those that sentence-transformers writes.
+"""A model that makes vectors: its recipe in files as sentence-transformers writes them, its hidden
+states, their pooling, and the heads that make a vector or a score of these.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Pooling: TypeAlias = Literal[
     "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 ]
 _POOLINGS: Final = get_args(Pooling)
-# As files before sentence-transformers 5.4 have them, in the order in which results are joined.
+# The names before sentence-transformers 5.4, in the order in which results are joined.
 _OLD_NAMES: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -43,15 +42,16 @@ _LEAST = 1e-9
 
 
 class RecipeError(Exception):
-    """The files ask for what isn't done here; the text is a sentence that says what."""
+    """The files ask for something that this worker can't do; the text is a sentence about it."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How hidden states become a vector: several poolings are joined, `dense` are the folders of
-    layers behind them. `prompts` go before texts, by name; `with_prompt` says whether their tokens
-    are pooled too. `most_tokens` is a bound beside the model's own. Vectors may be cut to
-    `dimensions`, to any length if that is True. `yes_no` are the ids of two tokens.
+    """How hidden states become a vector. Results of several `poolings` are joined; `dense` are the
+    folders of the layers behind them. `prompts`, by name, go before texts; `with_prompt` says
+    whether their tokens are pooled too. `most_tokens` bounds a text, beside the model's own bound.
+    Vectors may be cut to `dimensions`, to any length if that is True. `yes_no` are the ids of the
+    two tokens that a reranker compares.
     """
 
     poolings: tuple[Pooling, ...]
@@ -66,10 +66,10 @@ class Recipe:
 
 
 def read_recipe(folder: Path, config: Mapping[str, Any], default: Pooling) -> Recipe:
-    """`default` is how a model pools whose files say nothing.
+    """`default` is the pooling if the files have none.
 
     Raises:
-        RecipeError: something in them isn't done here, or can't be read.
+        RecipeError: the files can't be read, or ask for something that this worker can't do.
     """
     try:
         return _read(folder, config, default)
@@ -125,7 +125,7 @@ def _poolings(settings: Mapping[str, Any]) -> tuple[Pooling, ...]:
 
 
 def _dimensions(config: Mapping[str, Any]) -> bool | tuple[int, ...]:
-    """By vLLM's names."""
+    """The keys of config.json are vLLM's."""
     if isinstance(lengths := config.get("matryoshka_dimensions"), list):
         return tuple(int(each) for each in lengths)
     return bool(config.get("is_matryoshka"))
@@ -139,7 +139,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 class Head(Protocol):
-    """`poolings` are what it wants to see; `normalized` are the numbers that it gives."""
+    """Makes numbers of hidden states that were pooled by `poolings`. `normalized`: the numbers of a
+    text are to be divided by their norm.
+    """
 
     poolings: tuple[Pooling, ...]
     normalized: bool
@@ -152,7 +154,10 @@ class VectorHead:
     """The layers behind the pooling, if there are any."""
 
     def __init__(self, recipe: Recipe) -> None:
-        """Raises: RecipeError: they can't be read."""
+        """
+        Raises:
+            RecipeError: a layer can't be read.
+        """
         self.poolings: tuple[Pooling, ...] = recipe.poolings
         self.normalized = recipe.normalized
         self._layers = [_read_layer(each) for each in recipe.dense]
@@ -164,7 +169,7 @@ class VectorHead:
 
 
 class ClassHead:
-    """Of a model with one label (sentence-transformers' CrossEncoder)."""
+    """The score of a model with one label (sentence-transformers' CrossEncoder)."""
 
     poolings: tuple[Pooling, ...]
     normalized = False
@@ -174,7 +179,7 @@ class ClassHead:
         self._model = model
         own = config.get("sentence_transformers") or {}
         name = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
-        # Without a word, sentence-transformers and vLLM make a probability of one label.
+        # By default sentence-transformers and vLLM make a probability of one label.
         self._activation = _activation(name or "Sigmoid")
 
     def __call__(self, pooled: mx.array) -> mx.array:
@@ -184,7 +189,7 @@ class ClassHead:
 
 
 class YesHead:
-    """The probability that a decoder says yes and not no."""
+    """The probability that a decoder's next token is "yes", and not "no"."""
 
     poolings: tuple[Pooling, ...] = ("lasttoken",)
     normalized = False
@@ -219,12 +224,12 @@ def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:
 
 
 class Pool:
-    """Of one batch, padded on the right. Sums are in single precision."""
+    """Pools the states of one batch, padded on the right. Sums are in single precision."""
 
     def __init__(
         self, poolings: Sequence[Pooling], lengths: Sequence[int], skipped: Sequence[int]
     ) -> None:
-        """Of each text: how many tokens it has, and how many of the first aren't pooled."""
+        """`lengths` are in tokens; the first `skipped` tokens of a text aren't pooled."""
         self._poolings = poolings
         self._ends = mx.array(list(lengths))[:, None]
         self._begins = mx.array(list(skipped))[:, None]
@@ -278,18 +283,18 @@ class Pool:
                 weights = pooled * (places + 1).astype(mx.float32)
             case "mean" | "mean_sqrt_len_tokens":
                 weights = pooled.astype(mx.float32)
-        # What is padded may be no number.
+        # States of padding may be no numbers.
         known = mx.where(weights[..., None] > 0, hidden, 0)
         return (weights[:, None, :] @ known)[:, 0]
 
 
-class Trunk(Protocol):
-    """`in_chunks`: texts may be computed a part after the other."""
+class Backbone(Protocol):
+    """A model without its head. `in_chunks`: a batch may be computed in parts."""
 
     in_chunks: bool
 
     def begin(self) -> Any:
-        """What is kept from one chunk of a batch to the next."""
+        """The caches of a batch, which `states` gets with each chunk; None if there are none."""
 
     def states(
         self,
@@ -298,23 +303,23 @@ class Trunk(Protocol):
         lengths: Sequence[int],
         kept: Any,
     ) -> mx.array:
-        """Of shape (texts, tokens, width), for tokens padded on the right."""
+        """Hidden states of tokens that are padded on the right, (texts, tokens, width)."""
 
 
 class Decoder:
-    """Tokens see those before them alone, so what is padded on the right changes nothing."""
+    """Tokens see only those before them, so padding on the right changes nothing."""
 
     in_chunks = True
 
-    def __init__(self, model: Any, trunk: Any) -> None:
+    def __init__(self, model: Any, backbone: Any) -> None:
         self._model = model
-        self._trunk = trunk
+        self._backbone = backbone
 
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
-        """None: the architecture's parts aren't to be told apart."""
-        trunk = trunk_of(model)
-        return None if trunk is None else cls(model, trunk)
+        """None: the architecture's backbone can't be told from its head."""
+        backbone = trunk_of(model)
+        return None if backbone is None else cls(model, backbone)
 
     def begin(self) -> Any:
         return make_caches(self._model)
@@ -326,13 +331,13 @@ class Decoder:
         lengths: Sequence[int],
         kept: Any,
     ) -> mx.array:
-        states: mx.array = self._trunk(tokens, cache=kept)
+        states: mx.array = self._backbone(tokens, cache=kept)
         mx.eval([each.state for each in kept])
         return states
 
 
 class Encoder:
-    """Tokens see all of their text."""
+    """A model whose tokens see all of their text."""
 
     in_chunks = False
 

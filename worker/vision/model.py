@@ -1,34 +1,28 @@
 """A model that looks at pictures, by mlx-vlm: loaded, given its pictures, and called as mlx-lm's
-are.
+models are.
 
 mlx-vlm computes a prompt's embeddings at once, from its tokens and its pictures. Then it hands them
-to the language model in chunks, with the other arrays that the embedding gave. So does this.
+to the language model in chunks, with the other arrays that the embedding gave. So does this file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 
-from protocol.requests import ChatMessage, Picture
 from worker import mlx_vlm
-from worker.vision.decoding import decode_pictures
-from worker.vision.inputs import PictureInputs, UnusablePicturesError
+from worker.vision import PictureInputs
+from worker.vision.pictures import PictureProcessor
 
 _PIXELS: Final = "pixel_values"
 _EMBEDDINGS: Final = "inputs_embeds"
 # By how much positions after the pictures are shifted.
 _SHIFT: Final = "rope_deltas"
 _CROSS: Final = "cross_attention_states"
-_DIGEST_BYTES: Final = 16
-_IDS: Final = "input_ids"
-_MASK: Final = "attention_mask"
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
 
 
@@ -58,48 +52,8 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
     return VisionModel(model), config, PictureProcessor(processor, config)
 
 
-class PictureProcessor:
-    """Of one model."""
-
-    def __init__(self, processor: Any, config: dict[str, Any]) -> None:
-        self._processor = processor
-        self._config = config
-        self._kind = config["model_type"].lower()
-
-    @property
-    def chat_template(self) -> Any:
-        """The processor's own, which may be the only one."""
-        return getattr(self._processor, "chat_template", None)
-
-    def content(self, message: ChatMessage) -> Any:
-        """A message's content as this model wants to be shown it: the pictures are parts of a list,
-        or words of the text.
-        """
-        plain = message.content if not message.pictures else _parts(message)
-        if message.tool_calls or message.role == "tool":
-            return plain
-        return mlx_vlm.content(self._kind, plain, message.role, len(message.pictures))
-
-    def inputs(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], PictureInputs]:
-        """Token ids of a rendered conversation, and what goes with them.
-
-        Raises:
-            PictureError: one of the pictures can't be decoded.
-            UnusablePicturesError: the model can't do with them.
-        """
-        images = decode_pictures(pictures)
-        try:
-            made = mlx_vlm.inputs(self._processor, self._config, text, images)
-        except Exception as error:
-            raise UnusablePicturesError(str(error)) from error
-        arrays = {name: _numpy(each) for name, each in made.items() if each is not None}
-        arrays.pop(_MASK, None)
-        token_ids = [int(each) for each in arrays.pop(_IDS)[0]]
-        return token_ids, PictureInputs(arrays, len(token_ids), _digest(pictures))
-
-
 class VisionModel:
-    """Its language model takes one sequence at a time: what it keeps of positions is of one."""
+    """Takes one sequence at a time: its language model keeps the positions of one."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -124,10 +78,10 @@ class VisionModel:
     def begin(
         self, token_ids: list[int], pictures: PictureInputs | None, seen_tokens: int
     ) -> Prompted:
-        """For a sequence that begins with these, of which the caches have seen some.
+        """For a sequence that begins with these tokens; caches have seen `seen_tokens` of them.
 
         Raises:
-            Exception: its pictures and tokens don't fit each other; models find it out.
+            Exception: its pictures and tokens don't fit each other, as its model finds out.
         """
         mlx_vlm.forget_positions(self._language)
         return Prompted(self._model, token_ids, pictures, seen_tokens)
@@ -136,7 +90,7 @@ class VisionModel:
 class Prompted:
     """The model for one sequence, called with its tokens in order.
 
-    `whole`: its prompt must come in one call, but for the last token, since the tokens of a picture
+    `whole`: the prompt must come in one call, all but its last token, since the tokens of a picture
     see each other.
     """
 
@@ -145,7 +99,7 @@ class Prompted:
     ) -> None:
         self._language = model.language_model
         self._seen = seen_tokens
-        # What a model answers may have a picture's token, which is no picture.
+        # An answer may have the token of a picture: no picture stands behind that one.
         self._length = len(token_ids) if pictures is None else pictures.prompt_tokens
         tokens = mx.array([token_ids[: self._length]])
         arrays = {} if pictures is None else _arrays(pictures)
@@ -193,7 +147,7 @@ class Prompted:
         return logits
 
     def _chunk(self, begin: int, end: int) -> dict[str, Any]:
-        """What goes with a part of the prompt: models take theirs by the caches' offset."""
+        """The other arrays of a part of the prompt. Models cut them by the caches' offset."""
         beside = self._beside
         if end < self._length:
             beside = {**beside, "n_to_process": end - begin}
@@ -206,7 +160,7 @@ class Prompted:
 
 
 def _arrays(pictures: PictureInputs) -> dict[str, Any]:
-    """MLX's own."""
+    """As MLX's arrays."""
     return {
         name: mx.array(each) if isinstance(each, np.ndarray) else each
         for name, each in pictures.arrays.items()
@@ -215,31 +169,3 @@ def _arrays(pictures: PictureInputs) -> dict[str, Any]:
 
 def _is_aligned(array: Any, length: int) -> bool:
     return getattr(array, "shape", None) == (1, length)
-
-
-def _digest(pictures: Sequence[Picture]) -> str:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for each in pictures:
-        digest.update(len(each.data).to_bytes(8, "little"))
-        digest.update(each.data)
-    return digest.hexdigest()
-
-
-def _parts(message: ChatMessage) -> list[dict[str, str]]:
-    """As Hugging Face's templates know them."""
-    parts: list[dict[str, str]] = []
-    done = 0
-    for each in message.pictures:
-        parts += _text(message.content[done : each.at])
-        parts.append({"type": "image"})
-        done = each.at
-    return parts + _text(message.content[done:])
-
-
-def _text(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}] if text else []
-
-
-def _numpy(value: Any) -> Any:
-    """Nothing of MLX's leaves the thread that it was made on."""
-    return np.array(value) if isinstance(value, mx.array) else value

@@ -34,9 +34,8 @@ from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
 from worker.sampling import scores as prompt_scores
-from worker.sampling.scores import Score, Scores, scored_chunk
+from worker.sampling.scores import LogprobWriter, Score, Scores, scored_chunk
 from worker.sampling.settings import RowSampling
-from worker.text.logprobs import LogprobWriter
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 BUILDERS: dict[str, Callable[[Path], Path]] = {

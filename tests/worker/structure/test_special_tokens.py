@@ -32,11 +32,11 @@ from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
-from worker.structure.compiled import Compiled
+from worker.sampling.scores import LogprobWriter
+from worker.structure.constraints import Compiled
 from worker.structure.grammar import ConstraintError
 from worker.structure.sampler import Constrained
 from worker.text.families import find_format
-from worker.text.logprobs import LogprobWriter
 from worker.text.stream import answer_stream
 
 PATHS = Paths(b"", None, needs_snapshots=False)

@@ -25,9 +25,8 @@ from protocol.answers import (
 )
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
-from worker.structure.compiled import Compiled
+from worker.structure.constraints import Compiled, Constraints
 from worker.structure.grammar import ConstraintError
-from worker.structure.requests import Constraints
 from worker.structure.sampler import Constrained, Stage
 from worker.text.families import find_format
 from worker.text.stream import answer_stream

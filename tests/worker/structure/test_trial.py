@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from worker.structure.compiled import try_grammar
+from worker.structure.trial import try_grammar
 
 
 def test_a_process_that_has_touched_a_gpu_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

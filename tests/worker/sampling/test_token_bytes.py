@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tokenizers import KINDS
-from worker.text.logprobs import TokenBytes
+from worker.sampling.scores import TokenBytes
 
 TEXT = "the ship's Größe 船 ⚓ 👩‍🚀 server\n\tdone"
 

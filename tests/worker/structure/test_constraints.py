@@ -15,7 +15,7 @@ from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
-from worker.structure.compiled import Compiled
+from worker.structure.constraints import Compiled
 from worker.structure.grammar import ConstraintError
 
 PATHS = Paths(b"", None, needs_snapshots=False)

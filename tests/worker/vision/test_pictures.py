@@ -14,8 +14,8 @@ from protocol.requests import (
     Picture,
 )
 from tests.support.pictures import RED, bomb, png
-from worker.vision.decoding import decode_pictures
-from worker.vision.inputs import UndecodablePictureError
+from worker.vision import UndecodablePictureError
+from worker.vision.pictures import decode_pictures
 
 
 def _pictures(*files: bytes) -> list[Picture]:

@@ -1,0 +1,126 @@
+"""A trial of a grammar, in a process of its own, under a limit that the kernel keeps.
+
+llguidance's own limits bound the size of the result and not the time: a multiple of a large number
+takes minutes, and thousands of optional properties take twenty seconds. A thread in there can't be
+ended, and a recursion that goes too deep ends its process.
+
+The process runs this file as a script, without site-packages. A request waits for its start, so
+next to nothing is imported at the top.
+"""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import signal
+import sys
+from typing import Any, Final, NamedTuple
+
+# What a grammar may take at most: about 20 MB of a lexer's states, and milliseconds of a step.
+LIMITS: Final = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+}
+# Steps of an answer that are tried: most of a grammar's tables are built in the first ones.
+STEPS: Final = 48
+_CPU_S: Final = 0.5
+# The longest wait, however slow the machine is.
+_LONGEST_S: Final = 20.0
+_MEMORY_BYTES: Final = 2 << 30
+# The memory of a process's first grammar serves all others, too.
+_FIRST: Final = '{"type":"object","properties":{"a":{"pattern":"^[a-z]{1,9}$"},"b":{"enum":[1]}}}'
+
+
+class TrialOutcome(NamedTuple):
+    """Why a grammar can't be compiled, None if it can; and the most bytes that it takes then."""
+
+    refusal: str | None
+    bytes: int = 0
+
+
+def try_grammar(grammar: str) -> TrialOutcome:
+    """Compile a grammar in another process. The interpreter's lock is free meanwhile."""
+    import subprocess
+    from pathlib import Path
+
+    import llguidance
+
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", __file__, str(Path(llguidance.__file__).parent)],
+            input=grammar.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_LONGEST_S,
+            check=False,
+            # Else CPython forks on macOS, where a process that has touched Metal must not.
+            close_fds=False,
+        )
+    except subprocess.TimeoutExpired:
+        return TrialOutcome("it takes too long to compile")
+    if done.returncode == 0:
+        taken_bytes, _, refusal = done.stdout.decode(errors="replace").partition("\n")
+        return TrialOutcome(refusal or None, int(taken_bytes))
+    if done.returncode == -signal.SIGPROF:
+        return TrialOutcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")
+    return TrialOutcome("it is too complex, and takes too much memory to compile")
+
+
+def main(folder: str) -> None:
+    """Compile the grammar on standard input. Standard output gets the bytes that it takes, and on
+    the next line why it can't be compiled, if so. `folder` is llguidance's: the package takes five
+    times as long to import as its library.
+    """
+    sys.path.append(folder)
+    library = importlib.import_module("_lib")
+    grammar = sys.stdin.buffer.read().decode()
+    if sys.platform == "linux":
+        # macOS has no such limit.
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # The signal ends the process wherever it is.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, _CPU_S)
+    tokenizer = library.LLTokenizer("byte")
+
+    def compiled(grammar: str) -> Any:
+        limits = library.LLParserLimits(**LIMITS, verbose_errors=False)
+        return library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+    first = compiled(library.LLMatcher.grammar_from_json_schema(_FIRST))
+    before_bytes = _held_bytes()
+    matcher = compiled(grammar)
+    taken_bytes = _held_bytes() - before_bytes
+    del first
+    _walk(matcher)
+    sys.stdout.buffer.write(f"{max(0, taken_bytes)}\n{matcher.get_error()}".encode())
+
+
+def _held_bytes() -> int:
+    """Resident memory, by proc(5). On macOS, which has no such file, its peak: on Linux the peak
+    would begin with that of the process that has started this one (getrusage(2)).
+    """
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with open("/proc/self/statm") as file:  # noqa: PTH123 # pathlib is imported for longer
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _walk(matcher: Any) -> None:
+    """Take some steps of one answer."""
+    for step in range(STEPS):
+        if matcher.is_stopped():
+            return
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [each for each in range(bits.bit_length()) if bits >> each & 1]
+        # Any of them, but not the first one each time.
+        if not allowed or not matcher.consume_token(allowed[step * 7919 % len(allowed)]):
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

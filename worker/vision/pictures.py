@@ -1,0 +1,157 @@
+"""Pictures on their way to a model: files are measured, decoded within bounds, and processed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from PIL import Image, ImageOps
+
+from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS, ChatMessage, Picture
+from worker import mlx_vlm
+from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
+
+# Pillow knows many more; for some of them it starts other programs, such as Ghostscript.
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+_OPAQUE: Final = "RGB"
+_PAPER: Final = (255, 255, 255)
+_DIGEST_BYTES: Final = 16
+_IDS: Final = "input_ids"
+_MASK: Final = "attention_mask"
+
+
+class PictureProcessor:
+    """Writes one model's messages with pictures, and makes the model's inputs of both."""
+
+    def __init__(self, processor: Any, config: dict[str, Any]) -> None:
+        self._processor = processor
+        self._config = config
+        self._kind = config["model_type"].lower()
+
+    @property
+    def chat_template(self) -> Any:
+        """The processor's own, which may be the only one."""
+        return getattr(self._processor, "chat_template", None)
+
+    def content(self, message: ChatMessage) -> Any:
+        """A message's content in the form that this model's template takes: its pictures are parts
+        of a list, or words of the text.
+        """
+        plain = message.content if not message.pictures else _parts(message)
+        if message.tool_calls or message.role == "tool":
+            return plain
+        return mlx_vlm.content(self._kind, plain, message.role, len(message.pictures))
+
+    def inputs(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], PictureInputs]:
+        """Token ids of a rendered conversation, and its pictures.
+
+        Raises:
+            UndecodablePictureError: one of the pictures can't be decoded.
+            UnusablePicturesError: the model can't look at them.
+        """
+        images = decode_pictures(pictures)
+        try:
+            made = mlx_vlm.inputs(self._processor, self._config, text, images)
+        except Exception as error:
+            raise UnusablePicturesError(str(error)) from error
+        arrays = {name: _numpy(each) for name, each in made.items() if each is not None}
+        arrays.pop(_MASK, None)
+        token_ids = [int(each) for each in arrays.pop(_IDS)[0]]
+        return token_ids, PictureInputs(arrays, len(token_ids), _digest(pictures))
+
+
+def decode_pictures(pictures: Sequence[Picture]) -> list[Image.Image]:
+    """Pictures as RGB: upright, of at most MOST_SEEN_PIXELS, the first frame of an animation, and
+    on white where they are transparent.
+
+    No pixel is decoded before the headers of all have said how many there are.
+
+    Raises:
+        UndecodablePictureError: one can't be decoded, or they have too many pixels.
+    """
+    opened = [_open(number, each) for number, each in enumerate(pictures)]
+    pixels = 0
+    for number, image in enumerate(opened):
+        pixels += image.width * image.height
+        if pixels > MOST_PIXELS:
+            before = " with those before it" if number else ""
+            raise UndecodablePictureError(
+                number,
+                f"it has {image.width} x {image.height} pixels,{before} {pixels:,} in all, and "
+                f"{MOST_PIXELS:,} is the most: send a smaller one",
+            )
+    return [_decode(number, image) for number, image in enumerate(opened)]
+
+
+def _open(number: int, picture: Picture) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(picture.data), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        raise UndecodablePictureError(
+            number, f"it has too many pixels: {MOST_PIXELS:,} is the most"
+        ) from error
+    except Exception as error:
+        # Each format fails on broken files in its own ways.
+        raise UndecodablePictureError(
+            number, "it is no PNG, JPEG, WebP or GIF, or is broken"
+        ) from error
+
+
+def _decode(number: int, image: Image.Image) -> Image.Image:
+    try:
+        # JPEG can be decoded at a part of its size.
+        image.draft(None, _seen(image.size))
+        image.load()
+        upright = _opaque(ImageOps.exif_transpose(image))
+        upright.thumbnail(_seen(upright.size))
+        return upright
+    except Exception as error:
+        raise UndecodablePictureError(number, f"it can't be decoded: {error}") from error
+
+
+def _seen(size: tuple[int, int]) -> tuple[int, int]:
+    width, height = size
+    shrunk = min(1.0, math.sqrt(MOST_SEEN_PIXELS / (width * height)))
+    return max(1, int(width * shrunk)), max(1, int(height * shrunk))
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert(_OPAQUE)
+    layered = image.convert("RGBA")
+    paper = Image.new(_OPAQUE, layered.size, _PAPER)
+    paper.paste(layered, mask=layered)
+    return paper
+
+
+def _digest(pictures: Sequence[Picture]) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for each in pictures:
+        digest.update(len(each.data).to_bytes(8, "little"))
+        digest.update(each.data)
+    return digest.hexdigest()
+
+
+def _parts(message: ChatMessage) -> list[dict[str, str]]:
+    """Text and pictures in the form of Hugging Face's templates."""
+    parts: list[dict[str, str]] = []
+    done = 0
+    for each in message.pictures:
+        parts += _text(message.content[done : each.at])
+        parts.append({"type": "image"})
+        done = each.at
+    return parts + _text(message.content[done:])
+
+
+def _text(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _numpy(value: Any) -> Any:
+    """MLX's arrays stay on the thread that made them: numpy's leave it."""
+    return np.array(value) if isinstance(value, mx.array) else value
