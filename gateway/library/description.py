@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.caches import language_of
+from gateway.memory.caches import language_of
 from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from gateway.config.model_settings import ModelSettings
 from gateway.library.pull_messages import Planned
-from gateway.memory.estimate.estimate import estimated
-from gateway.memory.estimate.fitting import Fit, fit
-from gateway.memory.estimate.weights import EstimateError, Weights
+from gateway.memory.estimate import EstimateTerms, estimated
+from gateway.memory.fitting import Fit, fit
+from gateway.memory.weights import EstimateError, Weights
 from gateway.models.fleet import Fleet
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
@@ -52,15 +52,14 @@ def outlook(
     """None: its configuration doesn't tell. Headers of the weights' files count as weights: they
     are small beside these.
     """
+    terms = EstimateTerms(
+        _DEFAULTS.context_tokens, ordinary_tokens, process_bytes, None, back_end()
+    )
     try:
         found = estimated(
             planned.config,
             Weights(planned.weight_bytes, planned.element_bytes),
-            _DEFAULTS.context_tokens,
-            ordinary_tokens,
-            process_bytes,
-            None,
-            back_end(),
+            terms,
             f"config.json of {planned.repository}",
         )
     except EstimateError:

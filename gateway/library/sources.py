@@ -152,7 +152,7 @@ def _kinds(names: list[str]) -> str:
 
 
 def element_bytes(listing: Listing, config: dict[str, Any]) -> int:
-    """Of the floating-point type that most elements have, as `gateway.memory.estimate.weights`
+    """Of the floating-point type that most elements have, as `gateway.memory.weights`
     reads it from the headers, which aren't there yet.
     """
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Final
 
 from gateway.config.model import Group, Groups
 from gateway.memory.admission_round import AdmissionRound
-from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import NOISE_BYTES, Decision, MemoryOrders, Refuse
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.allocation import NEVER, MemoryNeed
+from gateway.memory.ledger import NOISE_BYTES, Claim, Decision, Ledger, MemoryOrders, Refuse
 from gateway.memory.reclaim import worth
+from gateway.system.memory_reading import Pressure
 
 
 class Admission:
@@ -296,3 +297,37 @@ def _joined(parts: list[Claim]) -> Claim:
         min(each.since for each in parts),
         parts=tuple(parts),
     )
+
+
+_LEVELS: Final[tuple[Pressure, ...]] = ("warn", "critical")
+# A pressure that passes sooner is none.
+_LASTS_S: Final = 5.0
+# Until the memory that was given back shows in the machine's figures.
+_BETWEEN_RELIEFS_S: Final = 10.0
+
+
+class Shortage:
+    """Whether the whole machine is short of memory, by readings that come a few times a second."""
+
+    def __init__(self) -> None:
+        self._since: dict[Pressure, float] = {}
+        self._relieved_at = NEVER
+
+    def to_relieve(self, pressure: Pressure | None, now: float) -> Pressure | None:
+        """The level that is to be relieved now; None: there is none, or the last relief may not
+        show yet.
+        """
+        lasting = self.lasting(pressure, now)
+        if lasting is None or now - self._relieved_at < _BETWEEN_RELIEFS_S:
+            return None
+        self._relieved_at = now
+        return lasting
+
+    def lasting(self, pressure: Pressure | None, now: float) -> Pressure | None:
+        """The highest level that the machine has been at, or above, for some seconds; None: it is
+        not short.
+        """
+        reached = _LEVELS[: _LEVELS.index(pressure) + 1] if pressure in _LEVELS else ()
+        self._since = {each: self._since.get(each, now) for each in reached}
+        lasting = [each for each in reached if now - self._since[each] >= _LASTS_S]
+        return lasting[-1] if lasting else None

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
-from gateway.memory.decisions import NOISE_BYTES, MemoryOrders
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
 from gateway.memory.loans import Loans
 from gateway.memory.reclaim import IdleEviction, Reclaim, smallest_set, worth
 

@@ -14,9 +14,9 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.memory.admission import Admission
-from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import Learned, Outline, guess, outline_of, shortened, whole
-from gateway.memory.estimate.weights import options_of
+from gateway.memory.estimate import Estimate
+from gateway.memory.fitting import Learned, Outline, guess, outline_of, shortened, whole
+from gateway.memory.weights import options_of
 from gateway.system.events import EventLog
 from gateway.system.lane import HangsError, Lane
 from gateway.system.log_lines import about

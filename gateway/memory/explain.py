@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from gateway.config.model import Group, label_of
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import Refuse
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Ledger, Refuse
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 

@@ -13,10 +13,9 @@ from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
 from gateway.memory.admission import Admission
-from gateway.memory.decisions import Admit, Decision, Evict, Refuse
-from gateway.memory.estimate.fitting import Learned, Outline, whole
-from gateway.memory.estimate.weights import EstimateError, options_in
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.fitting import Learned, Outline, whole
+from gateway.memory.ledger import Admit, Claim, Decision, Evict, Ledger, Refuse
+from gateway.memory.weights import EstimateError, options_in
 from gateway.system.notation import format_size
 
 

@@ -12,8 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import NOISE_BYTES, MemoryOrders
-from gateway.memory.ledger import Ledger
+from gateway.memory.ledger import NOISE_BYTES, Ledger, MemoryOrders
 
 
 class Borrower(Struct, frozen=True):

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import MemoryOrders
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Ledger, MemoryOrders
 
 # A busy model keeps its place for this part of the patience, and as long as its load took: two that
 # displace each other would otherwise do nothing but load.

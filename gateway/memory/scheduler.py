@@ -12,17 +12,23 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.model import Group
+from gateway.config.settings import Settings
 from gateway.memory import explain
-from gateway.memory.admission import Admission
+from gateway.memory.admission import Admission, Shortage
 from gateway.memory.allocation import Allocation, MemoryNeed
-from gateway.memory.budget import Shortage, sharing
-from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.estimate import Estimate
 from gateway.memory.estimator import AbsentError, Estimates, Estimator, Known, UnreadableFilesError
-from gateway.memory.execution import Execution, NoRoomError, OtherHosts, ScheduledModel
+from gateway.memory.execution import (
+    Execution,
+    GroupLoading,
+    NoRoomError,
+    OtherHosts,
+    ScheduledModel,
+)
+from gateway.memory.fitting import Learned
 from gateway.memory.forecast import Forecast, forecast
-from gateway.memory.group_loading import GroupLoading
 from gateway.memory.leak_check import LeakCheck, LoadedWorker, StrandedRecord, WiredReading
+from gateway.memory.weights import sharing
 from gateway.system.clock import present_clock
 from gateway.system.events import EventLog
 from gateway.system.lane import Lane
@@ -34,8 +40,6 @@ from protocol.life import Bound
 
 # What is learned again and again differs by less.
 _SAME: Final = 0.05
-# Until what was given back can show in the machine's figures.
-_BETWEEN_RELIEFS_S: Final = 10.0
 # For a small file of the state folder.
 _WRITE_S: Final = 30.0
 # Until a host out of reach is tried again.
@@ -49,46 +53,64 @@ class AllocationState(Struct, frozen=True, kw_only=True):
     known: Known
 
 
+class MemoryLimits(Struct, frozen=True):
+    """All workers together may hold `budget_bytes`. A model that has waited for `patience_s` may
+    displace busy ones. So many `spares` are wanted. At its load each model must have room for a
+    sequence of `ordinary_tokens`.
+    """
+
+    budget_bytes: int
+    patience_s: float
+    spares: int
+    ordinary_tokens: int
+
+    @classmethod
+    def of(cls, settings: Settings, budget_bytes: int) -> MemoryLimits:
+        return cls(
+            budget_bytes,
+            settings.queue.max_wait_s,
+            settings.workers.spare,
+            settings.memory.ordinary_tokens,
+        )
+
+
 class MemoryScheduler:
     """Everything runs on the event loop; files are read beside it."""
 
     def __init__(
         self,
-        admission: Admission,
+        limits: MemoryLimits,
         learned: Learned,
         leak_check: LeakCheck | None,
         on_stranded: Callable[[StrandedRecord], None],
         events: EventLog,
-        spares: int,
-        ordinary_tokens: int,
         hosts: OtherHosts,
     ) -> None:
         """`leak_check` None: nothing is ever stranded here. `on_stranded` keeps its figures for the
-        next gateway; it is called off the loop. So many `spares` are wanted. `ordinary_tokens` of a
-        sequence are to be had at a load.
+        next gateway, and is called off the event loop.
         """
-        self.admission = admission
+        spare_bytes = limits.spares * learned.process_bytes
+        self.admission = Admission(limits.budget_bytes, limits.patience_s, spare_bytes)
         self._hosts = hosts
         self._on_stranded = on_stranded
         self._learned = learned
-        self._wanted_spares = spares
-        self._estimator = Estimator(learned, ordinary_tokens)
-        self._estimates = Estimates(admission, self._estimator, events)
+        self._wanted_spares = limits.spares
+        self._estimator = Estimator(learned, limits.ordinary_tokens)
+        self._estimates = Estimates(self.admission, self._estimator, events)
         self._state_files = Lane("state files")
         self._events = events
-        self._execution = Execution(admission.ledger, events)
+        self._execution = Execution(self.admission.ledger, events)
         self._models: dict[str, ScheduledModel] = {}
         self._tasks = Tasks("memory")
         self._leak_check = leak_check
         if leak_check is not None:
-            admission.ledger.stranded_bytes = leak_check.bytes
-        self._group_loading = GroupLoading(admission, self._estimates.floor_bytes, self._tasks)
+            self.admission.ledger.stranded_bytes = leak_check.bytes
+        self._group_loading = GroupLoading(self.admission, self._estimates.floor_bytes, self._tasks)
         self._loop = asyncio.get_running_loop()
         # A worker that slept along with everybody owes no answer, and nobody has waited.
         self._clock = present_clock()
         self._decision: asyncio.Handle | None = None
         self._shortage = Shortage()
-        self._relieved_at = float("-inf")
         self._frozen = False
         # Models that wait for a host of their ranks.
         self._out_of_reach: set[str] = set()
@@ -107,16 +129,14 @@ class MemoryScheduler:
         """Whether a model is on its way up that this one is loaded with."""
         return self._group_loading.is_wanted_along(model_id)
 
-    def configure(
-        self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int
-    ) -> None:
-        """Other limits. Models that they leave no room for have to go, busy ones too: an operator
+    def configure(self, limits: MemoryLimits) -> None:
+        """Take other limits. Models that no longer fit have to go, busy ones too, as an operator
         wants it so. Floors of models that are loaded stay what they are.
         """
-        self._estimator.ordinary_tokens = ordinary_tokens
-        self._wanted_spares = spares
-        spare_bytes = spares * self._learned.process_bytes
-        self.admission.configure(budget_bytes, patience_s, spare_bytes)
+        self._estimator.ordinary_tokens = limits.ordinary_tokens
+        self._wanted_spares = limits.spares
+        spare_bytes = limits.spares * self._learned.process_bytes
+        self.admission.configure(limits.budget_bytes, limits.patience_s, spare_bytes)
         self.decide_soon()
 
     @property
@@ -305,9 +325,7 @@ class MemoryScheduler:
             return
         self._decide_now()
         now = self._clock.now()
-        short = self._shortage.lasting(pressure, now)
-        if short is not None and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
-            self._relieved_at = now
+        if (short := self._shortage.to_relieve(pressure, now)) is not None:
             self._note_all()
             reason = f"the machine is short of memory ({short})"
             for decision in self.admission.relieve(now, all_idle=short == "critical"):

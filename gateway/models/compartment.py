@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from gateway.config.model import Model
 from gateway.memory.scheduler import AllocationState
-from gateway.models import refusals
 from gateway.models.lifecycle import ModelEvent, State
-from gateway.models.parts import GatewayParts
+from gateway.models.model_memory import GatewayParts
 from gateway.models.performer import Performer
+from gateway.requests import refusals
 from gateway.requests.request import Request, RequestState
 from gateway.requests.use import UseState
 from gateway.system.clock import until_set

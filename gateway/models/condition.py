@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Lifecycle, ModelEvent, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 
 # There was a process, or nearly: why it is gone is worth knowing.
 _ENDS: Final = (ModelEvent.EXIT, ModelEvent.START_FAILED)

@@ -8,23 +8,22 @@ import logging
 import time
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.config.changes import InForce
 from gateway.config.model import Model, groups_of
 from gateway.config.settings import Settings
-from gateway.memory.admission import Admission
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.fitting import Learned
 from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
-from gateway.memory.scheduler import MemoryScheduler
-from gateway.models import refusals
+from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
 from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import State
-from gateway.models.parts import GatewayParts
+from gateway.models.model_memory import GatewayParts
 from gateway.models.prompts import Prompts
 from gateway.models.roster import Roster
 from gateway.models.watch import Disks, Readings
+from gateway.requests import refusals
 from gateway.requests.request import Request
 from gateway.requests.traffic import Successor
 from gateway.system.clock import until_set
@@ -56,9 +55,22 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
+class FleetStart(NamedTuple):
+    """With what a fleet begins. `swept` are the workers of an earlier gateway that were found;
+    `leak_check` is None where nothing is ever stranded. `caution` is why no model is loaded before
+    a request or an operator asks for it. Incarnations are counted from `first_incarnation` on.
+    """
+
+    records: WorkerRecords
+    swept: Iterable[Swept]
+    leak_check: LeakCheck | None
+    caution: str | None
+    first_incarnation: int = 1
+
+
 class Fleet:
-    """`phase` is the gateway's own, `roster` has the models, `readings` what was measured last,
-    `prompts` what is kept of them on disk, `faults` what failed inside the gateway, `lag` how late
+    """`phase` is the gateway's own, `roster` has the models, `readings` the last measurements,
+    `prompts` those that are kept on disk, `faults` the failures inside the gateway, `lag` how late
     its event loop was.
     """
 
@@ -68,58 +80,38 @@ class Fleet:
         settings: Settings,
         budget_bytes: int,
         state_dir: StateDir,
-        records: WorkerRecords,
-        swept: Iterable[Swept],
-        leak_check: LeakCheck | None,
-        caution: str | None,
-        first_incarnation: int = 1,
+        start: FleetStart,
     ) -> None:
-        """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
-        earlier gateway that were found; `leak_check` is None where nothing is ever stranded.
-        `caution` is why no model is to be loaded that nobody asks for. Incarnations are counted
-        from `first_incarnation` on.
-        """
+        """All workers together may hold `budget_bytes`."""
         self.phase = Phase.STARTING
         self._in_force = InForce(settings)
         self.started_at = time.time()
-        self._began_at = asyncio.get_running_loop().time()
-        self.caution = caution
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self.caution = start.caution
         self.log_path = state_dir.gateway_log_path
         self.events = EventLog()
+        self._tell_of(start)
         self.faults = Faults()
-        self.faults.watch(asyncio.get_running_loop())
-        for each in swept:
-            self.events.emit(
-                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
-            )
-        if leak_check is not None and leak_check.bytes:
-            self.events.emit("stranded", None, stranded_bytes=leak_check.bytes)
-        if caution is not None:
-            self.events.emit("caution", None, reason=caution)
+        self.faults.watch(self._loop)
         self._wakefulness = Wakefulness()
         self.hosts = Hosts(settings.hosts)
         self._starter = Starter(
             self._in_force,
             state_dir,
-            records,
+            start.records,
             self.events,
             lambda: self.scheduler.room_bytes,
             self.hosts,
-            first_incarnation,
+            start.first_incarnation,
         )
-        learned = self._learned = Learned(state_dir.learned_path)
+        self._learned = Learned(state_dir.learned_path)
         self.scheduler = MemoryScheduler(
-            Admission(
-                budget_bytes,
-                settings.queue.max_wait_s,
-                spare_bytes=settings.workers.spare * learned.process_bytes,
-            ),
-            learned,
-            leak_check,
+            MemoryLimits.of(settings, budget_bytes),
+            self._learned,
+            start.leak_check,
             functools.partial(write_stranded, state_dir.stranded_path),
             self.events,
-            settings.workers.spare,
-            settings.memory.ordinary_tokens,
             self.hosts,
         )
         self._state_dir = state_dir
@@ -131,6 +123,16 @@ class Fleet:
         self.lag = LoopLag()
         self._tasks = Tasks("fleet")
         self._handing_over = False
+
+    def _tell_of(self, start: FleetStart) -> None:
+        for each in start.swept:
+            self.events.emit(
+                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
+            )
+        if start.leak_check is not None and start.leak_check.bytes:
+            self.events.emit("stranded", None, stranded_bytes=start.leak_check.bytes)
+        if start.caution is not None:
+            self.events.emit("caution", None, reason=start.caution)
 
     def start(self, *, preload: bool = True) -> None:
         self.readings.start()
@@ -175,12 +177,7 @@ class Fleet:
             everywhere=(before.queue, before.workers, before.memory)
             != (settings.queue, settings.workers, settings.memory),
         )
-        self.scheduler.configure(
-            budget_bytes,
-            settings.queue.max_wait_s,
-            settings.workers.spare,
-            settings.memory.ordinary_tokens,
-        )
+        self.scheduler.configure(MemoryLimits.of(settings, budget_bytes))
         self.scheduler.arrange(groups_of(settings))
 
     def _new_compartment(self, model: Model) -> Compartment:
@@ -201,11 +198,11 @@ class Fleet:
     @property
     def uptime_s(self) -> float:
         """Whatever is done to the clock on the wall."""
-        return asyncio.get_running_loop().time() - self._began_at
+        return self._loop.time() - self._began_at
 
     def now(self) -> float:
         """The clock of deadlines, in seconds."""
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     def check_serves(self) -> None:
         """Raises: Refusal if nothing new is taken any more."""

@@ -1,29 +1,32 @@
-"""A model's hold on memory: its turn, its grant, whether it keeps to it, when it must go."""
+"""A model's hold on memory: its turn, its grant, whether its worker keeps to that, when it must go;
+and the parts of a model, of which this is one.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
+from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate import Estimate
 from gateway.memory.scheduler import AllocationState, MemoryScheduler
-from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State
+from gateway.requests import refusals
 from gateway.requests.traffic import Traffic
 from gateway.system.clock import present_clock
+from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
+from gateway.system.tasks import Tasks
+from gateway.workers.starter import Starter
 from gateway.workers.worker import Worker
-from protocol.life import (
-    Bound,
-    Limit,
-    Need,
-)
+from gateway.workers.worker_log import WorkerLog
+from protocol.life import Bound, Limit, Need, PromptCacheDisk
 
 logger = logging.getLogger(__name__)
 
@@ -317,3 +320,25 @@ class ModelMemory:
             return math.inf
         asked_s = self._traffic.use.keep_alive_s
         return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
+
+
+class GatewayParts(NamedTuple):
+    """The objects that all models of a gateway share. Without a `prompt_cache` workers keep prompts
+    in memory alone.
+    """
+
+    in_force: InForce
+    events: EventLog
+    scheduler: MemoryScheduler
+    starter: Starter
+    prompt_cache: PromptCacheDisk | None
+
+
+class ModelParts(NamedTuple):
+    """The objects of one model, without its worker."""
+
+    condition: Condition
+    traffic: Traffic
+    model_memory: ModelMemory
+    log: WorkerLog
+    tasks: Tasks

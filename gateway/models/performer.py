@@ -8,19 +8,18 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config.model import Model
-from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
-from gateway.models.model_memory import ModelMemory
-from gateway.models.parts import GatewayParts, ModelParts
+from gateway.models.model_memory import GatewayParts, ModelMemory, ModelParts
 from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
+from gateway.requests import refusals
 from gateway.requests.traffic import QueueBounds, Traffic
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 

@@ -17,17 +17,17 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gateway.config.changes import InForce
-from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State
-from gateway.models.parts import GatewayParts, ModelParts
+from gateway.models.model_memory import GatewayParts, ModelParts
+from gateway.requests import refusals
 from gateway.system.clock import Timer
 from gateway.system.log_lines import about
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import LastExit, RestartPolicy, RestartVerdict, restart_limits
+from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict, restart_limits
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 

@@ -16,7 +16,7 @@ from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
 from gateway.config.settings import Settings
 from gateway.config.tables import HOSTS
-from gateway.memory.budget import budget_bytes
+from gateway.memory.fitting import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.system.lane import Lane
 from gateway.system.notation import format_size

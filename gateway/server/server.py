@@ -28,9 +28,9 @@ from gateway.library.pulls import Pulls
 from gateway.mailbox.entry import Api
 from gateway.mailbox.jobs import AnswerFamily
 from gateway.mailbox.mailbox import Mailbox
-from gateway.memory.budget import budget_bytes
+from gateway.memory.fitting import budget_bytes
 from gateway.memory.leak_check import leak_check_at_start
-from gateway.models.fleet import Fleet
+from gateway.models.fleet import Fleet, FleetStart
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.serving import GatewayServer
@@ -92,11 +92,13 @@ def run(
             settings,
             budget,
             state_dir,
-            records,
-            swept,
-            leak_check,
-            start.caution,
-            1 if takeover is None else takeover.estate.incarnation,
+            FleetStart(
+                records,
+                swept,
+                leak_check,
+                start.caution,
+                1 if takeover is None else takeover.estate.incarnation,
+            ),
         )
         reloader = Reloader(read, configuration, fleet, notifier, certificates, finder.with_found)
         pulls = Pulls(fleet, reloader, state_dir.pulls_path)

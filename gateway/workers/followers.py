@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from gateway.memory.budget import sharing
+from gateway.memory.weights import sharing
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks

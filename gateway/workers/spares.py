@@ -17,9 +17,8 @@ from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
-from gateway.workers.hang import HangDetector
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartPolicy, restart_limits
+from gateway.workers.verdicts import HangDetector, RestartPolicy, restart_limits
 from gateway.workers.worker import Listener, Worker
 from protocol.life import Heartbeat, Hello
 from protocol.messages import WorkerMessage

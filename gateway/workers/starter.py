@@ -14,9 +14,10 @@ from msgspec import Struct
 from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.config.model_settings import LOCAL
-from gateway.memory.budget import cards, default_backend, sharing
-from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate import Estimate
+from gateway.memory.weights import sharing
 from gateway.system.events import EventLog, Kind
+from gateway.system.memory import BackEnd, back_end
 from gateway.system.state_dir import StateDir
 from gateway.workers.followers import Followers, Plan
 from gateway.workers.host import LocalHost, RankHost
@@ -28,6 +29,7 @@ from gateway.workers.spares import Spares
 from gateway.workers.worker import Listener, Worker, WorkerState
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys, new_keys
+from protocol.ranks import RankBackend
 
 # Libzmq aborts the process if it finds no descriptor for a worker that connects (ipc_listener.cpp),
 # so none is started into a shortage.
@@ -227,3 +229,18 @@ def _check_room() -> None:
     finally:
         for each in opened:
             os.close(each)
+
+
+def default_backend() -> RankBackend:
+    """Of ranks on this machine."""
+    return "nccl" if back_end() is BackEnd.CUDA else "ring"
+
+
+def cards(ranks: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is for each rank: one of those that this process may use. Empty
+    where MLX computes on no card of its own.
+    """
+    if back_end() is not BackEnd.CUDA:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(each) for each in range(ranks)]

@@ -13,8 +13,8 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_draft
 from gateway.config.model_settings import ModelSettings
-from gateway.memory.budget import sharing
-from gateway.memory.estimate.caches import DECOMPRESSED, first, layers_of
+from gateway.memory.caches import DECOMPRESSED, first, layers_of
+from gateway.system.memory import BackEnd, back_end
 from protocol.model_files import Tensor, read_header
 from protocol.ranks import RankSplit
 
@@ -98,6 +98,13 @@ def part_of(text: Mapping[str, Any], ranks: int, split: RankSplit) -> RankPart:
     # Heads are divided; a latent is one for all of them.
     latent = first(text, "kv_lora_rank") and text.get("model_type") not in DECOMPRESSED
     return RankPart(1 / ranks, 1.0 if latent else 1 / ranks, layers)
+
+
+def sharing(ranks: int) -> int:
+    """How many of a model's ranks on this machine take from one budget. A card's is that of one
+    card, and every rank has a card of its own: the first card, which has rank 0, is the fullest.
+    """
+    return 1 if back_end() is BackEnd.CUDA else ranks
 
 
 class LoadOptions(Struct, frozen=True):

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.caches import SequenceCache, cache_shape, language_of
-from gateway.memory.estimate.weights import (
+from gateway.memory.caches import SequenceCache, cache_shape, language_of
+from gateway.memory.weights import (
     EstimateError,
     LoadOptions,
     Weights,
@@ -20,7 +20,7 @@ from gateway.memory.estimate.weights import (
     part_of,
     read_weights,
 )
-from gateway.memory.estimate.working import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
+from gateway.memory.working_space import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
 from protocol.life import CACHE_STEP_TOKENS
 from protocol.model_files import encoder_of, read_config
@@ -147,35 +147,30 @@ class Estimate(Struct, frozen=True):
         return min(self.context_tokens, steps * CACHE_STEP_TOKENS)
 
 
-def estimate(
-    folder: Path,
-    context_tokens: int,
-    ordinary_tokens: int,
-    process_bytes: int,
-    measured_fixed_bytes: int | None,
-    system: BackEnd,
-    options: LoadOptions = _NO_OPTIONS,
-) -> Estimate:
-    """Read a model's files; blocks for some milliseconds.
+class EstimateTerms(Struct, frozen=True):
+    """What an estimate depends on beside the model's files. `context_tokens` is the configured
+    limit. At a load there must be room for a sequence of `ordinary_tokens`. A worker without a
+    model takes `process_bytes`; with this one it took `measured_fixed_bytes`, if that was measured.
+    """
 
-    `context_tokens` is the configured limit; the model's own may be lower.
+    context_tokens: int
+    ordinary_tokens: int
+    process_bytes: int
+    measured_fixed_bytes: int | None
+    system: BackEnd
+    options: LoadOptions = _NO_OPTIONS
+
+
+def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
+    """Read a model's files; blocks for some milliseconds.
 
     Raises:
         EstimateError: the files can't be understood.
     """
+    options = terms.options
     weights = read_weights(folder)
     config = _config(folder)
-    found = estimated(
-        config,
-        weights,
-        context_tokens,
-        ordinary_tokens,
-        process_bytes,
-        measured_fixed_bytes,
-        system,
-        str(folder / "config.json"),
-        options.kv_bits,
-    )
+    found = estimated(config, weights, terms, str(folder / "config.json"))
     if options.ranks > 1:
         return of_ranks(found, config, weights, options)
     if options.pictures:
@@ -186,9 +181,11 @@ def estimate(
     if options.adapter is not None:
         found = _with_adapter(found, adapter_bytes(options.adapter))
     if options.draft is not None:
-        # Its own caches count as they are, whether an engine quantizes them or not.
-        draft = estimate(options.draft, context_tokens, ordinary_tokens, 0, None, system)
-        found = _with_draft(found, draft)
+        # An engine may quantize the draft model's caches; here they count as if it did not.
+        alone = msgspec.structs.replace(
+            terms, process_bytes=0, measured_fixed_bytes=None, options=_NO_OPTIONS
+        )
+        found = _with_draft(found, estimate(options.draft, alone))
     return found
 
 
@@ -236,34 +233,32 @@ def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
 
 
 def estimated(
-    config: dict[str, Any],
-    weights: Weights,
-    context_tokens: int,
-    ordinary_tokens: int,
-    process_bytes: int,
-    measured_fixed_bytes: int | None,
-    system: BackEnd,
-    name: str,
-    kv_bits: int | None = None,
+    config: dict[str, Any], weights: Weights, terms: EstimateTerms, name: str
 ) -> Estimate:
-    """The same of what the files say; `name` is what errors call the configuration."""
+    """The estimate of the model alone, from its configuration; errors call that `name`.
+
+    Raises:
+        EstimateError: it can't be understood.
+    """
     text = language_of(config)
+    context_tokens = terms.context_tokens
     own_context = text.get("max_position_embeddings")
     if isinstance(own_context, int) and own_context > 0:
         context_tokens = min(context_tokens, own_context)
-    ordinary_tokens = min(ordinary_tokens, context_tokens)
+    ordinary_tokens = min(terms.ordinary_tokens, context_tokens)
+    element_bytes, kv_bits = weights.element_bytes, terms.options.kv_bits
     try:
         if encoder_of(config) is not None:
             shape = NO_CACHES
             short_bytes, long_bytes = (
-                encoder_bytes(text, weights.element_bytes, tokens, system)
+                encoder_bytes(text, element_bytes, tokens, terms.system)
                 for tokens in (ordinary_tokens, context_tokens)
             )
         else:
-            shape = cache_shape(config, weights.element_bytes, kv_bits)
+            shape = cache_shape(config, element_bytes, kv_bits)
             short_bytes, long_bytes = (
                 working_bytes(
-                    text, weights.element_bytes, tokens, system, quantized=kv_bits is not None
+                    text, element_bytes, tokens, terms.system, quantized=kv_bits is not None
                 )
                 for tokens in (ordinary_tokens, context_tokens)
             )
@@ -275,9 +270,9 @@ def estimated(
     token_bytes = -(-(long_bytes - short_bytes) // more_tokens) if more_tokens else 0
     return Estimate(
         weight_bytes=weights.bytes,
-        process_bytes=process_bytes,
-        calculated_fixed_bytes=process_bytes + weights.bytes,
-        measured_fixed_bytes=measured_fixed_bytes,
+        process_bytes=terms.process_bytes,
+        calculated_fixed_bytes=terms.process_bytes + weights.bytes,
+        measured_fixed_bytes=terms.measured_fixed_bytes,
         working_bytes=max(0, short_bytes - token_bytes * ordinary_tokens),
         working_token_bytes=token_bytes,
         shape=shape,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.estimate.caches import (
+from gateway.memory.caches import (
     DECOMPRESSED,
     Layer,
     SequenceCache,
