@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from gateway.config.model import Group, Model
@@ -122,16 +122,16 @@ _NEWS_SHARE: Final = 0.05
 class Execution:
     """On the event loop."""
 
-    def __init__(self, ledger: Ledger, events: EventLog) -> None:
+    def __init__(
+        self, ledger: Ledger, models: Mapping[str, ScheduledModel], events: EventLog
+    ) -> None:
+        """`models` are those that there are at any time, by their ids."""
         self._ledger = ledger
+        self._models = models
         self._events = events
-        self._models: dict[str, ScheduledModel] = {}
         # What events told of limits.
         self._told_limits: dict[str, int] = {}
         self._clock = present_clock()
-
-    def register(self, models: Iterable[ScheduledModel]) -> None:
-        self._models = {each.model.id: each for each in models}
 
     def gone(self, model_id: str) -> None:
         """Its process has ended, and its limit with it."""
@@ -219,16 +219,19 @@ class GroupLoading:
     """
 
     def __init__(
-        self, admission: Admission, floor_bytes: Callable[[Model], Awaitable[int]], tasks: Tasks
+        self,
+        admission: Admission,
+        models: Mapping[str, ScheduledModel],
+        floor_bytes: Callable[[Model], Awaitable[int]],
+        tasks: Tasks,
     ) -> None:
-        """`floor_bytes` reads a model's files, and raises UnreadableFilesError."""
+        """`models` are those that there are at any time, by their ids. `floor_bytes` reads a
+        model's files, and raises UnreadableFilesError.
+        """
         self._admission = admission
+        self._models = models
         self._floor_bytes = floor_bytes
         self._tasks = tasks
-        self._models: dict[str, ScheduledModel] = {}
-
-    def register(self, models: Iterable[ScheduledModel]) -> None:
-        self._models = {each.model.id: each for each in models}
 
     def arrange(self, groups: Iterable[Group]) -> None:
         """Other groups, or other settings of their models."""

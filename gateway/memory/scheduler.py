@@ -92,6 +92,8 @@ class MemoryScheduler:
         spare_bytes = limits.spares * learned.process_bytes
         self.admission = Admission(limits.budget_bytes, limits.patience_s, spare_bytes)
         self._hosts = hosts
+        # Execution and group loading look models up in this very object.
+        self._models: dict[str, ScheduledModel] = {}
         self._on_stranded = on_stranded
         self._learned = learned
         self._wanted_spares = limits.spares
@@ -99,13 +101,14 @@ class MemoryScheduler:
         self._estimates = Estimates(self.admission, self._estimator, events)
         self._state_files = Lane("state files")
         self._events = events
-        self._execution = Execution(self.admission.ledger, events)
-        self._models: dict[str, ScheduledModel] = {}
+        self._execution = Execution(self.admission.ledger, self._models, events)
         self._tasks = Tasks("memory")
         self._leak_check = leak_check
         if leak_check is not None:
             self.admission.ledger.stranded_bytes = leak_check.bytes
-        self._group_loading = GroupLoading(self.admission, self._estimates.floor_bytes, self._tasks)
+        self._group_loading = GroupLoading(
+            self.admission, self._models, self._estimates.floor_bytes, self._tasks
+        )
         self._loop = asyncio.get_running_loop()
         # A worker that slept along with everybody owes no answer, and nobody has waited.
         self._clock = present_clock()
@@ -116,9 +119,8 @@ class MemoryScheduler:
         self._out_of_reach: set[str] = set()
 
     def register(self, models: Iterable[ScheduledModel]) -> None:
-        self._models = {each.model.id: each for each in models}
-        self._execution.register(self._models.values())
-        self._group_loading.register(self._models.values())
+        self._models.clear()
+        self._models.update({each.model.id: each for each in models})
 
     def arrange(self, groups: Iterable[Group]) -> None:
         """Which models belong together."""

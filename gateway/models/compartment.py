@@ -23,8 +23,9 @@ from gateway.requests.request import Request, RequestState
 from gateway.requests.use import UseState
 from gateway.system.clock import until_set
 from gateway.system.refusal import Refusal, RefusalState
+from gateway.workers.report import WorkerState
 from gateway.workers.starter import Channel
-from gateway.workers.worker import Worker, WorkerState
+from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
 
@@ -138,7 +139,7 @@ class Compartment:
         """What another gateway goes on from, which listens for the worker at `channel`. Raises:
         ProcessGoneError, OSError: the worker has ended.
         """
-        running, waiting = self.traffic.queued
+        running, waiting = self.traffic.queue.in_order
         hold = self.condition.hold
         return ModelState(
             id=self.model.id,
@@ -166,7 +167,7 @@ class Compartment:
         if state.memory is not None:
             self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
-        self.traffic.restore(running, waiting)
+        self.traffic.queue.restore(running, waiting)
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:
             self.condition.restore(State.READY, None)
@@ -226,7 +227,7 @@ class Compartment:
         unwanted = not (self.traffic.busy or self._performer.kept or self.model_memory.wanted_along)
         if self.state is State.WAITING and unwanted:
             self.condition.handle(ModelEvent.UNWANTED)
-        if self.state is State.DRAINING and self.traffic.running == 0:
+        if self.state is State.DRAINING and self.traffic.queue.running == 0:
             # From here on the worker has nothing to do but to release its memory.
             self.condition.handle(ModelEvent.DRAINED)
         if (

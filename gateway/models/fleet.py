@@ -160,7 +160,7 @@ class Fleet:
 
     @property
     def spares(self) -> list[Worker]:
-        return self._starter.spares
+        return self._starter.spares.workers
 
     @property
     def workers(self) -> list[Worker]:
@@ -293,7 +293,7 @@ class Fleet:
 
     async def end_spares(self) -> None:
         """Each gateway has its own."""
-        await self._starter.end_spares()
+        await self._starter.spares.close()
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, and wait until nothing runs, or for so many seconds."""
@@ -318,7 +318,7 @@ class Fleet:
         for compartment in self.roster.everyone:
             compartment.end()
         await asyncio.gather(
-            self._starter.end_spares(), *(each.until_ended() for each in self.roster.everyone)
+            self._starter.spares.close(), *(each.until_ended() for each in self.roster.everyone)
         )
         self.phase = Phase.STOPPED
         self._wakefulness.end()
@@ -344,9 +344,9 @@ class Fleet:
         )
         self._tasks.attempt(
             functools.partial(
-                self._starter.tick,
+                self._starter.spares.tick,
                 now,
-                spares=self.scheduler.spares,
+                at_most=self.scheduler.spares,
                 loading=self._loading(),
             ),
             "spares",

@@ -208,7 +208,7 @@ class ModelMemory:
     @property
     def priority(self) -> int:
         """The model's, or that of its most urgent request."""
-        own = self._traffic.highest_priority
+        own = self._traffic.queue.highest_priority
         return self.model.settings.priority if own is None else own
 
     @property

@@ -88,9 +88,9 @@ class Performer:
 
     def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
         traffic = self.parts.traffic
-        guilty = traffic.guilty if event in _BLAMED and self.parts.condition.judged else 0
+        guilty = traffic.queue.guilty if event in _BLAMED and self.parts.condition.judged else 0
         return Circumstances(
-            requests_wait=traffic.waiting + traffic.running > guilty,
+            requests_wait=traffic.queue.waiting + traffic.queue.running > guilty,
             kept=self.kept or self.parts.model_memory.wanted_along,
             verdict=verdict,
         )

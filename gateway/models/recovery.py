@@ -246,7 +246,7 @@ class Recovery:
         if self._model_memory.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._model_memory.lost_bytes)})"
             ruling = _Ruling(RestartVerdict.GIVE_UP)
-        elif event is ModelEvent.EXIT and (self._excused or self._traffic.guilty):
+        elif event is ModelEvent.EXIT and (self._excused or self._traffic.queue.guilty):
             ruling = _Ruling(RestartVerdict.RESTART)
         else:
             ruling = self._rule()

@@ -103,7 +103,7 @@ class WorkerSupervisor:
         if self._hang is None:
             return
         # Who waits for memory makes no steps.
-        has_work = self._traffic.running > self.worker.report.short_of_memory
+        has_work = self._traffic.queue.running > self.worker.report.short_of_memory
         reason = self._hang.judge(now, has_work=has_work)
         if reason is not None:
             if self.worker.followers is not None:
@@ -183,7 +183,7 @@ class WorkerSupervisor:
                 bound=self._model_memory.tell_bound(),
                 pictures=self._model.settings.pictures,
                 ranks=ranks,
-                awaited=self._traffic.waiting > 0,
+                awaited=self._traffic.queue.waiting > 0,
             )
         )
 

@@ -41,10 +41,16 @@ class RequestQueue:
         yield from self._running.values()
 
     def places(self) -> Iterator[tuple[int | None, Request]]:
-        """Each with how many start before it, itself among them; None: it runs."""
+        """Each request with its place among those that start next, from 1 on; None: it runs."""
         for each in self._running.values():
             yield None, each
         yield from enumerate((*self._suspects, *self._parked, *self._waiting), 1)
+
+    @property
+    def in_order(self) -> tuple[list[Request], list[Request]]:
+        """Those that run, and those that wait in the order in which they start."""
+        waiting = [*self._suspects, *self._parked, *self._waiting]
+        return list(self._running.values()), waiting
 
     @property
     def waiting(self) -> int:
@@ -85,7 +91,8 @@ class RequestQueue:
         self._waiting.insert(place, request)
 
     @property
-    def running_suspects(self) -> int:
+    def guilty(self) -> int:
+        """Requests that are to blame if the worker dies now."""
         return sum(each.progress.suspect for each in self._running.values())
 
     @property

@@ -14,23 +14,19 @@ from typing import Final
 from gateway.config.model_settings import LOCAL, HostSettings, RankPlace
 from gateway.memory.execution import NoRoomError
 from gateway.system.clock import until_set
-from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.system.notation import format_size
 from gateway.system.tasks import Tasks
 from gateway.workers.agent_bodies import (
     API,
-    FootprintBody,
     HostBody,
-    MemoryWish,
     Opened,
     Opening,
     OrderBody,
     Ports,
     PortsBody,
-    Promised,
     Started,
 )
-from gateway.workers.host import HostFigures, RankEnd, RankOrder, versions
+from gateway.workers.host import HostFigures, RankOrder, versions
 from gateway.workers.leased import LeasedRank, Leasehold
 from gateway.workers.pinned import FOREIGN, PinnedClient, RefusedError
 from gateway.workers.worker_log import WorkerLog
@@ -38,9 +34,6 @@ from gateway.workers.worker_log import WorkerLog
 _ANSWER_S: Final = 5.0
 # A process is started while it waits.
 _START_S: Final = 15.0
-# Longer than the agent itself waits for a reading.
-_READING_S: Final = 8.0
-_SIGNAL_S: Final = 3.0
 
 
 class _LeaseEndedError(OSError):
@@ -142,41 +135,7 @@ class AgentLink:
 
     def _disown(self, held: Leasehold, rank: LeasedRank, error: BaseException) -> None:
         why = str(error) or "nobody waited for it"
-        held.unanswered(rank, f"{self.name} didn't say whether it was started: {why}")
-
-    async def footprint(self, rank: LeasedRank) -> Footprint:
-        """Raises: FootprintError, OSError."""
-        try:
-            body = await self._client.get(
-                f"/v1/ranks/{rank.id}/footprint", FootprintBody, _READING_S
-            )
-        except RefusedError as error:
-            raise FootprintError(f"rank {rank.pid} on {self.name}: {error}") from error
-        if self._leasehold is not None:
-            self._leasehold.measured(rank, body.footprint.current_bytes)
-        return body.footprint
-
-    async def raise_promise(self, rank: LeasedRank, wanted_bytes: int) -> int:
-        """What it may hold from now on, in bytes. Raises: OSError."""
-        path = f"/v1/ranks/{rank.id}/promise"
-        promised = await self._client.post(path, MemoryWish(wanted_bytes), Promised, _ANSWER_S)
-        if self._leasehold is not None:
-            self._leasehold.measured(rank, promised.promised_bytes)
-        return promised.promised_bytes
-
-    async def signal(self, rank: LeasedRank, signal: str) -> None:
-        """dump, end or kill. Raises: OSError."""
-        try:
-            await self._client.order("POST", f"/v1/ranks/{rank.id}/{signal}", _SIGNAL_S)
-        except RefusedError as error:
-            # It has ended, which is on its way here.
-            if error.code != "not_found":
-                raise
-        except OSError:
-            if signal != "dump" and self._leasehold is not None:
-                # As soon as the link is back, if its lease lasts so long.
-                self._leasehold.disown(rank)
-            raise
+        held.tenants.unanswered(rank.id, f"{self.name} didn't say whether it was started: {why}")
 
     async def close(self) -> None:
         """Whatever is left there ends."""
@@ -197,36 +156,6 @@ class AgentLink:
                 if not await until_set(self._leasehold.begun, _ANSWER_S):
                     raise TimeoutError(f"{self.name} did not answer within {_ANSWER_S:g} s")
             return self._leasehold
-
-
-class RemoteRank:
-    """A rank that an agent has started."""
-
-    def __init__(self, link: AgentLink, rank: LeasedRank) -> None:
-        self._link = link
-        self._rank = rank
-
-    @property
-    def pid(self) -> int:
-        return self._rank.pid
-
-    async def footprint(self) -> Footprint:
-        return await self._link.footprint(self._rank)
-
-    async def keep(self, wanted_bytes: int) -> int:
-        return await self._link.raise_promise(self._rank, wanted_bytes)
-
-    async def dump(self) -> None:
-        await self._link.signal(self._rank, "dump")
-
-    async def end(self) -> None:
-        await self._link.signal(self._rank, "end")
-
-    async def kill(self) -> None:
-        await self._link.signal(self._rank, "kill")
-
-    async def ended(self) -> RankEnd:
-        return await asyncio.shield(self._rank.end)
 
 
 class RemoteHost:
@@ -253,8 +182,8 @@ class RemoteHost:
     async def free_ports(self, count: int) -> tuple[int, ...]:
         return await self._link.free_ports(count)
 
-    async def start(self, order: RankOrder) -> RemoteRank:
-        return RemoteRank(self._link, await self._link.start(order, self._log))
+    async def start(self, order: RankOrder) -> LeasedRank:
+        return await self._link.start(order, self._log)
 
 
 logger = logging.getLogger(__name__)

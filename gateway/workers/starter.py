@@ -25,8 +25,9 @@ from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, ProcessOrder, WorkerProcess
 from gateway.workers.remote_host import Hosts, RemoteHost
+from gateway.workers.report import WorkerState
 from gateway.workers.spares import Spares
-from gateway.workers.worker import Listener, Worker, WorkerState
+from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys, new_keys
 from protocol.ranks import RankBackend
@@ -71,17 +72,13 @@ class Starter:
         self._incarnations = itertools.count(first_incarnation)
         self._records = records
         self._spare_log = WorkerLog(state_dir.spare_log_path)
-        self._spares = Spares(
+        self.spares = Spares(
             in_force,
             lambda supervisor: self._new(
                 None, self._spare_log, supervisor, name="spare", spare=True
             ),
             events,
         )
-
-    @property
-    def spares(self) -> list[Worker]:
-        return self._spares.workers
 
     def start(
         self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
@@ -99,7 +96,7 @@ class Starter:
             if each.host != LOCAL
         }
         python = model.settings.interpreter
-        adopted = self._spares.take() if python is None else None
+        adopted = self.spares.take() if python is None else None
         if adopted is None:
             worker = self._new(python, log, supervisor, name=model.id, spare=False)
             kind: Kind = "start"
@@ -169,22 +166,8 @@ class Starter:
             wanted_bytes=whole_bytes // sharing(settings.ranks_here),
             python=settings.interpreter,
         )
-        worker.lead(
-            Followers(
-                plan,
-                self._state_dir.rank_socket_path(worker.incarnation),
-                worker,
-            )
-        )
-
-    def tick(self, now: float, *, spares: int, loading: bool) -> None:
-        """To be called a few times a second. Memory has room for so many spares; `loading` says
-        that a model needs the machine.
-        """
-        self._spares.tick(now, at_most=spares, loading=loading)
-
-    async def end_spares(self) -> None:
-        await self._spares.close()
+        path = self._state_dir.rank_socket_path(worker.incarnation)
+        worker.followers = Followers(plan, path, worker)
 
     def close(self) -> None:
         """To be called when no worker is left."""

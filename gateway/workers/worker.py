@@ -11,25 +11,23 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import zmq
-from msgspec import Struct
 
 from gateway.system.clock import until_set
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
 from gateway.system.memory import FootprintGauge
 from gateway.system.memory_reading import Footprint, together
-from gateway.system.processes import Descendants, ProcessIdentity
+from gateway.system.processes import Descendants
 from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
 from gateway.workers.ladder import LadderStep, Rung, after_rank_failure
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, WorkerProcess
 from gateway.workers.rank_group import Loss
-from gateway.workers.report import MemoryState, PromptClears, WorkerMemory, WorkerReport
+from gateway.workers.report import PromptClears, WorkerMemory, WorkerReport, WorkerState
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys
 from protocol.life import (
-    Ability,
     ClearPromptCache,
     Limit,
     Load,
@@ -44,7 +42,6 @@ from protocol.life import (
 from protocol.message import Message
 from protocol.messages import ProtocolError, VersionError, WorkerMessage
 from protocol.process import DUMP_STACKS
-from protocol.requests import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -56,31 +53,15 @@ _READING_S: Final = 5.0
 _LAST_FRAMES_S: Final = 0.5
 
 
-class WorkerState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from."""
-
-    process: ProcessIdentity
-    incarnation: int
-    started_at: float
-    memory: MemoryState
-    context_tokens: int | None
-    short_of_memory: int
-    fingerprint: str | None
-    abilities: tuple[Ability, ...]
-    sampling: SamplingDefaults
-    # Orders to let go of prompts that it hasn't answered yet.
-    clears: int
-
-
 class Listener(Protocol):
-    """Who is told what a worker does. Every call comes on the event loop."""
+    """Hears of all that a worker does, on the event loop."""
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
 
     def worker_outgrew(self, worker: Worker, reason: str) -> None:
-        """Hosts of its ranks have not the memory that it needs to go on."""
+        """The hosts of its ranks lack the memory that it needs to go on."""
 
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         """It is of another version than this gateway, and so would the next one be."""
@@ -139,15 +120,7 @@ class Worker:
         self._supervisor = supervisor
         self._exit_status: ExitStatus | None = None
         self._disconnected = False
-        self._link = Link(
-            context,
-            path,
-            self._on_message,
-            self._on_garbage,
-            self._on_disconnect,
-            keys,
-            self._on_connect,
-        )
+        self._link = Link(context, path, self, keys)
         try:
             self._process = start(self._link, self._on_exit_in_thread)
         except BaseException:
@@ -218,20 +191,15 @@ class Worker:
         self._link.close()
         return self._process.leave()
 
-    def lead(self, followers: Followers) -> None:
-        """It is rank 0."""
-        self.followers = followers
-
     @property
     def loss(self) -> Loss | None:
         """Which of its ranks has taken the others along, if one has, by what is known so far."""
         return None if self.followers is None else self.followers.fate.loss
 
     def followers_started(self, failure: str | None) -> None:
-        if self._exit_status is not None:
-            self._finish()
-        elif failure is not None:
+        if failure is not None and self._exit_status is None:
             self._misbehaved(failure)
+        self._finish()
 
     def promise_moved(self, failure: str | None) -> None:
         if failure is not None:
@@ -240,8 +208,7 @@ class Worker:
             self.send(self._limit)
 
     def follower_ended(self) -> None:
-        if self._exit_status is not None:
-            self._finish()
+        self._finish()
 
     def end_ranks(self) -> None:
         """One of its ranks was lost."""
@@ -302,7 +269,7 @@ class Worker:
             self.send(Stay())
         elif not self.ended.is_set():
             # It has settled with one that is gone, and ends for that.
-            self._on_disconnect()
+            self.link_disconnected()
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
         """Have it let go of the prompts in its memory: the bytes that are free, 0 if it has ended
@@ -372,7 +339,7 @@ class Worker:
             case LadderStep.KILL:
                 self._process.send_signal(signal.SIGKILL)
 
-    def _on_message(self, message: WorkerMessage) -> None:
+    def link_said(self, message: WorkerMessage) -> None:
         if self.followers is not None:
             message = self.followers.from_rank_0(message)
         match message:
@@ -389,7 +356,7 @@ class Worker:
                 self.report.note(message)
         self._supervisor.worker_said(self, message)
 
-    def _on_garbage(self, error: ProtocolError) -> None:
+    def link_broke(self, error: ProtocolError) -> None:
         if isinstance(error, VersionError):
             self._supervisor.worker_is_foreign(self, str(error))
         else:
@@ -400,15 +367,15 @@ class Worker:
 
     def _check_reads(self) -> None:
         if not self._disconnected and not self.ended.is_set() and not self._left:
-            self._supervisor.worker_misbehaved(self, "it doesn't read its messages")
+            self._misbehaved("it doesn't read its messages")
 
-    def _on_connect(self) -> None:
+    def link_connected(self) -> None:
         early, self._early = self._early, None
         for each in early or ():
             self.send(each)
         self.settled.set()
 
-    def _on_disconnect(self) -> None:
+    def link_disconnected(self) -> None:
         if self.moved.is_set():
             # To where the next gateway listens, if that is there.
             return
@@ -420,9 +387,7 @@ class Worker:
 
     def _check_exit_followed(self) -> None:
         if self._exit_status is None:
-            self._supervisor.worker_misbehaved(
-                self, "it closed its connection, or sent a frame over the size limit"
-            )
+            self._misbehaved("it closed its connection, or sent a frame over the size limit")
 
     def _on_exit_in_thread(self, status: ExitStatus) -> None:
         self._loop.call_soon_threadsafe(self._on_exit, status)

@@ -44,7 +44,9 @@ class World:
         )
         condition: Any = SimpleNamespace(state=State.READY, handle=print, progress=print)
         use = SimpleNamespace(last=0.0, keep_alive_s=None)
-        traffic: Any = SimpleNamespace(highest_priority=None, busy=True, use=use)
+        traffic: Any = SimpleNamespace(
+            queue=SimpleNamespace(highest_priority=None), busy=True, use=use
+        )
         model = Model("demo", "/demo", ModelSettings(path="/demo"))
         self.model_memory = ModelMemory(model, condition, traffic, self.scheduler, lambda: True)
         self.scheduler.register([self.model_memory])
