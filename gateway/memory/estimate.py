@@ -1,4 +1,4 @@
-"""What a model takes: a floor that must be had before it is loaded, and what its sequences take."""
+"""The memory that a model takes: its floor, and the bytes of its sequences."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from gateway.system.memory import BackEnd
 from protocol.life import CACHE_STEP_TOKENS
 from protocol.model_files import encoder_of, read_config
 
-# Weights are known to the byte. What computing takes is calculated, within this of the truth.
+# Weights are known to the byte. All else is calculated, with an error of at most this part.
 _MARGIN: Final = 0.15
 _NO_OPTIONS: Final = LoadOptions()
-# Where sequences take nothing, something else bounds their number.
+# Where sequences take no memory, other limits bound their number.
 MOST_ROWS: Final = 10_000
 _MOST_BYTES: Final = 1 << 48
 
@@ -42,13 +42,13 @@ class EstimateLine(Struct, frozen=True):
 
 
 class Estimate(Struct, frozen=True):
-    """What a worker takes, in bytes.
+    """The memory of a worker, in bytes.
 
     `fixed_bytes` is the process with its weights, the adapter's and the draft model's among them:
-    calculated, or as it was measured after an earlier load. A step takes `working_bytes`, and
+    calculated, or as measured after an earlier load. A step takes `working_bytes`, and
     `working_token_bytes` more for each token of its longest sequence. `context_tokens` is the
-    lesser of the configured limit and the model's own. Of several `ranks` here it is what all of
-    them take together, and each the same.
+    lesser of the configured limit and the model's own. With several `ranks` here the bytes are
+    those of all of them together.
     """
 
     weight_bytes: int
@@ -71,17 +71,17 @@ class Estimate(Struct, frozen=True):
 
     @property
     def floor_bytes(self) -> int:
-        """What must be had before it is loaded: with one sequence of ordinary length."""
+        """The bytes of a worker with one sequence of ordinary length."""
         return self.limit_bytes(1, min(self.ordinary_tokens, self.context_tokens))
 
     @property
     def whole_bytes(self) -> int:
-        """With one sequence that fills the context."""
+        """The bytes of a worker with one sequence that fills the context."""
         return self.limit_bytes(1, self.context_tokens)
 
     @property
     def token_bytes(self) -> int:
-        """What one more token takes in the layers that keep all of them."""
+        """Bytes of one more token, in the layers that keep all tokens."""
         draft_bytes = 0 if self.draft_shape is None else self.draft_shape.full_token_bytes
         return self.shape.full_token_bytes + draft_bytes
 
@@ -117,12 +117,12 @@ class Estimate(Struct, frozen=True):
             yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
-        """Of both models."""
+        """Of the model and its draft model."""
         draft = 0 if self.draft_shape is None else self.draft_shape.peak_bytes(rows, tokens)
         return self.shape.peak_bytes(rows, tokens) + draft
 
     def limit_bytes(self, rows: int, tokens: int) -> int:
-        """What the process may hold with so many sequences of so many tokens in one batch."""
+        """Bytes of the process with so many sequences of so many tokens in one batch."""
         uncertain_bytes = (
             self._cache_bytes(rows, tokens) + self.working_bytes + self.working_token_bytes * tokens
         )
@@ -192,9 +192,7 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
 def of_ranks(
     model: Estimate, config: dict[str, Any], weights: Weights, options: LoadOptions
 ) -> Estimate:
-    """What those processes take that compute it together here, as large as the largest: by tensors
-    all of them have what is in no layer, and a latent; by layers the first ones have more.
-    """
+    """The estimate of the ranks of a model on this machine, each as large as the largest."""
     part = part_of(language_of(config), options.ranks, options.split)
     ranks = options.ranks_here
     own_bytes = weights.bytes - weights.layer_bytes + weights.layer_bytes * part.weights
@@ -221,7 +219,7 @@ def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
 
 
 def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
-    """Both are computed with one after the other."""
+    """The two models compute one after the other."""
     return msgspec.structs.replace(
         model,
         draft_bytes=draft.weight_bytes,
@@ -282,7 +280,7 @@ def estimated(
 
 
 def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIONS) -> str:
-    """What measurements are remembered by: these files with this interpreter.
+    """The key that measurements are kept by: the state of these files, and the interpreter.
 
     Raises:
         OSError: the folder can't be read.

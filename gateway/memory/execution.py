@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 class NoRoomError(OSError):
-    """Another host lacks the memory that a rank needs now, and may have it later. The text has the
-    numbers.
+    """Another host lacks the memory that a rank needs now, and may have it later. The message has
+    the numbers.
     """
 
 
@@ -44,16 +44,16 @@ class OtherHosts(Protocol):
     """The machines beside this one that ranks of models run on."""
 
     async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
-        """Whether the other hosts of these ranks have so much for each, by their own figures.
+        """Check that the other hosts of these ranks have so many bytes for each, by their figures.
 
         Raises:
-            NoRoomError: one of them has not.
+            NoRoomError: one of them hasn't.
             OSError: one can't be asked, or has other versions.
         """
 
 
 class ScheduledModel(Protocol):
-    """Is told what was decided on it, and asked what decisions depend on."""
+    """A model: decisions on it are told to it, and it is asked what they depend on."""
 
     model: Model
 
@@ -77,14 +77,14 @@ class ScheduledModel(Protocol):
 
     @property
     def asleep(self) -> bool:
-        """Nothing keeps it from being loaded but that nobody has asked."""
+        """It could be loaded, and no request or order asks for that."""
 
     @property
     def brings_along(self) -> bool:
-        """It is on its way up for its own sake, so those that it is loaded with come too."""
+        """It waits or loads for its own sake, so the models that it is loaded with do, too."""
 
     def load_along(self) -> None:
-        """One that it is loaded with waits for memory."""
+        """A model that it is loaded with waits for memory."""
 
     def note_wait(self, reason: str) -> None:
         """Why there is no room for it yet."""
@@ -95,32 +95,32 @@ class ScheduledModel(Protocol):
         """Its worker may hold so much from now on."""
 
     def tell_worker(self) -> None:
-        """Its worker is told what was decided, if that differs from what it knows."""
+        """Tell its worker the present limit, unless the worker knows it."""
 
     def replace(self, reason: str) -> None:
-        """Its worker has to make place for another, which goes on."""
+        """Its worker is to be replaced by another one, which goes on with its requests."""
 
     def hangs(self, reason: str) -> None:
-        """Its worker doesn't do what it was told."""
+        """Its worker doesn't answer."""
 
     def has_no_room(self, refusal: Refusal) -> None: ...
 
     def cannot_be_read(self, reason: str, *, watched: bool) -> None:
-        """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
+        """Its files can't be read now, and may be later. `watched`: their disk is awaited."""
 
     def evict(self, reason: str) -> None: ...
 
     def lost_memory(self, missing_bytes: int) -> None:
-        """So much of what its last worker held did not come back."""
+        """Its last worker left so many bytes stranded."""
 
 
-# A limit that moves by less than both is no event.
+# A limit that moves by less than either is no event.
 _NEWS_BYTES: Final = 64_000_000
 _NEWS_SHARE: Final = 0.05
 
 
 class Execution:
-    """On the event loop."""
+    """Carries decisions out, and emits an event for each; on the event loop."""
 
     def __init__(
         self, ledger: Ledger, models: Mapping[str, ScheduledModel], events: EventLog
@@ -129,16 +129,16 @@ class Execution:
         self._ledger = ledger
         self._models = models
         self._events = events
-        # What events told of limits.
+        # The limits that the last events told of.
         self._told_limits: dict[str, int] = {}
         self._clock = present_clock()
 
     def gone(self, model_id: str) -> None:
-        """Its process has ended, and its limit with it."""
+        """The model's process has ended, and its limit with it."""
         self._told_limits.pop(model_id, None)
 
     def perform(self, decision: Decision, claims: dict[str, Claim], reason: str) -> None:
-        """`reason` is why somebody has to go, if not for another model."""
+        """`reason` is why a model has to go, if not for another model."""
         model_id, ledger = decision.model_id, self._ledger
         scheduled = self._models[model_id]
         match decision:
@@ -193,7 +193,7 @@ class Execution:
                 scheduled.has_no_room(explain.no_room(ledger, decision))
 
     def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
-        """Sequences grow all the time, and their loans with them: not every step is news."""
+        """Sequences grow all the time, and loans with them: small steps are no events."""
         allocation = self._ledger.allocation(model_id)
         known_bytes = self._told_limits.get(model_id)
         if allocation is None:
@@ -214,8 +214,9 @@ class Execution:
 
 
 class GroupLoading:
-    """On the event loop. A member that is held, has failed, or can't be read stays out, and the
-    others are loaded without it: one compartment's trouble is not theirs.
+    """Has the models of a group ask for memory together, and learns the floors of all members; on
+    the event loop. A member that is held, has failed, or can't be read stays out, and the others
+    are loaded without it.
     """
 
     def __init__(
@@ -234,9 +235,9 @@ class GroupLoading:
         self._tasks = tasks
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Other groups, or other settings of their models."""
+        """Take other groups, or other settings of their models."""
         ledger = self._admission.ledger
-        # What those that are loaded have asked for stays what it is.
+        # Floors of loaded models stay as they are.
         ledger.floors = {each.model_id: each.floor_bytes for each in ledger.allocations}
         self._admission.arrange(groups)
         members = {name for each in ledger.groups.all for name in each.models}
@@ -244,11 +245,11 @@ class GroupLoading:
             self._tasks.start(self._learn(members), "floors of groups")
 
     async def learn(self, model_id: str) -> None:
-        """Read what has to be known of others before this one may ask."""
+        """Learn the floors of other models that have to be known before this one may ask."""
         await self._learn(self._admission.ledger.groups.concerned(model_id))
 
     def bring_along(self) -> None:
-        """Have those wait for memory that are loaded with one that waits."""
+        """Have the models that are loaded with one that waits for memory wait, too."""
         for claim in list(self._admission.claims):
             if not self._models[claim.model_id].brings_along:
                 continue
@@ -262,7 +263,7 @@ class GroupLoading:
                     self._admission.expect(name)
 
     def is_wanted_along(self, model_id: str) -> bool:
-        """Whether a model that this one is loaded with is wanted for its own sake, and loading."""
+        """Whether a model that this one is loaded with waits or loads for its own sake."""
         names = self._admission.ledger.groups.companions(model_id)
         return any(name in self._models and self._models[name].brings_along for name in names)
 

@@ -1,4 +1,4 @@
-"""Memory on behalf of the models: asks admission for them, and does what it decides."""
+"""Asks admission for memory on behalf of the models, and has its decisions carried out."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from protocol.life import Bound
 
-# What is learned again and again differs by less.
+# A measurement that differs by less is not written down again.
 _SAME: Final = 0.05
-# For a small file of the state folder.
+# To write a small file of the state folder.
 _WRITE_S: Final = 30.0
 # Until a host out of reach is tried again.
 _REACH_AGAIN_S: Final = 2.0
 
 
 class AllocationState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from, of a model that has memory."""
+    """The memory of one model, for another gateway to go on from."""
 
     allocation: Allocation
     known: Known
@@ -75,7 +75,7 @@ class MemoryLimits(Struct, frozen=True):
 
 
 class MemoryScheduler:
-    """Everything runs on the event loop; files are read beside it."""
+    """The account at work. It runs on the event loop; files are read beside that."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class MemoryScheduler:
             self.admission, self._models, self._estimates.floor_bytes, self._tasks
         )
         self._loop = asyncio.get_running_loop()
-        # A worker that slept along with everybody owes no answer, and nobody has waited.
+        # While the machine sleeps no worker owes an answer, and no model waits.
         self._clock = present_clock()
         self._decision: asyncio.Handle | None = None
         self._shortage = Shortage()
@@ -123,12 +123,12 @@ class MemoryScheduler:
         self._models.update({each.model.id: each for each in models})
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Which models belong together."""
+        """Take other groups."""
         self._group_loading.arrange(groups)
         self.decide_soon()
 
     def wanted_along(self, model_id: str) -> bool:
-        """Whether a model is on its way up that this one is loaded with."""
+        """Whether a model that this one is loaded with waits or loads for its own sake."""
         return self._group_loading.is_wanted_along(model_id)
 
     def configure(self, limits: MemoryLimits) -> None:
@@ -149,11 +149,11 @@ class MemoryScheduler:
 
     @property
     def spares(self) -> int:
-        """For how many workers without a model there is room: for all that are wanted, or none."""
+        """How many spares there is room for: all that are wanted, or none."""
         return self._wanted_spares if self.admission.ledger.spare_bytes else 0
 
     def freeze(self) -> None:
-        """Nobody gets memory, or has to give it, until `thaw`."""
+        """Decide nothing until `thaw`."""
         self._frozen = True
 
     def thaw(self) -> None:
@@ -161,7 +161,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def held(self, model_id: str) -> AllocationState | None:
-        """For another gateway; None if it has no memory."""
+        """The memory of a model, for another gateway; None if it has none."""
         allocation = self.admission.ledger.allocation(model_id)
         if allocation is None:
             return None
@@ -180,9 +180,7 @@ class MemoryScheduler:
     # From the models
 
     def ask(self, scheduled: ScheduledModel) -> None:
-        """It wants to be loaded; the answer comes by `admitted`, `has_no_room` or
-        `cannot_be_read`.
-        """
+        """Ask for a model's floor; `admitted`, `has_no_room` or `cannot_be_read` answers."""
         self._tasks.start(self._ask(scheduled), f"memory for {scheduled.model.id}")
 
     def withdraw(self, model_id: str) -> None:
@@ -197,7 +195,7 @@ class MemoryScheduler:
         )
 
     def pin(self, scheduled: ScheduledModel) -> None:
-        """Its settings may have changed."""
+        """Note whether a model is pinned, by its present settings."""
         self.admission.pin(scheduled.model.id, pinned=scheduled.model.settings.pinned)
         self.decide_soon()
 
@@ -206,7 +204,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
-        """Its process has ended, by itself if `clean`; None: there was none."""
+        """A model's process has ended, by itself if `clean`; `pid` None: there was none."""
         self.admission.gone(model_id)
         self._execution.gone(model_id)
         self._estimates.gone(model_id)
@@ -215,8 +213,8 @@ class MemoryScheduler:
         self.decide_soon()
 
     def check_leaks(self, wired_bytes: int, workers: dict[int, LoadedWorker]) -> None:
-        """Judge what killed workers have not given back. `workers` are the living ones, by their
-        pids. To be called every second.
+        """Look for memory that killed workers have stranded. `workers` are those that live, by
+        their pids. To be called every second.
         """
         check, ledger = self._leak_check, self.admission.ledger
         if check is None:
@@ -245,43 +243,43 @@ class MemoryScheduler:
     def note_footprint(
         self, model_id: str, footprint_bytes: int, kept_bytes: int, beside_more_bytes: int
     ) -> None:
-        """A reading that began when its worker kept to this limit. The worker holds so much more
-        beside MLX's account than it was told, and is told after the next decisions: a higher limit
-        may come with that.
+        """Note a reading, which began while the worker kept to a limit of `kept_bytes`. The worker
+        holds `beside_more_bytes` more beside MLX's account than it was told. It is told after the
+        next decisions, perhaps along with a higher limit.
         """
         self.admission.note_footprint(model_id, footprint_bytes, kept_bytes)
         self.admission.note_beside(model_id, beside_more_bytes)
         self.decide_soon()
 
     def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """What its worker says that it could use, and keeps to; the answer may come at once."""
+        """Note what a worker could use, and the limit that it keeps to; answered at once."""
         self.admission.note_need(model_id, need, kept_bytes)
         self._decide_now()
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
-        """Remember what it took with its weights and without a sequence, for the next load."""
+        """Remember what a worker took with its weights and no sequence, for the next load."""
         key = self._estimates.key_of(model_id, fixed_bytes)
         if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
     def learn_process(self, process_bytes: int) -> None:
-        """Remember what a worker takes without a model."""
+        """Remember what a worker took without a model."""
         if not _same(process_bytes, self._learned.measured_process_bytes):
             self._write(functools.partial(self._learned.put_process, process_bytes), "learn")
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
     async def forecast(self, scheduled: ScheduledModel, context_tokens: int) -> Forecast:
-        """What its load would bring about now. The outline is of so long a context.
+        """What a load would bring about now, with an outline for a context of so many tokens.
 
         Raises:
-            UnreadableFilesError: what it takes can't be told now.
+            UnreadableFilesError: the model's files can't be read now.
         """
         ledger, model_id = self.admission.ledger, scheduled.model.id
         await self._group_loading.learn(model_id)
         floors = {model_id: await self._estimates.floor_bytes(scheduled.model)}
         for name in sorted(ledger.groups.companions(model_id)):
-            # One that can't be read stays out.
+            # A model whose files can't be read stays out.
             if name in ledger.floors:
                 floors[name] = ledger.floors[name]
         settings = msgspec.structs.replace(scheduled.model.settings, context_tokens=context_tokens)
@@ -294,18 +292,18 @@ class MemoryScheduler:
         return msgspec.structs.replace(found, outline=outline)
 
     def remark(self, model_id: str, requests: int) -> str | None:
-        """What there is to say of the memory of a model that is loaded, in which so many requests
-        wait for it: why, or what is being called back. None: nothing.
+        """A sentence on the memory of a loaded model in which so many requests wait for memory: why
+        they wait, or that a loan is being called back. None: neither.
         """
         ledger = self.admission.ledger
         return explain.short(ledger, model_id, requests) or explain.returning(ledger, model_id)
 
     def estimate_of(self, model_id: str) -> Estimate | None:
-        """With the context that is possible; None as long as nothing was read."""
+        """The estimate with the context in force; None while none was made."""
         return self._estimates.all.get(model_id)
 
     def bound(self, model_id: str) -> Bound | None:
-        """The most that a model which has memory can get; None if it has none."""
+        """The most that a loaded model can get; None if it isn't loaded."""
         bytes_ = self.admission.attainable_bytes(model_id)
         if bytes_ is None:
             return None
@@ -315,13 +313,13 @@ class MemoryScheduler:
         return Bound(max(0, bytes_), tokens, reason)
 
     def decide_soon(self) -> None:
-        """Not at once: whoever calls is in the middle of a decision of its own."""
+        """Decide after the present callback: its caller is in the middle of a decision."""
         if self._decision is None:
             self._decision = self._loop.call_soon(self._decide_now)
 
     def tick(self, pressure: Pressure | None) -> None:
-        """To be called a few times a second: time alone gives rights to those that wait, and the
-        machine may be short of memory, whoever takes it.
+        """To be called a few times a second: with time alone models that wait get more rights, and
+        the machine may be short of memory, whichever program takes it.
         """
         if self._frozen:
             return
@@ -346,14 +344,12 @@ class MemoryScheduler:
             await self._group_loading.learn(model_id)
             needed_bytes = await self._estimates.needed_bytes(scheduled.model)
         except UnreadableFilesError as error:
-            # Nobody waits for it.
             self.withdraw(model_id)
             if scheduled.waits_for_memory:
                 scheduled.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
             return
         if model_id in self._out_of_reach:
-            # It is asked for already.
-            return
+            return  # Another ask waits for its host.
         if not await self._has_room_elsewhere(scheduled, needed_bytes):
             self.withdraw(model_id)
             return
@@ -368,8 +364,8 @@ class MemoryScheduler:
             self._decide_now()
 
     async def _has_room_elsewhere(self, scheduled: ScheduledModel, needed_bytes: int) -> bool:
-        """Other hosts admit by their own figures what ranks of the model take there. They are asked
-        first: what is given up here for nothing would have to be loaded again.
+        """Other hosts admit the model's ranks there by their own figures. They are asked first, so
+        that no model is evicted here in vain.
         """
         settings = scheduled.model.settings
         each_bytes = needed_bytes // sharing(settings.ranks_here)
@@ -398,7 +394,7 @@ class MemoryScheduler:
         return False
 
     def _note_out_of_reach(self, scheduled: ScheduledModel, error: OSError) -> None:
-        """Requests have deadlines of their own, as with a disk that isn't there."""
+        """Requests wait meanwhile, up to their own deadlines."""
         self._out_of_reach.add(scheduled.model.id)
         if scheduled.waits_for_memory:
             scheduled.note_wait(f"it waits for a host: {error}; it is tried again")

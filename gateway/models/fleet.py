@@ -1,4 +1,4 @@
-"""All models together: their start, their regular checks, the gateway's own phase and end."""
+"""All models together: their start, regular checks and end, and the gateway's own phase."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ class Fleet:
                 compartment.preload()
 
     def say_absent(self, model_ids: Iterable[str]) -> None:
-        """These weren't there when the configuration was read: a load of each says what is
-        missing, as it would to a request.
+        """The folders of these models weren't there when the configuration was read: a load of each
+        says so, as it would to a request.
         """
         for model_id in model_ids:
             if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
@@ -155,7 +155,7 @@ class Fleet:
 
     @property
     def settings(self) -> Settings:
-        """Those in force."""
+        """The settings in force."""
         return self._in_force.settings
 
     @property
@@ -188,16 +188,16 @@ class Fleet:
 
     @property
     def process_bytes(self) -> int:
-        """What a worker takes before it has a model, as workers here have shown."""
+        """Bytes of a worker without a model, as measured here."""
         return self._learned.process_bytes
 
     def misfits(self, settings: Settings, budget_bytes: int) -> list[tuple[str, str]]:
-        """Groups that could not have the room they need, and why; blocks."""
+        """Groups that could not have the room they need, each with the reason; blocks."""
         return list(misfits(settings, budget_bytes, self._learned))
 
     @property
     def uptime_s(self) -> float:
-        """Whatever is done to the clock on the wall."""
+        """It doesn't depend on the clock on the wall."""
         return self._loop.time() - self._began_at
 
     def now(self) -> float:
@@ -205,12 +205,12 @@ class Fleet:
         return self._loop.time()
 
     def check_serves(self) -> None:
-        """Raises: Refusal if nothing new is taken any more."""
+        """Raises: Refusal: no new request is taken any more."""
         if self.phase not in (Phase.SERVING, Phase.LEAVING):
             raise refusals.shutting_down()
 
     def check_decides(self) -> None:
-        """Raises: Refusal if another gateway is about to decide on models, or does already."""
+        """Raises: Refusal: another gateway decides on the models, or is about to."""
         if self._handing_over or self.phase is Phase.LEAVING:
             raise refusals.being_replaced()
 
@@ -232,7 +232,7 @@ class Fleet:
     # From one gateway to the next
 
     async def until_settled(self, seconds: float) -> None:
-        """Wait until no worker is on its way up or out, and let none begin that.
+        """Wait until no worker starts, loads or ends, and let none begin that.
 
         Raises:
             TimeoutError: that takes longer.
@@ -247,8 +247,8 @@ class Fleet:
             raise
 
     def hand_over(self, successor: Successor) -> dict[str, Channel]:
-        """Decide nothing more, and send nothing more to workers: what comes in is the successor's.
-        Where that can listen for the worker of each model that has one.
+        """Decide nothing more, and send nothing more to workers: requests go to the successor.
+        Returns a channel for each model with a worker, at which the successor can listen.
         """
         self._handing_over = True
         for compartment in self.roster.everyone:
@@ -277,8 +277,8 @@ class Fleet:
         return endpoint(self._state_dir.socket_path(channel.number))
 
     async def leave(self) -> list[tuple[int, bytes]]:
-        """Another gateway has everything. Of each worker its incarnation, and what was read of a
-        line that it has not ended.
+        """Another gateway has all models. Returns the incarnation of each worker, with the part of
+        an unfinished line that was read of it.
         """
         self.phase = Phase.LEAVING
         self._wakefulness.end()
@@ -292,11 +292,11 @@ class Fleet:
         return await self.roster.leave()
 
     async def end_spares(self) -> None:
-        """Each gateway has its own."""
+        """Each gateway has its own spares."""
         await self._starter.spares.close()
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, and wait until nothing runs, or for so many seconds."""
+        """Take no new requests, and wait until none is left, or for so many seconds."""
         self.phase = Phase.DRAINING
         idle = asyncio.Event()
         watch = self._tasks.start(self._watch_idle(idle), "drain")
@@ -309,12 +309,12 @@ class Fleet:
         idle.set()
 
     def refuse_all(self) -> None:
-        """End what still waits or runs."""
+        """Refuse all requests that still wait or run."""
         for compartment in self.roster.everyone:
             compartment.traffic.refuse_all(refusals.shutting_down())
 
     async def stop(self) -> None:
-        """End every worker, side by side; returns when each is gone or survived its ladder."""
+        """End all workers at once; returns when each has ended or survived its ladder."""
         for compartment in self.roster.everyone:
             compartment.end()
         await asyncio.gather(
@@ -333,7 +333,7 @@ class Fleet:
         self.events.close()
 
     async def _tick(self) -> None:
-        """A defect in one check must not keep the others from being made."""
+        """Each check runs even if another one fails."""
         if self._handing_over:
             return
         now = self.now()
@@ -356,7 +356,7 @@ class Fleet:
         )
 
     def _works(self) -> bool:
-        """What the machine is to stay awake for."""
+        """Whether the machine is to stay awake."""
         if not self._in_force.settings.gateway.keep_awake:
             return False
         return self._loading() or any(each.traffic.busy for each in self.roster.everyone)

@@ -44,7 +44,7 @@ def died_twice(model_id: str) -> Refusal:
 
 
 def kept_out(model_id: str, left_s: float) -> Refusal:
-    """The same for one that is sent again."""
+    """For a request that killed workers and is sent again."""
     return _deadly(model_id, f"is kept out for another {left_s:.0f} s")
 
 
@@ -57,7 +57,7 @@ def model_changed(model_id: str) -> Refusal:
 
 
 def unable(model_id: str, wanted: Ability) -> Refusal:
-    """The model makes nothing of the kind."""
+    """For a request that the model can't do."""
     return Refusal("invalid_request_error", _inability(model_id, wanted), param="model")
 
 
@@ -160,7 +160,7 @@ def lost(
     deaths: int,
     next_attempt_s: float | None,
 ) -> str:
-    """Why there is no worker, for an operator who has nothing but this.
+    """Why there is no worker, for an operator who knows nothing else.
 
     `status` None: the reason has it. `next_attempt_s` is from now; None: there is none, or it comes
     at once.

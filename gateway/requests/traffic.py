@@ -24,7 +24,7 @@ from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
 class WorkerConnection(Struct, frozen=True):
-    """The worker that requests go to. `send` raises ProtocolError for what is too large for it."""
+    """The worker that requests go to. `send` raises ProtocolError for a message too large."""
 
     send: Callable[[Message], None]
     fingerprint: str
@@ -34,11 +34,11 @@ class WorkerConnection(Struct, frozen=True):
 
 
 class ProtocolBreachError(Exception):
-    """What the worker said about a request can't be; the text says why."""
+    """A worker's message on a request can't be right; the text says why."""
 
 
 class QueueBounds(Struct, frozen=True):
-    """So many may wait, and so many run; `priority` is that of requests without their own."""
+    """`depth` requests may wait, `concurrency` run; those without a priority have `priority`."""
 
     depth: int
     concurrency: int
@@ -46,26 +46,26 @@ class QueueBounds(Struct, frozen=True):
 
 
 class QueueOwner(Protocol):
-    """The model whose requests these are."""
+    """The model that the requests are for."""
 
     @property
     def load_s(self) -> int:
-        """How long a load takes, for those who are to come again after it."""
+        """How many seconds a load takes, for clients that are to try again after it."""
 
     @property
     def short_of_memory(self) -> bool:
-        """Requests wait in its worker, for memory."""
+        """Requests wait for memory in its worker."""
 
     def notify(self) -> None:
         """The numbers of requests have changed."""
 
     def describe(self) -> str:
-        """What the model is, for a sentence about it."""
+        """Its state, as the end of a sentence about the model."""
 
 
 class Successor(Protocol):
-    """Another gateway, which has the worker now or is about to. What it is told meanwhile it hears
-    later, in order.
+    """The next gateway, which has the worker now or is about to. It may hear of these calls later,
+    in their order.
     """
 
     def submit(self, model_id: str, request: Request) -> None: ...
@@ -76,7 +76,7 @@ class Successor(Protocol):
 class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
-    Of all prompts that were answered, `prompt_tokens`, `cached_tokens` were not computed anew.
+    Of the `prompt_tokens` of all answered prompts, `cached_tokens` were found in the cache.
     Everything runs on the event loop.
     """
 
@@ -114,7 +114,7 @@ class Traffic:
 
     @property
     def abilities(self) -> tuple[Ability, ...] | None:
-        """What the model makes of texts, while a worker has it and takes requests."""
+        """The model's abilities, while a worker has it and takes requests."""
         if self._connection is None or self._draining:
             return None
         return self._connection.abilities
@@ -154,13 +154,13 @@ class Traffic:
         self._host.notify()
 
     def tick(self, now: float, remind_after_s: float) -> None:
-        """Refuse what is overdue; remind the readers of the others that time passes. Nobody is late
-        for a sleep of the machine.
+        """Refuse overdue requests, and remind the readers of others that time passes. While the
+        machine sleeps no deadline comes nearer.
         """
         self.queue.put_off(self._presence.absent_s(now))
         for request in self.queue.take_overdue(now):
             self._refuse(request, self._too_late(request))
-        # To wait for memory inside a worker is to wait.
+        # Requests that wait for memory in the worker are overdue as well.
         if self._host.short_of_memory:
             for request in self.queue.overdue_unbegun(now):
                 self._refuse(request, self._too_late(request))
@@ -171,7 +171,7 @@ class Traffic:
     # From the worker
 
     def output(self, message: Output) -> bool:
-        """Whether any of it is for a request that runs. Raises: ProtocolBreachError."""
+        """Returns whether any of it is for a request that runs. Raises: ProtocolBreachError."""
         useful = False
         now = self._loop.time()
         for delta in message.deltas:
@@ -203,7 +203,7 @@ class Traffic:
         return useful
 
     def embedded(self, message: Embedded) -> bool:
-        """Whether it is for a request that runs. Raises: ProtocolBreachError."""
+        """Returns whether it is for a request that runs. Raises: ProtocolBreachError."""
         request = self.queue.find_running(message.request_id)
         if request is None:
             return False
@@ -232,18 +232,18 @@ class Traffic:
 
     def connect(self, connection: WorkerConnection) -> None:
         if self._connection is None:
-            # What was said to an earlier worker ended with it.
+            # A keep_alive ends with the worker that it was for.
             self.use.keep_alive_s = None
         self.reconnect(connection)
 
     def reconnect(self, connection: WorkerConnection) -> None:
-        """The same for the worker that requests went to already."""
+        """Go on with the worker that requests went to already."""
         self._connection = connection
         self._draining = False
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Send what may run."""
+        """Send the requests that may run."""
         if self._draining or self._successor is not None:
             return
         connection = self._connection
@@ -274,14 +274,14 @@ class Traffic:
                 self.meter.sent(request.timing, now)
 
     def configure(self, bounds: QueueBounds) -> None:
-        """Other bounds from now on; who waits or runs already stays."""
+        """Take other bounds; requests that wait or run already stay."""
         self.queue.depth = bounds.depth
         self.queue.max_running = bounds.concurrency
         self.queue.priority = bounds.priority
         self.dispatch()
 
     def hand_over(self, successor: Successor) -> None:
-        """Send nothing more: what comes in is the successor's."""
+        """Send nothing more: requests go to the successor."""
         self._successor = successor
 
     @property
@@ -289,7 +289,7 @@ class Traffic:
         return self._successor is not None
 
     def take_back(self) -> None:
-        """There is no successor after all; it may have finished some, of what it was given."""
+        """There is no successor after all; it may have finished some of the requests."""
         self._successor = None
         for request in [each for each in self.queue if each.over]:
             self.queue.remove(request)
@@ -301,12 +301,12 @@ class Traffic:
         self.queue.take_waiting()
 
     def drain(self) -> None:
-        """Send nothing new; what runs may finish."""
+        """Send nothing new; running requests may finish."""
         self._draining = True
 
     def park(self, *, blame: bool) -> bool:
-        """Keep what runs for the next worker. With `blame` this one died by itself: whoever was
-        under it a second time is refused. Returns whether anybody was.
+        """Keep running requests for the next worker. With `blame` this one died by itself: a
+        suspect that ran is refused. Returns whether there was one.
         """
         self._connection = None
         now = self._loop.time()
@@ -338,7 +338,7 @@ class Traffic:
         self._host.notify()
 
     def forget_deaths(self) -> None:
-        """The operator has changed something: everybody may try again."""
+        """The operator has changed something: requests that killed workers may try again."""
         self._quarantine.clear()
 
     # Inside
