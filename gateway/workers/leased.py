@@ -35,7 +35,7 @@ _TURN_SHARE: Final = 1 / 3
 _TURN_SLACK_S: Final = 1.0
 _RETRY_S: Final = 0.2
 _CLOSE_S: Final = 2.0
-# Without ranks: the next ones may come soon.
+# A lease without ranks lasts so long, as the next ranks may come soon.
 _IDLE_S: Final = 5.0
 _MOST_WRITES: Final = 64
 _ANSWER_S: Final = 5.0
@@ -108,9 +108,9 @@ class Leasehold:
 
     def __init__(self, client: PinnedClient, host: str, lease: str, lease_s: float) -> None:
         self.lease = lease
-        # Nothing can be started under it any more.
+        # No rank can be started under it any more.
         self.over = False
-        # The first turn was answered: from then on the host notices at once if this process dies.
+        # The first turn was answered: from now on the host notices at once if this process dies.
         self.begun = asyncio.Event()
         self._client = client
         self._host = host
@@ -130,7 +130,7 @@ class Leasehold:
         self._tasks.start(self._watch(), "lease")
 
     def expect(self, rank: int, log: WorkerLog, promised_bytes: int) -> LeasedRank:
-        """One that is about to be started."""
+        """A rank is about to be started."""
         expected = LeasedRank(self._client, self.tenants, self._host, RankLog(log, rank))
         self._ranks[expected.id] = expected
         self.tenants.expect(expected.id, promised_bytes)
@@ -138,12 +138,12 @@ class Leasehold:
         return expected
 
     def forget(self, rank: LeasedRank) -> None:
-        """It was not started."""
+        """The rank was not started."""
         self._ranks.pop(rank.id, None)
         self.tenants.ended(rank.id)
 
     def ended_by(self, error: RefusedError) -> bool:
-        """Whether the host said by this that the lease is over."""
+        """Returns whether the host has said by this error that the lease is over."""
         if error.code == "not_found":
             self._none_left(f"{self._host} has ended it: {error}")
         elif error.code == LEASE_OVER:
@@ -181,8 +181,8 @@ class Leasehold:
         await self._see_out()
 
     async def _see_out(self) -> None:
-        """Have the host end what it may still have, until it says that nothing is left. Turns would
-        renew a lease that only this side holds to be over.
+        """Have the host end the lease until it says that no rank is left. Turns would renew a lease
+        that only this side considers over.
         """
         while self._ranks:
             try:
@@ -213,7 +213,7 @@ class Leasehold:
             rank.has_ended(end)
 
     def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[PrintedLine]) -> None:
-        """Runs in the lane: a disk may be slow."""
+        """Runs in the lane, as a disk may be slow."""
         self._writes -= 1
         for each in lines:
             if (rank := ranks.get(each.rank)) is not None:
@@ -239,7 +239,7 @@ class Leasehold:
                 self._ended(rank_id, RankEnd(None, reason))
 
     def _lose(self, reason: str) -> None:
-        """The lease is over, and nobody here can see how its ranks end."""
+        """The lease is over, and how its ranks end can't be seen from here."""
         self.over = True
         self.tenants.lose(self._loop.time(), reason)
         if self._loss is None:
@@ -247,8 +247,8 @@ class Leasehold:
             logger.error("%d ranks are lost: %s", len(self._ranks), reason)
 
     def _none_left(self, reason: str) -> None:
-        """The host knows no such lease: all have ended, if by another agent than before, which did
-        so at its start.
+        """The host knows no such lease: all its ranks have ended. A new agent ends those of the
+        agent before it at its start.
         """
         self.over = True
         for each in list(self._ranks):

@@ -23,7 +23,7 @@ from protocol.messages import (
 
 # An engine sends one message a step, and no model makes a thousand steps a second.
 MESSAGES_PER_S: Final = 5000
-# The longest thing that it has to say is prompts, four bytes a token.
+# Its longest messages are prompts, of four bytes a token.
 BYTES_PER_S: Final = 64_000_000
 
 
@@ -36,7 +36,7 @@ class FloodGauge:
         self._bytes = 0
 
     def count(self, now: float, size_bytes: int) -> str | None:
-        """Note a message; what is wrong if it is one too many."""
+        """Count a message; returns why it is one too many, or None."""
         if now - self._window_began >= 1.0:
             self._window_began = now
             self._messages = self._bytes = 0
@@ -204,14 +204,14 @@ class Link:
         try:
             self._owner.link_said(message)
         except Exception as error:
-            # Nothing wakes whoever leaves messages unread.
+            # The other messages have to be read now: no edge follows for them.
             self._loop.call_exception_handler(
                 {"message": "A worker's message failed", "exception": error}
             )
         return True
 
     def _give_up(self, error: ProtocolError) -> None:
-        # What follows can't be trusted either.
+        # Later frames can't be trusted either.
         self._reading = False
         self._owner.link_broke(error)
 
@@ -228,7 +228,7 @@ class Link:
                     self._peers.add(told["value"])
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
                     if self._connected:
-                        # It connects anew: its first connection is broken.
+                        # The worker connects anew: its first connection is broken.
                         self._disconnected()
                     self._connected = True
                     self._owner.link_connected()

@@ -1,5 +1,5 @@
-"""Other machines as hosts of ranks: the link to the agent of each, the ranks there, and what was
-last heard of each machine of the configuration.
+"""Other machines as hosts of ranks: the link to the agent of each, and the last reading of each
+machine of the configuration.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _START_S: Final = 15.0
 
 
 class _LeaseEndedError(OSError):
-    """The agent has ended it, or is another one than before."""
+    """The agent has ended the lease, or is a new agent."""
 
 
 class AgentLink:
-    """Opens a lease with the first rank, and lets go of it some time after the last one."""
+    """The link to an agent: it opens a lease with the first rank, and ends it after the last."""
 
     def __init__(self, name: str, url: str, key_file: str, fingerprint: str, own_name: str) -> None:
-        """`own_name` says to the people there whose ranks they are. Raises: ValueError."""
+        """`own_name` is this gateway's, for people there. Raises: ValueError."""
         self.name = name
         self.url = url
         self._client = PinnedClient(url, key_file, fingerprint)
@@ -58,7 +58,7 @@ class AgentLink:
         return await self._client.get("/v1/host", HostBody, _ANSWER_S)
 
     def disagreement(self, host: HostBody) -> str | None:
-        """What keeps ranks there from working with those here, as a sentence."""
+        """A sentence: why ranks there can't work with those here. None: they can."""
         if host.api != API:
             return (
                 f"{self.name} has Bulkhead {host.version}, whose agent speaks version {host.api} "
@@ -74,7 +74,7 @@ class AgentLink:
         return f"{self.name} has other versions ({'; '.join(differing)}): install the same on both."
 
     async def address(self) -> str:
-        """The one that its name leads to. Raises: OSError."""
+        """The IP address of its name. Raises: OSError."""
         return await self._client.address()
 
     async def free_ports(self, count: int) -> tuple[int, ...]:
@@ -83,8 +83,8 @@ class AgentLink:
         return body.ports
 
     async def start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
-        """A rank of which no answer came counts as one that runs, and is ended; its end comes once
-        it can't be there any more.
+        """Start a rank. Without an answer it counts as one that runs, and is ended; it counts as
+        ended once it can't be there any more.
 
         Raises:
             NoRoomError; OSError: there is no process.
@@ -97,7 +97,7 @@ class AgentLink:
         try:
             return await self._start(order, log)
         except _LeaseEndedError:
-            # This side hadn't heard of it yet.
+            # The news of that had not come yet.
             return await self._start(order, log)
 
     async def _start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
@@ -138,7 +138,7 @@ class AgentLink:
         held.tenants.unanswered(rank.id, f"{self.name} didn't say whether it was started: {why}")
 
     async def close(self) -> None:
-        """Whatever is left there ends."""
+        """Ranks that are left there end."""
         held, self._leasehold = self._leasehold, None
         if held is not None:
             await held.close()
@@ -159,10 +159,10 @@ class AgentLink:
 
 
 class RemoteHost:
-    """`figures` are the agent's own: it admits memory there, whoever asks."""
+    """Another machine. Its `figures` are those of its agent's account."""
 
     def __init__(self, link: AgentLink, log: WorkerLog) -> None:
-        """What ranks print there goes to `log` as well."""
+        """Lines that ranks print there go to `log`, too."""
         self._link = link
         self._log = log
 
@@ -192,8 +192,8 @@ _EVERY_S: Final = 10.0
 
 
 class RemoteReading:
-    """One of them: `told` is its own word, `trouble` why there is none now, or what keeps ranks
-    there from working with those here.
+    """The last reading of one machine: `told` is the agent's answer. `trouble` is why there is
+    none, or why ranks there can't work with those here.
     """
 
     def __init__(self, link: AgentLink) -> None:
@@ -213,7 +213,7 @@ class RemoteReading:
 
 
 class Hosts:
-    """By their names."""
+    """The machines of the configuration, by their names."""
 
     def __init__(self, configured: Mapping[str, HostSettings]) -> None:
         own_name = socket.gethostname() or "a gateway"
@@ -232,10 +232,10 @@ class Hosts:
         return self.readings[name].link
 
     async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
-        """Whether the other hosts of these ranks have so much for each, by their own figures.
+        """Check that the other hosts of these ranks have so many bytes for each, by their figures.
 
         Raises:
-            NoRoomError: one of them has not.
+            NoRoomError: one of them hasn't.
             OSError: one can't be asked, or has other versions.
         """
         wanted = Counter(each.host for each in places if each.host != LOCAL)

@@ -1,5 +1,5 @@
-"""What is known of one worker: its own word on its model, steps and prompts, and its memory, by
-readings from outside and by its own word.
+"""The state of one worker: its memory, by readings and by its messages, and its model, steps and
+prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _NOISE_SHARE: Final = 0.05
 
 
 class MemoryState(Struct):
-    """What another gateway goes on from. `granted_bytes` is the limit that the worker was told.
+    """A worker's memory, for another gateway to go on from. `granted_bytes` is the limit that it
+    was told.
 
     From its load on: `weight_bytes` is what the weights take, `mlx` MLX's own account,
     `prompt_cache_bytes` what kept prompts take, and `idle_bytes` what the worker held right after
@@ -65,7 +66,7 @@ class WorkerMemory(MemoryState):
         _copy(state, self)
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
-        """A reading from before the load says nothing any more."""
+        """The model is loaded: a reading from before the load says nothing any more."""
         self.footprint = None
         self.weight_bytes = weight_bytes
         self.mlx = mlx
@@ -89,8 +90,8 @@ class WorkerMemory(MemoryState):
         return self.weight_bytes is not None
 
     def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
-        """A reading that began with its model `loaded`, or without: if that has changed meanwhile
-        a part may be missing. It kept to `kept_bytes` then.
+        """Note a reading. It began with the model `loaded` or not, and says nothing if that has
+        changed meanwhile. The worker kept to `kept_bytes` then.
         """
         if loaded is not self.is_loaded:
             return
@@ -105,32 +106,32 @@ class WorkerMemory(MemoryState):
 
     @property
     def held_bytes(self) -> int | None:
-        """What the budget counts, by the last reading; None: there was none yet."""
+        """The bytes that the budget counts, by the last reading; None: there was none yet."""
         return None if self.footprint is None else self.footprint.current_bytes
 
     @property
     def host_bytes(self) -> int | None:
-        """What it holds of the machine's memory, by the last reading."""
+        """Bytes of the machine's memory, by the last reading."""
         return None if self.footprint is None else self.footprint.host_bytes
 
     @property
     def cache_bytes(self) -> int | None:
-        """Of its sequences, with what a step computes on."""
+        """Bytes of its sequences, with those that a step computes on."""
         if self.mlx is None or self.weight_bytes is None:
             return None
         return max(0, self.mlx.active_bytes - self.weight_bytes)
 
     @property
     def buffer_bytes(self) -> int | None:
-        """What MLX keeps for later, once the model is loaded."""
+        """Bytes of freed buffers that MLX keeps, once the model is loaded."""
         if self.mlx is None or self.weight_bytes is None:
             return None
         return self.mlx.cache_bytes
 
     @property
     def beside_bytes(self) -> int:
-        """What it holds that MLX doesn't account for: never less than before the load. Readings and
-        MLX's account are of different moments, so one proves nothing.
+        """Bytes that MLX doesn't account for: never less than before the load. As readings and
+        MLX's account are of different moments, it takes several.
         """
         if len(self.beside) < _READINGS:
             return self.baseline_bytes
@@ -138,7 +139,7 @@ class WorkerMemory(MemoryState):
 
     @property
     def beside_more_bytes(self) -> int:
-        """Than the worker was told."""
+        """More bytes than the worker was told."""
         return self.beside_bytes - self.told_beside_bytes
 
     @property
@@ -158,14 +159,14 @@ def _copy(source: MemoryState, target: MemoryState) -> None:
         setattr(target, name, getattr(source, name))
 
 
-# Orders to let go of prompts that a worker hasn't answered yet.
+# Unanswered orders to let go of prompts.
 _MOST_CLEARS: Final = 16
 
 
 class WorkerReport:
-    """By its last word. Once the model is loaded: `fingerprint`, `abilities` and `sampling` are the
-    model's, `context_tokens` those in force. `short_of_memory` counts requests in it that wait for
-    memory alone. `tokens_per_s` is of the last window.
+    """What a worker said last. Once its model is loaded `fingerprint`, `abilities` and `sampling`
+    are the model's, and `context_tokens` is the context in force. `short_of_memory` counts requests
+    that wait in it for memory. `tokens_per_s` is of the last window.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -222,7 +223,7 @@ class PromptClears:
     """Orders to let go of prompts in memory, which a worker answers one after the other."""
 
     def __init__(self, unanswered: int = 0) -> None:
-        """So many were given by an earlier gateway."""
+        """An earlier gateway has given `unanswered` orders."""
         loop = asyncio.get_running_loop()
         self._answers: deque[asyncio.Future[int]] = deque(
             loop.create_future() for _ in range(unanswered)
@@ -240,7 +241,7 @@ class PromptClears:
         return answer
 
     def answered(self, reclaimed_bytes: int) -> bool:
-        """Whether there was an order for this."""
+        """The oldest order was answered; False: there was none."""
         if not self._answers:
             return False
         self._answers.popleft().set_result(max(0, reclaimed_bytes))
@@ -253,7 +254,7 @@ class PromptClears:
 
 
 class WorkerState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from."""
+    """A worker, for another gateway to go on from."""
 
     process: ProcessIdentity
     incarnation: int

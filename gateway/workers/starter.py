@@ -1,4 +1,4 @@
-"""Where workers come from: a spare if there is one, a new process otherwise."""
+"""Starts workers: adopts a spare if there is one, and starts a process otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from protocol.channel import Keys, new_keys
 from protocol.ranks import RankBackend
 
 # Libzmq aborts the process if it finds no descriptor for a worker that connects (ipc_listener.cpp),
-# so none is started into a shortage.
+# so no worker is started while so few are left.
 _ROOM: Final = 16
 # ZeroMQ asks a silent peer every second.
 _LEAST_SILENCE_S: Final = 3.0
@@ -60,7 +60,7 @@ class Starter:
         hosts: Hosts,
         first_incarnation: int,
     ) -> None:
-        """`room_bytes` tells the budget of this machine, and what is free of it."""
+        """`room_bytes` returns the budget of this machine, and the free part of it."""
         self._room_bytes = room_bytes
         self._hosts = hosts
         self._in_force = in_force
@@ -83,13 +83,13 @@ class Starter:
     def start(
         self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
     ) -> Worker:
-        """A worker for this model; what it says from now on, its hello first, goes to `supervisor`.
-        Other hosts keep for its ranks there what is `estimated`.
+        """A worker for this model. `supervisor` hears it from now on, its hello first. Other hosts
+        keep the `estimated` bytes for its ranks there.
 
         Raises:
             OSError: its interpreter can't be started, or a host isn't known.
         """
-        # Before there is a process that nobody would end.
+        # An unknown host is an error before there is a process.
         there = {
             each.host: RemoteHost(self._hosts.link(each.host), log)
             for each in model.settings.places
@@ -111,19 +111,19 @@ class Starter:
         return worker
 
     def new_channel(self) -> Channel:
-        """Where the next gateway can listen for a worker of this one."""
+        """A channel at which the next gateway can listen for a worker of this one."""
         number = next(self._incarnations)
         return Channel(number, *new_keys())
 
     @property
     def next_incarnation(self) -> int:
-        """What the next gateway begins to count with."""
+        """The number with which the next gateway begins to count."""
         return next(self._incarnations)
 
     def adopt(
         self, state: WorkerState, channel: Channel, output: int, log: WorkerLog, listener: Listener
     ) -> Worker:
-        """A worker that an earlier gateway has started. `output` is what it prints to.
+        """Take over a worker that an earlier gateway has started, and that prints to `output`.
 
         Raises:
             ProcessGoneError: it has ended.
@@ -205,7 +205,7 @@ class Starter:
 
 
 def _check_room() -> None:
-    """Raises: OSError if there aren't some descriptors left."""
+    """Raises: OSError: there are too few descriptors left."""
     opened: list[int] = []
     try:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_ROOM))
@@ -215,13 +215,13 @@ def _check_room() -> None:
 
 
 def default_backend() -> RankBackend:
-    """Of ranks on this machine."""
+    """The default backend of ranks on this machine."""
     return "nccl" if back_end() is BackEnd.CUDA else "ring"
 
 
 def cards(ranks: int) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES is for each rank: one of those that this process may use. Empty
-    where MLX computes on no card of its own.
+    """CUDA_VISIBLE_DEVICES for each rank: a card that this process may use. Empty where MLX doesn't
+    compute on cards.
     """
     if back_end() is not BackEnd.CUDA:
         return []

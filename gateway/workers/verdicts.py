@@ -45,7 +45,7 @@ class RestartLimits(NamedTuple):
 
 
 class RestartVerdict(StrEnum):
-    """What follows an unexpected death."""
+    """The answer to an unexpected death."""
 
     RESTART = "restart"
     BACK_OFF = "back off"
@@ -53,7 +53,7 @@ class RestartVerdict(StrEnum):
 
 
 class Judgement(NamedTuple):
-    """`until` is when the next attempt may come, on the caller's clock; None: at once."""
+    """The next attempt may come at `until`, on the caller's clock; None: at once."""
 
     verdict: RestartVerdict
     until: float | None

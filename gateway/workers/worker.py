@@ -1,4 +1,4 @@
-"""One incarnation of a model: its process and its link, and what is known of it."""
+"""One incarnation of a model: its process, its link, its memory and its last report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 _EXIT_FOLLOWS_S: Final = 2.0
 # For a reading of one process: it can hang like the process itself.
 _READING_S: Final = 5.0
-# The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
+# ZeroMQ's thread may still read the last frames of a worker that was killed.
 _LAST_FRAMES_S: Final = 0.5
 
 
@@ -64,7 +64,7 @@ class Listener(Protocol):
         """The hosts of its ranks lack the memory that it needs to go on."""
 
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
-        """It is of another version than this gateway, and so would the next one be."""
+        """It is of another version than this gateway, as the next one would be."""
 
     def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
         """A step of its stop ladder has not ended it."""
@@ -74,10 +74,9 @@ class Listener(Protocol):
 
 
 class Worker:
-    """A process and what it has told about itself. Times without a unit are the event loop's.
+    """A worker's process and its reports. Times without a unit are the event loop's.
 
-    It may be rank 0 of several: then it has followers, ends with them, and its bytes are those of
-    all.
+    As rank 0 of several it has followers, ends with them, and its bytes are those of all ranks.
     """
 
     def __init__(
@@ -99,20 +98,20 @@ class Worker:
         self.incarnation = incarnation
         self.started_at = time.time()
         self.memory = WorkerMemory()
-        # Without its followers'.
+        # Without those of its followers.
         self.own_footprint_bytes: int | None = None
         self.report = WorkerReport(self.memory)
         self._clears = PromptClears()
         self.ended = asyncio.Event()
         self.given_up = False
-        # It has said its last word here, and speaks to another gateway from now on.
+        # It has sent its last message here, and speaks to another gateway from now on.
         self.moved = asyncio.Event()
         self._left = False
-        # What it is to hear once it has come from an earlier gateway; None: it is here.
+        # Messages for it once it has come from an earlier gateway; None: it is here.
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
-        # As it was told last, before what hosts of its ranks make of it.
+        # Its last limit, before hosts of its ranks lower it.
         self._limit: Limit | None = None
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
@@ -135,7 +134,7 @@ class Worker:
 
     @property
     def pids(self) -> list[int]:
-        """Of all its ranks that are on this machine."""
+        """The pids of all its ranks on this machine."""
         others = () if self.followers is None else self.followers.each
         here = (each.process for each in others if each.is_here)
         return [self.pid, *(each.pid for each in here if each is not None)]
@@ -179,13 +178,13 @@ class Worker:
         self._clears = PromptClears(state.clears)
 
     def read_output(self, begun: bytes) -> None:
-        """Nobody else reads what it prints any more; so much of a line was read already."""
+        """Read what it prints from now on; `begun` is the part of a line that was read already."""
         if isinstance(self._process, AdoptedProcess):
             self._process.read_output(begun)
 
     def leave(self) -> bytes:
-        """Another gateway has it: nothing is heard of it here any more, and nothing done to it.
-        What was read of a line that has not ended.
+        """Another gateway has it: it is neither heard nor signalled here any more. Returns the part
+        of an unfinished line that was read.
         """
         self._left = True
         self._link.close()
@@ -193,7 +192,7 @@ class Worker:
 
     @property
     def loss(self) -> Loss | None:
-        """Which of its ranks has taken the others along, if one has, by what is known so far."""
+        """The failure of a rank that has ended all ranks, as far as it is known; None: none has."""
         return None if self.followers is None else self.followers.fate.loss
 
     def followers_started(self, failure: str | None) -> None:
@@ -236,11 +235,11 @@ class Worker:
         if self.followers is not None:
             message = self.followers.to_rank_0(message)
         if not self._link.send(message):
-            # Either it doesn't read, or it is gone and the news of that are on their way.
+            # Either it doesn't read, or it has ended and that will soon be known.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
     async def measure(self) -> None:
-        """Read the footprint of all its ranks that are on this machine.
+        """Read the footprint of all its ranks on this machine.
 
         Raises:
             FootprintError; OSError if no answer comes, or there is no thread for it.
@@ -257,23 +256,23 @@ class Worker:
         return together([own, *await self.followers.read_footprints()])
 
     async def move(self, order: Move, deadline_s: float) -> bool:
-        """Whether it has said its last word here in time."""
+        """Have it move to another gateway; False: it hasn't sent its last message here in time."""
         self.moved.clear()
         self.send(order)
         return await until_set(self.moved, deadline_s) and not self.ended.is_set()
 
     def stay(self) -> None:
-        """No other gateway has it after all."""
+        """It stays: no other gateway has it after all."""
         self.moved.clear()
         if self._link.connected:
             self.send(Stay())
         elif not self.ended.is_set():
-            # It has settled with one that is gone, and ends for that.
+            # It has settled with a gateway that has gone, and therefore ends.
             self.link_disconnected()
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
-        """Have it let go of the prompts in its memory: the bytes that are free, 0 if it has ended
-        meanwhile; None if it doesn't answer in time.
+        """Have it let go of the prompts in its memory. Returns the freed bytes, 0 if it has ended
+        meanwhile, or None if it doesn't answer in time.
         """
         if (answer := self._clears.order()) is None:
             return None
@@ -282,8 +281,8 @@ class Worker:
         return answer.result() if answer.done() else None
 
     async def climb(self, rungs: Iterable[Rung]) -> None:
-        """End the process, a step after the other until it is gone. A step that fails is followed
-        by the next one at once.
+        """End the process, one step after another until it has ended. After a step that fails the
+        next one follows at once.
         """
         if self.followers is not None:
             self.followers.fate.end()
@@ -292,7 +291,7 @@ class Worker:
             if self.ended.is_set() or self._left:
                 return
             if rung.step is LadderStep.ASK and not self._link.connected:
-                continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
+                continue  # It isn't connected yet, and holds nothing: SIGTERM is as gentle.
             began = self._loop.time()
             try:
                 self._take(rung.step)
@@ -330,7 +329,7 @@ class Worker:
         match step:
             case LadderStep.DUMP:
                 self._process.send_signal(DUMP_STACKS)
-                # One that was stopped couldn't.
+                # A stopped process could not dump its stacks.
                 self._process.send_signal(signal.SIGCONT)
             case LadderStep.ASK:
                 self._link.send(Stop())
@@ -377,8 +376,7 @@ class Worker:
 
     def link_disconnected(self) -> None:
         if self.moved.is_set():
-            # To where the next gateway listens, if that is there.
-            return
+            return  # It connects to the next gateway.
         self._disconnected = True
         if self._exit_status is not None:
             self._finish()
