@@ -20,7 +20,7 @@ from gateway.config.key import UnexpectedError, key_of, read_value, time, toml_t
 from gateway.config.model_folders import expand_home
 from gateway.config.settings import MemorySettings
 from gateway.config.tables import keys_of
-from gateway.memory.budget import budget_bytes
+from gateway.memory.fitting import budget_bytes
 from gateway.server import agent_server as server
 from gateway.server.agent_server import AgentTerms
 from gateway.server.uvicorn_server import PortTakenError, bind

@@ -22,12 +22,11 @@ from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.command_bodies import Status
 from gateway.library.description import describe
-from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.estimate import MOST_ROWS
-from gateway.memory.estimate.fitting import Learned, Outline, Verdict, outline_of, whole
-from gateway.memory.estimate.weights import EstimateError, options_in
+from gateway.memory.estimate import MOST_ROWS
+from gateway.memory.fitting import Learned, Outline, Verdict, budget_bytes, outline_of, whole
 from gateway.memory.forecast import Forecast, possible_beside
 from gateway.memory.leak_check import read_stranded
+from gateway.memory.weights import EstimateError, options_in
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir, default_state_dir, running_address
 

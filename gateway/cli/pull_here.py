@@ -25,8 +25,7 @@ from gateway.library.pull_process import (
     PullProcess,
     Said,
 )
-from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.state_dir import StateDir, default_state_dir

@@ -33,7 +33,7 @@ from gateway.http.command_bodies import (
     Status,
     WorkerStatus,
 )
-from gateway.workers.restarts import LastExit
+from gateway.workers.verdicts import LastExit
 
 _LOG_LINES: Final = 3
 _WATCH_S: Final = 1.0

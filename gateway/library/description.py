@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from gateway.config.model_settings import ModelSettings
 from gateway.library.pull_process import Planned
-from gateway.memory.estimate.caches import language_of
-from gateway.memory.estimate.estimate import estimated
-from gateway.memory.estimate.fitting import Fit, fit
-from gateway.memory.estimate.weights import EstimateError, Weights
+from gateway.memory.caches import language_of
+from gateway.memory.estimate import EstimateTerms, estimated
+from gateway.memory.fitting import Fit, fit
+from gateway.memory.weights import EstimateError, Weights
 from gateway.models.fleet import Fleet
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
@@ -238,11 +238,9 @@ def outlook(
         found = estimated(
             planned.config,
             Weights(planned.weight_bytes, planned.element_bytes),
-            _DEFAULTS.context_tokens,
-            ordinary_tokens,
-            process_bytes,
-            None,
-            back_end(),
+            EstimateTerms(
+                _DEFAULTS.context_tokens, ordinary_tokens, process_bytes, None, back_end()
+            ),
             f"config.json of {planned.repository}",
         )
     except EstimateError:

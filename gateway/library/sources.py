@@ -148,7 +148,7 @@ def _kinds(names: list[str]) -> str:
 
 
 def element_bytes(listing: Listing, config: dict[str, Any]) -> int:
-    """The size of the most common floating-point type. `gateway.memory.estimate.weights` reads it
+    """The size of the most common floating-point type. `gateway.memory.weights` reads it
     from the headers of files, which have not been fetched yet.
     """
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

@@ -31,9 +31,9 @@ from gateway.library.pulls import Pulls
 from gateway.mailbox.entry import Api
 from gateway.mailbox.jobs import AnswerFamily
 from gateway.mailbox.mailbox import Mailbox
-from gateway.memory.budget import budget_bytes
+from gateway.memory.fitting import budget_bytes
 from gateway.memory.leak_check import leak_check_at_start
-from gateway.models.fleet import Fleet
+from gateway.models.fleet import Fleet, FleetStart
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.serving import GatewayServer
@@ -195,11 +195,13 @@ class _GatewayProcess:
             self._settings,
             self._budget_bytes,
             state_dir,
-            self._records,
-            self._swept,
-            self._leak_check,
-            self._start.caution,
-            first_incarnation,
+            FleetStart(
+                self._records,
+                self._swept,
+                self._leak_check,
+                self._start.caution,
+                first_incarnation,
+            ),
         )
         reloader = Reloader(
             setup.read,

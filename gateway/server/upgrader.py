@@ -23,7 +23,7 @@ from typing import Final
 from gateway import VERSION
 from gateway.http.app import Parts
 from gateway.http.command_bodies import UpgradeAnswer
-from gateway.models import refusals
+from gateway.requests import refusals
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.gateway_channel import Introduction
 from gateway.server.handover import Handover, HandoverError, SuccessorProcess, check_ranks
