@@ -28,11 +28,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import VERSION
 from gateway.access.api_key import digest_of
 from gateway.access.caller import shown_key
+from gateway.http.access_log import begin_record
 from gateway.http.bodies import read_json
-from gateway.http.connection_limits import ConnectionLimiter, capacity
+from gateway.http.connection import Connection
+from gateway.http.connection_limits import ConnectionLimiter, Handshake, capacity
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
-from gateway.http.handshake import Handshake
-from gateway.http.record import Record, begin_record, request_id
 from gateway.server.agent_sessions import MOST_RANKS, Sessions
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane
@@ -203,7 +203,7 @@ class AgentKeyMiddleware:
         self._digest = digest_of(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin_record(scope, Record(request_id(scope["headers"])))
+        begin_record(scope)
         shown = shown_key(scope["headers"])
         # Digests are compared, so that the time reveals nothing of the key, not even its length.
         if shown is None or not hmac.compare_digest(digest_of(shown), self._digest):
@@ -273,7 +273,11 @@ async def _serve(
         uvicorn.Config(
             AgentKeyMiddleware(app, key),
             http=functools.partial(  # type: ignore[arg-type]
-                Handshake, limiter=limiter, context=certificates.context, tasks=handshakes
+                Handshake,
+                Connection,
+                limiter=limiter,
+                context=certificates.context,
+                tasks=handshakes,
             ),
             ws="none",
             lifespan="off",

@@ -16,7 +16,7 @@ import uvicorn
 
 from gateway.http.app import Parts, build_app
 from gateway.http.connection import Connection
-from gateway.http.handshake import Handshake
+from gateway.http.connection_limits import Handshake
 from gateway.library.pulls import Pulls
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure
@@ -62,7 +62,11 @@ class GatewayServer:
         self._handshakes = Tasks("connections")
         protocol = functools.partial(Connection, limiter=parts.limiter)
         secure = certificates and functools.partial(
-            Handshake, limiter=parts.limiter, context=certificates.context, tasks=self._handshakes
+            Handshake,
+            Connection,
+            limiter=parts.limiter,
+            context=certificates.context,
+            tasks=self._handshakes,
         )
         self._server = UvicornServer(
             uvicorn.Config(
