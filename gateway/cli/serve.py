@@ -24,7 +24,7 @@ from gateway.server import server
 from gateway.server.takeover import Inheritance
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
-from gateway.service.room import ask_health_of
+from gateway.service.status import ask_health_of
 from gateway.system.logs import gateway_logs
 from gateway.system.machine import give_large_buffers_back, raise_file_limit
 from gateway.system.state_dir import StateDir, StateDirError, default_state_dir, near_url

@@ -19,10 +19,16 @@ from gateway.cli.output import printable
 from gateway.config.mistakes import ConfigError
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import Flags
-from gateway.service.command import ServiceError, ServiceMisuseError
-from gateway.service.definition import Owner, ServiceDefinition, define, owner
-from gateway.service.manager import Manager, manager
-from gateway.service.service import Service
+from gateway.service.definition import (
+    Owner,
+    ServiceDefinition,
+    ServiceError,
+    ServiceMisuseError,
+    define,
+    owner,
+)
+from gateway.service.init_system import InitSystem
+from gateway.service.service import Service, init_system
 from gateway.service.status import ServiceStatus, guarded_remark
 
 _WIDTH: Final = 79
@@ -70,7 +76,7 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
             account, settings, path if path.exists() else None, os.environ, system=system
         )
         if dry_run:
-            _rehearse(manager(account, _say, system=system), definition)
+            _rehearse(init_system(account, _say, system=system), definition)
         else:
             _service(account, system=system).install(definition, settings)
             remark = guarded_remark(settings, account.home, definition.arguments[0])
@@ -125,16 +131,16 @@ def logs(*, follow: bool, lines: int, system: bool) -> None:
             print_file(log, LogPrinter(None, as_json=False), lines, None, follow=follow)
 
 
-def _rehearse(keeper: Manager, definition: ServiceDefinition) -> None:
-    click.echo(f"# {keeper.path}")
-    click.echo(keeper.render(definition).decode().rstrip("\n"))
+def _rehearse(init: InitSystem, definition: ServiceDefinition) -> None:
+    click.echo(f"# {init.path}")
+    click.echo(init.render(definition).decode().rstrip("\n"))
     click.echo("\n# Then:")
-    for line in keeper.beginning():
+    for line in init.beginning():
         click.echo(line)
 
 
 def _service(account: Owner, *, system: bool) -> Service:
-    return Service(manager(account, _say, system=system), _say)
+    return Service(init_system(account, _say, system=system), _say)
 
 
 def _reader(*, system: bool) -> Owner:
