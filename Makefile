@@ -23,7 +23,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells test test-more test-all chaos check upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells test test-more test-all chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -101,6 +101,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# docs/rooms.md: which room imports which.
+rooms: $(VENV)/.dev
+	$(BIN)/python -m docs.rooms
 
 # Whether the newest of what is relied on beyond its promises still has what the worker knows of it:
 # pyproject.toml's bounds are left aside, so this is no environment to serve from.

@@ -1,4 +1,6 @@
-"""What a worker says of requests: the parts of their answers, in the form of no API."""
+"""A worker's messages about requests. Parts of answers have a form of their own, which each API of
+the gateway turns into its own.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from protocol.message import Message, TokenId
 
 
 class Part(Struct, frozen=True, array_like=True):
-    """Base of the parts. Positional on the wire: most bytes of an answer are these."""
+    """Base of the parts. Positional on the wire, since most bytes of an answer are parts."""
 
     @property
     def size(self) -> int:
-        """Characters and bytes that it has, and one for itself."""
+        """The number of its characters and bytes, and one for the part itself."""
         return 1
 
 
@@ -30,7 +32,7 @@ class Text(Part, frozen=True, tag="t"):
 
 
 class Reasoning(Part, frozen=True, tag="r"):
-    """The next characters of what the model thinks before it answers."""
+    """The next characters of the model's thoughts before its answer."""
 
     text: str
 
@@ -40,7 +42,7 @@ class Reasoning(Part, frozen=True, tag="r"):
 
 
 class ToolCall(Part, frozen=True, tag="c"):
-    """The next characters of one call's arguments, a JSON object in the end.
+    """The next characters of the arguments of one call, which are a JSON object once complete.
 
     Calls are numbered from 0 as they begin; the first part of each has its `name`.
     """
@@ -55,15 +57,15 @@ class ToolCall(Part, frozen=True, tag="c"):
 
 
 class Alternative(Struct, frozen=True, array_like=True):
-    """A token that could have been, as the bytes of its text."""
+    """A token that could have been chosen, as the bytes of its text."""
 
     text: bytes
     logprob: float
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token that was chosen, the natural logarithm of its probability before any setting of the
-    sampling changed it, and the most probable ones in its place, best first.
+    """A token that was chosen, with the natural logarithm of its probability before any setting of
+    the sampling changed that; and the most probable tokens in its place, best first.
     """
 
     text: bytes
@@ -72,7 +74,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class Logprobs(Part, frozen=True, tag="p"):
-    """Of some tokens. Their text may come later."""
+    """The log probabilities of the next tokens. Their text may come later."""
 
     tokens: tuple[TokenLogprob, ...]
 
@@ -85,7 +87,9 @@ class Logprobs(Part, frozen=True, tag="p"):
 
 
 class PromptToken(Struct, frozen=True, array_like=True):
-    """A token of the prompt, as `TokenLogprob`. None: nothing came before the first one."""
+    """A token of the prompt, like `TokenLogprob`. The first token has no log probability, as
+    nothing comes before it.
+    """
 
     text: bytes
     logprob: float | None
@@ -93,8 +97,9 @@ class PromptToken(Struct, frozen=True, array_like=True):
 
 
 class PromptLogprobs(Part, frozen=True, tag="q"):
-    """Of the prompt's tokens from the one numbered `begin` on, before the first token of the
-    answer. A long prompt has several; if a worker is lost meanwhile, the next one begins at 0.
+    """The log probabilities of the prompt's tokens from number `begin` on. They come before the
+    first token of the answer, for a long prompt in several parts. If a worker is lost meanwhile,
+    the next one begins at 0.
     """
 
     begin: int
@@ -105,15 +110,15 @@ AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs | PromptLogprobs
 
 
 def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-    """The same answer in as few parts: neighbours of one kind become one, and all log probabilities
-    one part behind the others.
+    """The same answer in the fewest parts. Neighbours of one kind are joined, and all log
+    probabilities become one part behind the others.
     """
     parts = list(parts)
     if len(parts) == 1:
         return parts
     texts = [each.text for each in parts if isinstance(each, Text)]
     if texts and len(texts) == len(parts):
-        # What matching would find, in a third of its time: it is done for every token.
+        # Matching would give the same in three times the time, and this runs for every token.
         return [Text("".join(texts))]
     together: list[AnswerPart] = []
     logprobs: list[TokenLogprob] = []
@@ -137,7 +142,7 @@ def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     return [*together, Logprobs(tuple(logprobs))] if logprobs else together
 
 
-# Half a megabyte: well within a worker's frame.
+# They take half a megabyte, well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -174,11 +179,13 @@ class Usage(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """What steps of the engine added to one request. Positional on the wire: most bytes are these.
+    """The tokens and parts that steps of the engine added to one request. Positional on the wire,
+    since most bytes of messages are deltas.
 
     `parts` may lag behind `token_ids` (an unfinished character, stop sequence or tag is held back);
     they are complete in the delta that carries the finish reason and the usage, and the stop
-    sequence if one ended the answer. The first one says what of its schemas is `unenforced`.
+    sequence if one ended the answer. The first delta names the keywords of its schemas that are
+    `unenforced`.
     """
 
     request_id: str
@@ -193,9 +200,9 @@ class Delta(Struct, frozen=True, array_like=True):
 class Rendered(Message, frozen=True, tag="rendered"):
     """The prompt of a request as packed token ids, before the first output of that request.
 
-    A prompt longer than `TOKENS_PER_RENDERED` comes in several, in order; `last` ends it. Templates
-    print dates, so another worker must go on from these ids instead of rendering anew. Not sent for
-    a `TokenPrompt`.
+    A prompt longer than `TOKENS_PER_RENDERED` comes in several messages, in order; `last` ends it.
+    Templates print dates, so another worker must go on from these ids instead of rendering anew.
+    Not sent for a `TokenPrompt`.
     """
 
     request_id: str
@@ -204,15 +211,15 @@ class Rendered(Message, frozen=True, tag="rendered"):
 
 
 class Output(Message, frozen=True, tag="output"):
-    """Everything that steps made since the last one, for all requests."""
+    """The deltas of all requests, of the steps since the last `Output`."""
 
     step: int
     deltas: tuple[Delta, ...]
 
 
 class Embedded(Message, frozen=True, tag="embedded"):
-    """What was made of the next inputs, in their order: so many numbers of each, packed as
-    little-endian floats of four bytes. They had so many `tokens`.
+    """The vectors or scores of the next inputs, in their order. Each has `dimensions` numbers,
+    packed as little-endian floats of four bytes. The inputs had `tokens` tokens together.
     """
 
     request_id: str
@@ -223,8 +230,8 @@ class Embedded(Message, frozen=True, tag="embedded"):
 
 
 class RequestFailed(Message, frozen=True, tag="request-failed"):
-    """A request that can't be run; the others are untouched. `field` of `Generate` or `Embed` is to
-    blame, or a picture, by its number.
+    """A request that can't be run; the others go on. The `field` of `Generate` or `Embed` that is
+    to blame, or the number of a picture.
     """
 
     request_id: str

@@ -1,9 +1,9 @@
 """The ZeroMQ sockets of one incarnation: one endpoint, one pair of peers.
 
 Every incarnation of a worker gets an endpoint of its own, so frames of an earlier one vanish with
-its socket, and a worker that floods fills only its own queue. It also gets a key of its own:
-ZeroMQ's CURVE handshake fails without it, so whoever else opens the socket is never heard, and
-takes nobody's place. Encryption comes with it: about 1 µs more CPU on each side for a message of
+its socket, and a worker that floods fills only its own queue. It also gets a key of its own.
+ZeroMQ's CURVE handshake fails without the key, so another process that opens the socket is never
+heard, and takes no place. CURVE also encrypts: about 1 µs more CPU on each side for a message of
 one token, 6 µs for one of 2 kB.
 """
 
@@ -18,9 +18,9 @@ from protocol.messages import MAX_GATEWAY_FRAME_BYTES, MAX_WORKER_FRAME_BYTES
 # With the frame limits these bound what a silent or flooding peer can make the other side hold.
 _FROM_WORKER_MESSAGES: Final = 64
 _FROM_GATEWAY_MESSAGES: Final = 1024
-# Of a key in ZeroMQ's printable form, Z85 (zmq_curve(7)).
+# The length of a key in ZeroMQ's printable form, Z85 (zmq_curve(7)).
 KEY_BYTES: Final = 40
-# What encryption adds to a frame: the command's name, a short nonce, the authenticator and the
+# Encryption adds these to a frame: the command's name, a short nonce, the authenticator and the
 # flags (ZMTP's RFC 26, CurveZMQ).
 _ENCRYPTION_BYTES: Final = 8 + 8 + 16 + 1
 
@@ -28,8 +28,8 @@ _RECONNECT_MS: Final = 10
 
 
 class Keys(NamedTuple):
-    """Of one incarnation, `KEY_BYTES` each. CURVE calls the first one the server's public key; here
-    it is told to nobody but the worker, which is what proves that a peer is the worker.
+    """The keys of one incarnation, `KEY_BYTES` each. CURVE calls the first one the server's public
+    key. Here only the worker gets it, so a peer that has it is the worker.
     """
 
     workers: bytes
@@ -41,7 +41,7 @@ def new_keys() -> Keys:
 
 
 def gateway_side(context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> zmq.Socket[bytes]:
-    """The gateway's end before it is bound. PAIR takes a single peer, once it has proved that it
+    """The gateway's end before it is bound. PAIR takes one peer, once the peer has proved that it
     has the key.
     """
     socket = _pair(context, send=_FROM_GATEWAY_MESSAGES, receive=_FROM_WORKER_MESSAGES)
@@ -59,13 +59,10 @@ def connect_worker_side(
     """The worker's end, with the key that the gateway has given it."""
     socket = _pair(context, send=_FROM_WORKER_MESSAGES, receive=_FROM_GATEWAY_MESSAGES)
     socket.setsockopt(zmq.CURVE_SERVERKEY, key)
-    # CURVE wants a pair of the client's too; nobody asks for it.
-    own_public, own_secret = zmq.curve_keypair()
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, own_public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+    _take_own_keys(socket)
     # The next gateway may not listen yet.
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-    # Long enough for a last word, such as why a load failed.
+    # Long enough for a last message, such as the reason of a failed load.
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_GATEWAY_FRAME_BYTES + _ENCRYPTION_BYTES)
     socket.connect(address)
@@ -75,13 +72,14 @@ def connect_worker_side(
 def bind_leader_side(
     context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Keys, silence_s: float
 ) -> zmq.Socket[bytes]:
-    """Rank 0's end of the channels to its followers, who have the key. Who is silent for so long is
-    disconnected, be it that its host is gone: ZeroMQ asks every second.
+    """Rank 0's end of the channels to its followers, which have the key. ZeroMQ asks each follower
+    every second, and disconnects one that is silent for `silence_s`, for example since its host is
+    gone.
     """
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.gateways)
-    # Else what is told to nobody would be lost without a word.
+    # Otherwise a message to a follower that is gone would be lost without an error.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.SNDTIMEO, int(silence_s * 1000))
     _watch_peer(socket, silence_s)
@@ -96,20 +94,25 @@ def bind_leader_side(
 def connect_follower_side(
     context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, rank: int, silence_s: float
 ) -> zmq.Socket[bytes]:
-    """A follower's end."""
+    """A follower's end, with the key that the gateway has given it."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, str(rank).encode())
     socket.setsockopt(zmq.CURVE_SERVERKEY, key)
-    own_public, own_secret = zmq.curve_keypair()
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, own_public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+    _take_own_keys(socket)
     _watch_peer(socket, silence_s)
     socket.connect(address)
     return socket
 
 
+def _take_own_keys(socket: zmq.Socket[bytes]) -> None:
+    """CURVE needs a pair of keys of the client's as well, which no peer checks."""
+    own_public, own_secret = zmq.curve_keypair()
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, own_public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+
+
 def _watch_peer(socket: zmq.Socket[bytes], silence_s: float) -> None:
-    # A last word, such as why a load failed, has a second.
+    # A last message, such as the reason of a failed load, has a second.
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_GATEWAY_FRAME_BYTES + _ENCRYPTION_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)

@@ -1,7 +1,8 @@
-"""What short-lived processes in a worker's environment are asked, and answer, as lines of JSON.
+"""Errands: orders to short-lived processes in a worker's environment, and their answers, as lines
+of JSON.
 
-Some do one errand; one measures memory in turn, an answer for each order, until its standard input
-ends.
+An errand that examines or measures models gets one order. The errand that measures memory gets
+several, and answers each, until its standard input ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from protocol.life import MlxMemory
 
 
 class Environment(Struct, frozen=True):
-    """The first line: the imports are done."""
+    """The first line of each answer: the imports are done."""
 
     python_version: str
     mlx_version: str
@@ -22,9 +23,8 @@ class Environment(Struct, frozen=True):
 
 
 class Examined(Struct, frozen=True):
-    """A line for each model: what keeps it from being loaded, or from chatting, in a sentence.
-
-    `chats` says whether it has a chat template.
+    """A line for each model. The `problem` keeps it from being loaded, or from chatting; `reason`
+    is a sentence. `chats` says whether it has a chat template.
     """
 
     source: str
@@ -34,13 +34,15 @@ class Examined(Struct, frozen=True):
 
 
 class Examine(Struct, frozen=True):
-    """Look at these, one after another, without their weights."""
+    """Examine these models, one after another, without reading their weights."""
 
     sources: tuple[str, ...]
 
 
 class Measure(Struct, frozen=True):
-    """Load a model and generate so many tokens after a prompt, greedily, alone; so many times."""
+    """Load a model, and generate `tokens` tokens after a prompt, greedily and alone, `times`
+    times.
+    """
 
     source: str
     prompt: str
@@ -49,22 +51,22 @@ class Measure(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """The quickest, from the first of the tokens to the last: load and prompt don't count."""
+    """The time from the first token to the last, of the quickest run."""
 
     seconds: float
 
 
 class Order(Struct, frozen=True, tag_field="order"):
-    """Base of all."""
+    """Base of all orders to the process that measures memory."""
 
 
 class Import(Order, frozen=True, tag="import"):
-    """Import what a worker imports before its hello; answered by `Imported`."""
+    """Import all that a worker imports before its hello; answered by `Imported`."""
 
 
 class Hold(Order, frozen=True, tag="hold"):
-    """Hold so many bytes in all, written to, wired where that is asked for and possible; answered
-    by `MlxMemory`.
+    """Hold `size_bytes` of memory in all, and write to it. With `wire` it is wired if the system
+    can. Answered by `MlxMemory`.
     """
 
     size_bytes: int
@@ -72,7 +74,7 @@ class Hold(Order, frozen=True, tag="hold"):
 
 
 class Drop(Order, frozen=True, tag="drop"):
-    """Let go of what is held, which MLX keeps as buffers; answered by `MlxMemory`."""
+    """Drop the memory that is held, which MLX keeps as buffers; answered by `MlxMemory`."""
 
 
 class Trim(Order, frozen=True, tag="trim"):
@@ -80,7 +82,9 @@ class Trim(Order, frozen=True, tag="trim"):
 
 
 class TimeSteps(Order, frozen=True, tag="time-steps"):
-    """Compute for about so long under limits of several kinds, in turn; answered by `StepTimes`."""
+    """Compute for about `seconds` under limits of several kinds, in turn; answered by
+    `StepTimes`.
+    """
 
     seconds: float
 
@@ -104,7 +108,7 @@ class Imported(Struct, frozen=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """Medians in seconds, by the limits in force; bytes that were active."""
+    """The medians of times of steps, by the limits in force, and the bytes that were active."""
 
     active_bytes: int
     without_limits_s: float
@@ -115,8 +119,8 @@ class StepTimes(Struct, frozen=True):
 
 
 class AttentionPeak(Struct, frozen=True):
-    """By how much the peak beside inputs and output grew from the fewer keys to the more, and by
-    how much the matrix of scores did.
+    """The growth from the smaller number of keys to the larger: of the peak without inputs and
+    output, and of the matrix of scores.
     """
 
     grown_bytes: int

@@ -25,7 +25,7 @@ from msgspec.structs import fields
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """Base of everything that travels alone in a frame."""
+    """Base of the messages, each of which is a frame of its own."""
 
 
 LARGEST_TOKEN_ID: Final = (1 << 32) - 1
@@ -63,7 +63,7 @@ _DIGITS = 8
 
 
 def digest(kinds: Any) -> str:
-    """Of all that these types can hold. It is the same in every version of Python."""
+    """A digest of all values that these types allow. It is the same in every version of Python."""
     described: dict[str, str] = {}
     top = _shape(kinds, described)
     lines = [top, *(f"{name}: {text}" for name, text in sorted(described.items()))]
@@ -71,7 +71,7 @@ def digest(kinds: Any) -> str:
 
 
 def _shape(kind: Any, described: dict[str, str]) -> str:
-    """Structs are named, and `described` once."""
+    """The shape of a type as text. Structs are named, and their parts are put into `described`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " | ".join(sorted(_shape(each, described) for each in arguments))

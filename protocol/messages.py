@@ -5,9 +5,9 @@ or `LoadFailed`. Then every `Generate` is answered by `Rendered` and its share o
 delta with a finish reason, or by `RequestFailed`; every `Embed` by one `Embedded` or several, or by
 `RequestFailed`. `Heartbeat` flows all the while. `Drain` or `Stop` ends it.
 
-A gateway that is replaced hands its workers over: it says `Move`, and `Moved` is the last that the
-worker says on this channel. What follows is held back until the next gateway says `Settle` on the
-other channel, or this one `Stay`: nothing is lost in between, and nothing said twice.
+A gateway that is replaced hands its workers over: it says `Move`, and `Moved` is the worker's last
+message on this channel. The worker holds back further messages until the next gateway says `Settle`
+on the other channel, or this one says `Stay`. So no message is lost, and none is sent twice.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ WorkerMessage: TypeAlias = (
     | RankLost
 )
 
-# What is said in these words: to be raised when a message means something else than before.
+# To be raised when a message means something else than before, although its fields are the same.
 _MEANING: Final = 6
 
-# An installation may change under a gateway that runs: its new workers must not be misunderstood.
+# An installation may change while a gateway runs, whose new workers then speak another version.
 PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"
 
 
@@ -80,18 +80,18 @@ PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"
 MAX_WORKER_FRAME_BYTES: Final = 1 << 20
 MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26
 
-# msgspec quotes what the peer sent, which may be as long as the frame.
+# msgspec quotes the peer's values, which may be as long as the frame.
 _LONGEST_DETAIL: Final = 160
 
 T = TypeVar("T")
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is not a message of this protocol version."""
+    """The peer sent a frame that is no message of this protocol version."""
 
 
 class VersionError(ProtocolError):
-    """The peer says so itself: it speaks another version."""
+    """The peer says in its hello that it speaks another version."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -104,7 +104,7 @@ def encode(message: Message) -> bytes:
     """One message as one frame.
 
     Raises:
-        ProtocolError: it is larger than any that a worker takes.
+        ProtocolError: it is larger than any frame that a worker takes.
     """
     frame = _encoder.encode(message)
     _check_size(frame, MAX_GATEWAY_FRAME_BYTES)
@@ -142,7 +142,9 @@ def _check_size(frame: bytes, limit_bytes: int) -> None:
 
 
 def _described(frame: bytes, error: Exception) -> ProtocolError:
-    """Another version's hello need not have our fields; name the version, not the field."""
+    """The error of an unreadable frame. A hello of another version may have other fields, so the
+    error names the version.
+    """
     try:
         fields = _anything_decoder.decode(frame)
     except (msgspec.DecodeError, RecursionError, ValueError):

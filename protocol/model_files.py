@@ -1,4 +1,6 @@
-"""The files of a model, read within bounds: anybody may have made them."""
+"""The files of a model, read within bounds since anybody may have made them; and facts that follow
+from its config.json.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,20 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 _LENGTH_BYTES: Final = 8
-# Many times what published models have.
+# Bounds many times above the sizes in published models.
 LARGEST_CONFIG_BYTES: Final = 4 << 20
 _LARGEST_HEADER_BYTES: Final = 32 << 20
 LARGEST_FILE_BYTES: Final = 64 << 20
-# What is parsed takes up to 100 bytes for each value, however few it has in the file.
+# Parsed JSON takes up to 100 bytes for each value, even if the value has few in the file.
 _MOST_VALUES: Final = 2_000_000
 _LARGEST_TENSOR_BYTES: Final = 1 << 40
-# Each is made, as large as the weights are, before anybody sees that there are none for it.
+# Each layer takes memory before it turns out that the files have no weights for it.
 _MOST_LAYERS: Final = 10_000
 _LAYERS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
 class Tensor(NamedTuple):
-    """Its place is in bytes from the end of the header."""
+    """A tensor's type and shape, and its place in bytes from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,7 +39,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Of a safetensors file, which has `file_bytes` if it is whole."""
+    """The header of a safetensors file. A complete file has `file_bytes`."""
 
     tensors: dict[str, Tensor]
     file_bytes: int
@@ -47,7 +49,7 @@ def read_file(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> bytes:
     """
     Raises:
         OSError
-        ValueError: it is longer, or no file but a pipe or device, of which no end may ever come.
+        ValueError: it is longer; or it is a pipe or a device, which may never end.
     """
     return _read(path, 0, most_bytes)
 
@@ -63,7 +65,7 @@ def read_table(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> dict[str, An
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says.
+    """The content of config.json.
 
     Raises:
         OSError
@@ -111,7 +113,7 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
             if (
                 len(sizes) == len(shape) <= 16
                 and 0 <= begin <= end <= _LARGEST_TENSOR_BYTES
-                # No type has less than a bit.
+                # Each type has at least a bit.
                 and all(each <= _LARGEST_TENSOR_BYTES for each in sizes)
                 and prod(sizes) <= 8 * (end - begin)
             ):
@@ -145,18 +147,19 @@ def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> byt
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A pipe would wait for its writer."""
+    """Open without waiting, which a pipe would do until it has a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-# Values of model_type whose module in mlx-embeddings has another name, or the same.
+# The modules of mlx-embeddings by the model_type of encoders.
 ENCODERS: Final = {
     "bert": "bert",
     "roberta": "xlm_roberta",
     "xlm-roberta": "xlm_roberta",
     "camembert": "xlm_roberta",
     "modernbert": "modernbert",
-    # mlx-embeddings has none of these; named here, they are refused for what they are.
+    # mlx-embeddings has no modules for these. They are named so that the error can say that they
+    # are encoders.
     "albert": "",
     "deberta-v2": "",
     "distilbert": "",
@@ -166,13 +169,39 @@ ENCODERS: Final = {
     "new": "",
     "nomic_bert": "",
 }
-# Decoders by their name, which the files turn into encoders.
+# Values of model_type that name decoders, of which config.json makes encoders.
 _TURNED: Final = {"gemma3_text": "gemma3_text"}
 
 
 def encoder_of(config: Mapping[str, Any]) -> str | None:
-    """The module of an encoder, empty if there is none; None: it is no encoder."""
+    """The name of an encoder's module, empty if there is no module; None: the model is no
+    encoder.
+    """
     kind = config.get("model_type")
     if config.get("use_bidirectional_attention") and kind in _TURNED:
         return _TURNED[kind]
     return ENCODERS.get(kind) if isinstance(kind, str) else None
+
+
+# mlx-lm divides these heads over the ranks without a check whether that is possible.
+_HEADS: Final = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+)
+# A model with this field has attention over a latent, which every rank keeps whole.
+_LATENT: Final = "kv_lora_rank"
+
+
+def undivided(config: Mapping[str, Any], size: int) -> str | None:
+    """Why `size` ranks can't share the heads of a model by tensors; None: they can."""
+    inner = config.get("text_config")
+    config = {**config, **(inner if isinstance(inner, dict) else {})}
+    for name in _HEADS:
+        count = config.get(name)
+        if _LATENT in config and name == "num_key_value_heads":
+            continue
+        if isinstance(count, int) and count % size:
+            return f"its {name} is {count}, which {size} doesn't divide"
+    return None

@@ -1,4 +1,4 @@
-"""What is asked of a worker that is ready: prompts, pictures, and what to do with them."""
+"""Requests to a worker that is ready: prompts, pictures, and the tasks for them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from msgspec import Struct
 
 from protocol.message import Message, TokenId
 
-# Encoded, all of one request: what a body of 32 MiB can hold in base64. With the texts it is within
-# one frame.
+# The bytes of all encoded pictures of one request: as many as a body of 32 MiB can hold in base64.
+# With the texts they are within one frame.
 MOST_PICTURE_BYTES: Final = 24 << 20
 MOST_PICTURES: Final = 64
-# As their headers say, all of one request; the largest sensors of telephones have 50 million.
+# The pixels of all pictures of one request, by their headers. The largest sensors of telephones
+# have 50 million.
 MOST_PIXELS: Final = 64_000_000
-# Of one picture, as a model gets it: larger ones are made smaller. OpenAI does so, too.
+# The pixels of one picture as a model gets it. Larger pictures are made smaller, as OpenAI does.
 MOST_SEEN_PIXELS: Final = 2048 * 2048
 
 
 class Picture(Struct, frozen=True):
-    """A file's bytes, before so many characters of its message's text. `name` is where its client
-    has put it, for errors.
+    """The bytes of a picture's file. The picture stands before character `at` of its message's
+    text. `name` is its place in the client's request, for errors.
     """
 
     data: bytes
@@ -38,8 +39,9 @@ class CalledTool(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """What an assistant thought and called belongs to its message; a tool's result says which call
-    it answers. Pictures are in the order in which they stand in the text.
+    """A message of a conversation. An assistant's message has its reasoning and its calls; a tool's
+    result has the id of the call that it answers. Pictures are in the order of their places in the
+    text.
     """
 
     role: str
@@ -52,8 +54,8 @@ class ChatMessage(Struct, frozen=True):
 
 
 class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
-    """Rendered by the model's chat template, which gets the `template_arguments`, a JSON object as
-    text, too.
+    """A conversation that the model's chat template renders. The template also gets the
+    `template_arguments`, a JSON object as text.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -61,19 +63,19 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
-        """Of all messages, in order."""
+        """The pictures of all messages, in order."""
         return tuple(picture for each in self.messages for picture in each.pictures)
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
-    """With a `suffix` the answer is what stands between the two."""
+    """A text to continue. With a `suffix` the answer is the text between the two."""
 
     text: str
     suffix: str | None = None
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
-    """Ids packed as `protocol.message` does."""
+    """Token ids, packed by `protocol.message`."""
 
     token_ids: bytes
 
@@ -81,7 +83,7 @@ class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
 Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
 
 
-# To a token, as many as OpenAI and vLLM name.
+# The most alternatives to a token, as of OpenAI and vLLM.
 MOST_ALTERNATIVES = 20
 
 ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
@@ -91,15 +93,15 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 class Sampling(Struct, frozen=True, kw_only=True):
     """How the next token is chosen. None: as the model's generation_config.json says; no penalty.
 
-    What is among the last `repetition_context_tokens` has its logit divided by
-    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019). From the logits of
-    what the answer has are taken `frequency_penalty` for each time and `presence_penalty` once;
-    `logit_bias` is added to those that it names (all three as OpenAI defines them).
+    The logit of each token among the last `repetition_context_tokens` is divided by
+    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019). The logit of each
+    token of the answer loses `frequency_penalty` for each time that it came, and `presence_penalty`
+    once; `logit_bias` is added to the logits that it names (all three as OpenAI defines them).
 
     Only `allowed_token_ids` are chosen, if there are any; no text of `bad_words` is completed.
     Tokens that end an answer, the model's own and the `stop_token_ids`, are not chosen among its
-    first `min_tokens`. With `xtc_probability` all tokens but the least likely of those that have
-    more than `xtc_threshold` are left out, where there are several.
+    first `min_tokens`. With `xtc_probability`, if several tokens have more than `xtc_threshold`,
+    all of these but the least likely are left out.
     """
 
     seed: int
@@ -121,7 +123,9 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
 
 class SamplingDefaults(Struct, frozen=True):
-    """What a model's generation_config.json says; OpenAI's defaults where it says nothing."""
+    """The settings of a model's generation_config.json; OpenAI's defaults for settings that it
+    lacks.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -130,11 +134,11 @@ class SamplingDefaults(Struct, frozen=True):
 
 
 class Tools(Struct, frozen=True, kw_only=True):
-    """What a model may call. `definitions` is OpenAI's list of tools, as JSON text; with "required"
-    it calls one, that of this `name` if there is one. Without `parallel` it calls one at most. What
-    is `mentioned`, a list of the same kind, the conversation itself tells of: a template isn't
-    given it, so that what comes before stays as it was. Strict schemas are to be had `whole` as a
-    constraint is.
+    """The tools that a model may call. `definitions` is OpenAI's list of tools, as JSON text. With
+    "required" the model calls a tool, the one with this `name` if there is a name. Without
+    `parallel` it makes at most one call. `mentioned` is a list of the same kind, of tools that the
+    conversation itself introduces. The template doesn't get that list, so the beginning of the
+    prompt stays as it was. With `whole` a strict schema that can't be enforced is refused.
     """
 
     definitions: str
@@ -146,14 +150,15 @@ class Tools(Struct, frozen=True, kw_only=True):
 
     @property
     def known(self) -> list[Any]:
-        """All of them. Raises: ValueError: they are no JSON."""
+        """The definitions of all tools. Raises: ValueError: they are no JSON."""
         return [*json.loads(self.definitions), *json.loads(self.mentioned)]
 
 
 class Constraint(Struct, frozen=True):
-    """What the text of an answer must match: `source` is a JSON schema, a regular expression, a
-    grammar of Lark's kind, or a JSON list of texts to choose from, and empty for any JSON object.
-    What of a schema can't be enforced is left out and said, or if it is to be had `whole` refused.
+    """A form that the text of an answer must match. `source` is a JSON schema, a regular
+    expression, a grammar of Lark's kind, or a JSON list of texts to choose from, and empty for any
+    JSON object. Parts of a schema that can't be enforced are left out, and the first delta names
+    them; with `whole` the request is refused instead.
     """
 
     kind: ConstraintKind
@@ -164,19 +169,20 @@ class Constraint(Struct, frozen=True):
 class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
-    `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, also beyond
-    the context, and nothing is computed but their `prompt_logprobs`. Clients can't know the
-    context: what of `max_tokens` it has no room for isn't given.
+    `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, even if the
+    context is shorter, and only their `prompt_logprobs` are computed. Since clients can't know the
+    context, an answer with more `max_tokens` than it has room for ends at its end.
 
-    `delivered` are the packed ids that the client has the text of: they count towards `max_tokens`,
-    and generation goes on after them. Only requests with the same `cache_salt` share prompts. What
-    ends an answer is no part of its text, but with `include_stop` one of the `stop` sequences is.
+    `delivered` are the packed ids of tokens whose text the client has: they count towards
+    `max_tokens`, and generation goes on after them. Only requests with the same `cache_salt` share
+    prompts. The token or sequence that ends an answer is no part of its text; with `include_stop`
+    one of the `stop` sequences is.
 
-    With `parsed` reasoning and tool calls come as parts of their own, else all is text. Reasoning
-    ends after `reasoning_tokens`. With `logprobs` every token that has a text has its own and so
-    many alternatives; with `prompt_logprobs` so have those of the prompt, which is then computed
-    whole. With `echo` the text begins with the prompt's. Without
-    `thinks` a constraint holds from the beginning on.
+    With `parsed` reasoning and tool calls are parts of their own; otherwise all is text. Reasoning
+    ends after `reasoning_tokens`. With `logprobs` every token that has a text comes with its log
+    probability and so many alternatives; with `prompt_logprobs` so do the tokens of the prompt,
+    which is then computed whole. With `echo` the text begins with the prompt. Without `thinks` a
+    constraint holds from the first token on.
     """
 
     request_id: str
@@ -200,16 +206,17 @@ class Generate(Message, frozen=True, tag="generate"):
 
     @property
     def counts(self) -> bool:
-        """Its prompt's tokens are counted, and that is all."""
+        """Whether only the prompt's tokens are counted."""
         return self.max_tokens == 0 and self.prompt_logprobs is None
 
 
 class Embed(Message, frozen=True, tag="embed"):
-    """Make a vector of each input, or with a `query` one number that says how well it answers that.
+    """Make a vector of each input. With a `query`, give each input a number instead, which says how
+    well it answers the query.
 
-    `prompt_name` names a prompt of the model's files that goes before each input; `role` is the
-    same in other words, and a model that makes no difference has none. Inputs that are too long are
-    refused, or cut to `truncate` tokens; -1 is the context. `dimensions` cuts vectors.
+    `prompt_name` names a prompt of the model's files that goes before each input. `role` chooses
+    such a prompt by its use; a model without prompts for roles uses none. Inputs that are too long
+    are refused, or cut to `truncate` tokens; -1 is the context. `dimensions` cuts vectors.
     """
 
     request_id: str
@@ -223,10 +230,12 @@ class Embed(Message, frozen=True, tag="embed"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """Drop a request; unknown ones are ignored, since the answer may have crossed this message."""
+    """Drop a request. Unknown requests are ignored, since an answer may have crossed this
+    message.
+    """
 
     request_id: str
 
 
-# What a request asks of a worker.
+# A request's task for a worker.
 Task: TypeAlias = Generate | Embed

@@ -1,1 +1,1 @@
-"""Who may ask for what: callers, API keys, their limits, and what was used under them."""
+"""Callers and their rights: API keys, the limits of keys, and the usage under each."""

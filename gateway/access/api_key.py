@@ -1,4 +1,4 @@
-"""API keys: what is kept of one, how it is found by what a request shows, what operators see."""
+"""API keys: the record of a key, the search for a shown secret, and the bodies for operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.access.accounts import Counts
 from gateway.access.caller import ADMIN, Caller
 
 # Programs that look for OpenAI's keys know them by "sk-".
@@ -20,19 +19,19 @@ _PREFIX: Final = "sk-bulkhead-"
 _RANDOM_BYTES: Final = 32
 _LARGEST: Final = (1 << 31) - 1
 _ID_BYTES: Final = 8
-# No name has it.
+# No name of a key contains it.
 _BEFORE_ID: Final = "#"
-# It stands in addresses, log lines and metrics, and must not need escaping in any of them.
+# Names stand in addresses, log lines and metrics, and must not need escapes in any of them.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
 
 
 class KeyTerms(Struct, frozen=True, kw_only=True):
-    """What a key may do; None: nothing is said, so everything, or as much as there is.
+    """The rights and limits of a key. A field that is None sets no limit.
 
-    `models` are ids and aliases, `priority` is the highest for its requests. `rpm` and `tpm` are
-    requests and tokens a minute, `concurrent` are answers at once. `expires_at` is a Unix time.
+    `models` are ids and aliases, and `priority` is the highest for its requests. `rpm` and `tpm`
+    are requests and tokens a minute, `concurrent` are answers at once. `expires_at` is a Unix time.
     """
 
     models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] | None = (
@@ -46,8 +45,8 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(KeyTerms, frozen=True, kw_only=True):
-    """`digest` is the SHA-256 of the key in hexadecimal digits. `id` tells it from others that have
-    had its name; files of older versions have none. Times are Unix times in seconds.
+    """`digest` is the SHA-256 of the key in hexadecimal digits. `id` tells it from earlier keys of
+    its name; files of older versions have none. Times are Unix times in seconds.
     """
 
     name: str
@@ -62,7 +61,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """To whom belongs what is kept under it: never to a later key of the same name."""
+        """The owner of answers that are kept for this key. A later key of this name is another."""
         return f"{self.name}{_BEFORE_ID}{self.id}" if self.id else self.name
 
     def expired(self, now: float) -> bool:
@@ -70,7 +69,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
 
 def new_secret() -> str:
-    """256 random bits. There is nothing to guess in it, so a fast hash keeps it as well as any."""
+    """256 random bits, which can't be guessed, so a fast hash protects them well enough."""
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
@@ -79,7 +78,7 @@ def new_id() -> str:
 
 
 def name_of_owner(owner: str) -> str | None:
-    """The name of the key that an owner is, whether or not it is still there; None without keys."""
+    """The name of an owner's key, which may be revoked by now; None for the owner without keys."""
     return owner.partition(_BEFORE_ID)[0] or None
 
 
@@ -88,7 +87,7 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def name_complaint(name: str) -> str | None:
-    """Why a key can't be called so."""
+    """Why a key can't have this name; None if it can."""
     if name == ADMIN:
         return f"{ADMIN} is the name of the operator's own key: choose another"
     if _NAME.fullmatch(name) is None:
@@ -99,7 +98,7 @@ def name_complaint(name: str) -> str | None:
     return None
 
 
-# Longer ones are nobody's, and a hash takes time by its length.
+# No key is longer, and the time of a hash grows with the length.
 _LONGEST: Final = 512
 
 
@@ -112,11 +111,11 @@ class HeldKey(Struct, frozen=True):
 
 
 class KeyRing:
-    """Every try takes one hash, one look into a table and one comparison in constant time, whether
-    it is right, nearly right or wrong.
+    """Finds keys by their secrets. Every search takes one hash, one look into a table and one
+    comparison in constant time, whether the secret is right, nearly right or wrong.
 
-    The table tells nothing either: it is asked for SHA-256 hashes, which nobody can make begin
-    like another, and Python hashes these once more with a secret of the process.
+    The time of the look into the table reveals nothing: its keys are SHA-256 hashes, whose first
+    bytes a client can't choose, and Python hashes these once more with a secret of the process.
     """
 
     def __init__(self, keys: Iterable[ApiKey], admin_secret: str) -> None:
@@ -131,19 +130,19 @@ class KeyRing:
         self._held = {each.digest: each for each in (*held, admin)}
 
     def find(self, secret: bytes) -> HeldKey | None:
-        """Whose key this is; it may have expired."""
+        """The key with this secret, which may have expired; None if there is none."""
         digest = digest_of(secret[:_LONGEST])
         held = self._held.get(digest, self._nobody)
         same = hmac.compare_digest(held.digest, digest)
         return held if same and len(secret) <= _LONGEST else None
 
 
-# The last second of the year 9999: calendars go no further.
+# The last second of the year 9999, the last that calendars of Python know.
 LATEST_EXPIRY: Final = 253_402_300_799
 
 
 class NewKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be made, by the fields of `KeyTerms`."""
+    """An order to make a key, with the fields of `KeyTerms`."""
 
     name: str
     expires_at: Annotated[float, Meta(le=LATEST_EXPIRY)] | None = None
@@ -154,8 +153,8 @@ class NewKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeyBody(KeyTerms, frozen=True, kw_only=True):
-    """A key without its hash; `key` is the key itself, said once, when it is made. Times are Unix
-    times in seconds.
+    """A key without its hash. `key` is the secret, which is shown once, when the key is made. Times
+    are Unix times in seconds.
     """
 
     name: str
@@ -172,15 +171,3 @@ class KeyBody(KeyTerms, frozen=True, kw_only=True):
 
 class KeyList(Struct):
     keys: list[KeyBody]
-
-
-class KeyUsage(Struct):
-    """`today` and `month` are those of the gateway's time zone."""
-
-    name: str
-    today: Counts
-    month: Counts
-
-
-class UsageList(Struct):
-    keys: list[KeyUsage]

@@ -1,4 +1,4 @@
-"""Who makes a request: the key that it shows, what it needs, and what it may do. No I/O."""
+"""The caller of a request: the key that the request shows, and the caller's rights. No I/O."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 from msgspec import Struct
 
-# Of the operator's own key; no other may be called so.
+# The name of the operator's own key, which no other key may have.
 ADMIN: Final = "admin"
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """`name` is that of the key, and None if there are none, or none was shown. `owner` is who has
-    what is kept for it, and empty then.
+    """`name` is the name of the key; None if there are no keys, or none was shown. `owner` owns the
+    answers that are kept for the caller, and is empty without a key.
 
     `models` are the ids and aliases that it may use, None for all. `priority` is the highest that
-    its requests may have, None for the model's own; it doesn't bind who is `admin`.
+    its requests may have, None for the model's own; it doesn't bind an `admin`.
     """
 
     name: str | None = None
@@ -28,7 +28,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     priority: int | None = None
 
     def may_use(self, model_id: str, aliases: Collection[str] = ()) -> bool:
-        """Whether it may know of a model at all."""
+        """Whether the caller may use, and see, a model."""
         return (
             self.models is None
             or model_id in self.models
@@ -36,13 +36,13 @@ class Caller(Struct, frozen=True, kw_only=True):
         )
 
     def cache_salt(self, wanted: str, *, shared: bool) -> str:
-        """What becomes of the salt that a request asks for: each key has prompts of its own, unless
-        they are `shared`.
+        """The salt in force for the one that a request asks for: each key has a prompt cache of its
+        own, unless the cache is `shared`.
         """
         return wanted if shared or not self.owner else f"{self.owner}\0{wanted}"
 
     def priority_of(self, wanted: int | None, model_priority: int) -> int | None:
-        """What becomes of the priority that a request asks for; None is the model's own."""
+        """The priority in force for the one that a request asks for; None is the model's own."""
         if self.admin:
             return wanted
         ceiling = model_priority if self.priority is None else self.priority
@@ -51,25 +51,25 @@ class Caller(Struct, frozen=True, kw_only=True):
         return min(wanted, ceiling)
 
     def keep_alive_of(self, wanted_s: float | None, ttl_s: float) -> float | None:
-        """What becomes of how long a request asks that its model stays; None is the model's own,
-        which is `ttl_s`, or for ever. A shorter one would unload it for everybody: that is for
-        operators.
+        """The time in force for the one that a request asks its model to stay loaded; None is the
+        model's own, which is `ttl_s`, or for ever. Only operators may shorten that, as it would
+        unload the model for all callers.
         """
         own_s = ttl_s or math.inf
         return wanted_s if self.admin or wanted_s is None or wanted_s >= own_s else None
 
 
-# Without keys.
+# The caller as long as there are no keys.
 ANYBODY: Final = Caller(admin=True)
-# Who shows none where none is needed.
+# A caller without a key, where none is needed.
 STRANGER: Final = Caller(models=())
 
 
-# For probes; and what is the same for everybody, and asks for a key itself.
+# Paths for probes, and the page, which is the same for every caller and asks for a key itself.
 _OPEN: Final = ("/", "/livez", "/readyz", "/health", "/ui")
 _OPEN_FOLDERS: Final = ("/ui/",)
 _ADMIN: Final = ("/admin", "/metrics")
-# Ollama's verbs that change which models there are.
+# Paths of Ollama's API that change the set of models.
 _ADMIN_PATHS: Final = (
     "/api/pull",
     "/api/push",
@@ -78,7 +78,7 @@ _ADMIN_PATHS: Final = (
     "/api/delete",
 )
 _BEARER: Final = b"bearer "
-# What proxies, tunnels and `tailscale serve` say of who has really come.
+# Headers by which proxies, tunnels and `tailscale serve` name the original client.
 _PASSED_ON: Final = (
     b"cdn-loop",
     b"forwarded",
@@ -98,8 +98,8 @@ class NeededKey(Enum):
 
 
 def needed(method: str, path: str) -> NeededKey:
-    """Whatever isn't known here needs a key. Which methods a path has is no secret, and a browser
-    asks for it without one.
+    """The key that a request needs. An unknown path needs a key. The methods of a path are no
+    secret, and browsers ask for them without a key.
     """
     if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_FOLDERS):
         return NeededKey.NOTHING
@@ -109,18 +109,18 @@ def needed(method: str, path: str) -> NeededKey:
 
 
 def counts(method: str, path: str) -> bool:
-    """Whether it is work that the limits of a key are about, and not a question that is answered
-    from what is known.
+    """Whether a request counts against the limits of its key: those that make a model work do, and
+    those that the gateway answers by itself don't.
     """
     return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The header by which a request says that somebody else's came through a proxy, which may be
-    on this machine. Names are in lower case.
+    """The header that shows that a request came through a proxy, which may be on this machine; None
+    if there is none. Names are in lower case.
     """
     for name, _ in headers:
-        # Gateways in between take one sign for the other.
+        # Some proxies replace hyphens by underscores.
         same = name.replace(b"_", b"-")
         if same in _PASSED_ON or same.startswith(_PASSED_ON_PREFIXES):
             return name.decode("latin-1")
@@ -128,8 +128,8 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What a request shows: `Authorization: Bearer KEY`, else `x-api-key: KEY`. Of two that say
-    different things neither counts. Names are in lower case.
+    """The key that a request shows: `Authorization: Bearer KEY`, else `x-api-key: KEY`. If it shows
+    two different keys, none counts. Names are in lower case.
     """
     bearer: set[bytes] = set()
     other: set[bytes] = set()

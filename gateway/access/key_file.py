@@ -1,6 +1,6 @@
-"""The files of the keys, which the command line may write beside a running gateway. Blocks.
+"""The files of the keys, which commands may write beside a running gateway. Blocks.
 
-The operator's own key has a file for itself, for whoever may read the state folder.
+The operator's own key has a file for itself, which needs the right to read the state folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.system.state_file import read_file, read_secret, write_secret
 _LOCK_S: Final = 5.0
 _LOCK_EVERY_S: Final = 0.02
 
-# Another file has another one; None: there is none.
+# It changes with the file; None: there is no file.
 Signature: TypeAlias = tuple[int, int, int] | None
 
 
 class KeyFileError(Exception):
-    """The text says what is wrong with the file, or with what is to be done to it."""
+    """The text says why the file can't be used, or can't be changed in the way that was asked."""
 
 
 class NoSuchKeyError(KeyFileError):
@@ -40,15 +40,15 @@ class _Content(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyFile:
-    """Only hashes are kept. Revoked keys stay, so that it is known what was used under them, and
-    that keys are needed.
+    """The file of the API keys, as hashes. Revoked keys stay in it, so that their usage keeps a
+    name, and that requests still need a key.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def signature(self) -> Signature:
-        """Raises OSError."""
+        """Raises: OSError."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -64,16 +64,16 @@ class KeyFile:
             return ()
         except (OSError, msgspec.MsgspecError) as error:
             raise KeyFileError(
-                f"The keys in {self.path} can't be read ({error}), and without them nobody would "
-                "be kept out: put a copy back, or remove it and make new keys."
+                f"The keys in {self.path} can't be read ({error}), and without them every client "
+                "would get in: put a copy back, or remove it and make new keys."
             ) from error
 
     def add(self, name: str, terms: KeyTerms, now: float) -> tuple[ApiKey, str]:
-        """The new key and its secret, which isn't kept. A name whose key was revoked, or has
-        expired, may be used again.
+        """Return the new key and its secret, which isn't kept. The name of a key that was revoked,
+        or has expired, may be used again.
 
         Raises:
-            KeyFileError: the name can't be taken, or the file not be written.
+            KeyFileError: the name can't be used, or the file can't be written.
         """
         if (complaint := name_complaint(name)) is not None:
             raise KeyFileError(f"{complaint}.")
@@ -118,7 +118,7 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """No two programs change it at once."""
+        """Keep other programs from changing the file."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -149,7 +149,7 @@ logger = logging.getLogger(__name__)
 
 
 def admin_key(path: Path) -> str | None:
-    """The key that is there; None if there is none, or none that can be read and trusted."""
+    """The operator's key; None if there is none, or if it can't be read and trusted."""
     try:
         return _read_key(path)
     except (OSError, UnicodeDecodeError):
@@ -157,7 +157,7 @@ def admin_key(path: Path) -> str | None:
 
 
 def ensured_admin_key(path: Path) -> str:
-    """The same; without one, or if others could read it, a new one is made.
+    """The operator's key. If there is none, or if other accounts could read it, a new one is made.
 
     Raises OSError.
     """

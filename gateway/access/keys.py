@@ -1,6 +1,6 @@
-"""The keys in force: read from the state folder, looked at again while the gateway runs.
+"""The keys in force, read from the state folder, and again whenever their files change.
 
-Each has a session, which ends all that runs under the key when the key opens nothing any more.
+Each key has a session, which ends all work under the key once the key is revoked.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.access.accounts import Accounts, Book, Counts
 from gateway.access.api_key import ApiKey, HeldKey, KeyRing, KeyTerms, name_of_owner
 from gateway.access.caller import ADMIN
 from gateway.access.key_file import KeyFile, KeyFileError, Signature, ensured_admin_key
-from gateway.access.limits import KeyLimits, Seat
+from gateway.access.limits import Accounts, Book, Counts, KeyLimits, Seat
 from gateway.system.lane import Lane
 from gateway.system.state_dir import StateDir
 from gateway.system.state_file import read_state, write_secret
@@ -27,7 +26,7 @@ from protocol.answers import Usage
 
 
 class KeySession:
-    """`closed` says why those tasks were cancelled that were at work here."""
+    """The tasks that work under one key. `closed` is why they were cancelled, None before."""
 
     def __init__(self) -> None:
         self.closed: str | None = None
@@ -40,14 +39,14 @@ class KeySession:
         self._tasks.discard(task)
 
     def close(self, reason: str) -> None:
-        """Nobody gets in here any more, from now on."""
+        """Cancel its tasks; no later request can enter it."""
         self.closed = reason
         for task in self._tasks:
             task.cancel()
 
 
 class ApiKeySession(KeySession):
-    """`digest` tells the key from a later one of the same name."""
+    """The session of an API key. `digest` tells the key from a later one of the same name."""
 
     def __init__(self, key: ApiKey) -> None:
         super().__init__()
@@ -64,16 +63,16 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Whoever changes the file beside the gateway needn't say so.
+# A command that changes the file beside the gateway doesn't notify the gateway.
 _LOOK_S: Final = 1.0
-# What a crash may cost of the accounts.
+# A crash may lose the usage of so many seconds.
 KEPT_EVERY_S: Final = 5.0
 _FILE_S: Final = 20.0
 
 
 class ApiKeys:
-    """`required`: requests need one. Once that is so it stays so until the gateway's end, whatever
-    becomes of the file; and wherever others than this machine can reach the gateway.
+    """With `required` requests need a key: from the first key on until the gateway's end, whatever
+    happens to the file, and always if `exposed`, so that other machines can reach the gateway.
     """
 
     def __init__(self, state_dir: StateDir, *, exposed: bool) -> None:
@@ -89,7 +88,7 @@ class ApiKeys:
         self._admin_secret = ensured_admin_key(self._admin_path)
         self._ring = KeyRing(self._keys, self._admin_secret)
         self._sessions: dict[str, ApiKeySession] = {}
-        # Who came before there were keys, and who shows the operator's.
+        # The sessions of requests that came before there were keys, and of the operator's key.
         self.anybody, self.operator = KeySession(), KeySession()
         self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
         self._lane = Lane("keys")
@@ -101,7 +100,7 @@ class ApiKeys:
 
     @property
     def all(self) -> Sequence[ApiKey]:
-        """Those that were revoked among them."""
+        """All keys, with those that were revoked."""
         return self._keys
 
     def find(self, secret: bytes) -> HeldKey | None:
@@ -111,7 +110,7 @@ class ApiKeys:
         return self._sessions[name]
 
     def opens(self, owner: str) -> bool:
-        """Whether an owner's own key is there, and was not revoked."""
+        """Whether an owner's key exists, and was not revoked."""
         return owner == ADMIN or self._session_of(owner) is not None
 
     def watch(self, tasks: Tasks) -> None:
@@ -119,7 +118,7 @@ class ApiKeys:
         tasks.keep(self.keep_accounts, "accounts of the keys", KEPT_EVERY_S)
 
     async def look(self) -> None:
-        """Take what has changed in the files, now. What can't be read changes nothing."""
+        """Read the files if they have changed. A file that can't be read changes nothing."""
         try:
             signature, keys, secret = await self._beside(partial(self._read, self._signature))
         except (KeyFileError, OSError) as error:
@@ -136,7 +135,7 @@ class ApiKeys:
             self._take(self._keys if keys is None else keys)
 
     def _read(self, known: Signature) -> tuple[Signature, tuple[ApiKey, ...] | None, str]:
-        """Blocks. The keys are None if they are as they were."""
+        """Blocks. The keys are None if their file is unchanged."""
         signature = self._file.signature()
         keys = None if signature == known else self._file.read()
         return signature, keys, ensured_admin_key(self._admin_path)
@@ -154,7 +153,7 @@ class ApiKeys:
         return revoked
 
     def account(self, name: str, usage: Usage) -> None:
-        """Count a request under a key, or the operator's."""
+        """Add a request to the usage of a key, also of the operator's."""
         if self._forward is not None:
             self._forward(name, usage)
             return
@@ -162,21 +161,21 @@ class ApiKeys:
 
     @property
     def book(self) -> Book:
-        """What was used on which day, for another gateway."""
+        """The usage by days, for another gateway."""
         return self._accounts.book
 
     def restore(self, book: Book) -> None:
-        """Go on from what an earlier gateway has counted."""
+        """Continue the usage that an earlier gateway has counted."""
         self._accounts = Accounts(book)
         self._accounts.note_lost()
 
     def forward(self, account: Callable[[str, Usage], None] | None) -> None:
-        """Have somebody else count from now on; None: nobody else does after all."""
+        """Have another gateway count the usage from now on; None: count it here again."""
         self._forward = account
 
     def spend(self, owner: str, usage: Usage) -> None:
-        """The same for what is no HTTP request any more, as a background answer; its tokens count
-        against the limits of its owner's key, too.
+        """The same for an answer whose HTTP request is over, as one in the background. Its tokens
+        also count against the limits of its owner's key.
         """
         if (name := name_of_owner(owner)) is not None:
             self.account(name, usage)
@@ -184,7 +183,7 @@ class ApiKeys:
             session.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
 
     def used(self) -> dict[str, tuple[Counts, Counts]]:
-        """Today and this month, by names: those of all keys, and of others that were used."""
+        """The usage of today and of this month, by names of present and earlier keys."""
         today = _today()
         names = dict.fromkeys([*(each.name for each in self._keys), *sorted(self._accounts.names)])
         return {
@@ -200,17 +199,17 @@ class ApiKeys:
             await self._beside(partial(write_secret, self._usage_path, content))
         except OSError as error:
             self._accounts.note_lost()
-            logger.warning("What was used can't be kept in %s: %s", self._usage_path, error)
+            logger.warning("The usage of the keys can't be kept in %s: %s", self._usage_path, error)
 
     def seat(self, owner: str) -> Seat | None:
-        """For what was accepted before, as a background answer; None: there is nothing to count it
-        against.
+        """A seat for an answer that was accepted before, as one in the background; None: its owner
+        has no key with limits.
         """
         session = self._session_of(owner)
         return None if session is None else session.limits.seat()
 
     def exhausted(self, owner: str) -> bool:
-        """Its key has had all tokens that it may have in a minute."""
+        """Whether an owner's key has had all tokens that it may have in a minute."""
         session = self._session_of(owner)
         return session is not None and session.limits.exhausted(time.monotonic())
 
@@ -240,5 +239,5 @@ class ApiKeys:
 
 
 def _today() -> str:
-    """In the time zone of this machine."""
+    """The date in the time zone of this machine."""
     return time.strftime("%Y-%m-%d")

@@ -1,4 +1,4 @@
-"""What a key may have in a minute and at once, and what its requests have of that. No I/O."""
+"""Limits of a key in a minute and at once, and the usage under each key by days. No I/O."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gateway.access.api_key import KeyTerms
 from protocol.answers import Usage
 
 MINUTE_S: Final = 60.0
-# What is taken within one step leaves together, when the last of it is a minute old: that bounds
-# what is kept, and never lets more through.
+# Amounts of one step expire together, when the last of them is a minute old: that bounds the number
+# of entries, and never lets more through.
 STEP_S: Final = 0.25
 
 
 class Window:
-    """Amounts, each counted for a minute and at most a step more. Times are in seconds of one clock
+    """Counts each amount for a minute, and at most a step longer. Times are in seconds of a clock
     that doesn't go back.
     """
 
     def __init__(self) -> None:
-        # Steps by their numbers, with what was taken in each.
+        # The numbers of steps, with the amount taken in each.
         self._steps: deque[tuple[int, int]] = deque()
         self._taken = 0
 
@@ -41,7 +41,7 @@ class Window:
         return self._taken
 
     def below_s(self, now: float, limit: int) -> float:
-        """In how many seconds less than this will be counted, if nothing is added."""
+        """Seconds until the count is below the limit, if nothing is added."""
         taken = self.taken(now)
         for step, amount in self._steps:
             if taken < limit:
@@ -57,19 +57,19 @@ def _left_at(step: int) -> float:
 
 
 class Spending(Protocol):
-    """An answer that is being made."""
+    """An answer that counts while it is made."""
 
     @property
     def spent(self) -> Usage | None:
-        """What was computed so far."""
+        """The tokens that were computed so far."""
 
     @property
     def prompt_counts(self) -> bool:
-        """It isn't one more answer to the same prompt."""
+        """Whether its prompt counts; false for one more answer to the same prompt."""
 
 
 class Seat:
-    """A place for each of its answers. The last who holds it gives them back."""
+    """The places of a request's answers among those of its key. The last holder frees them."""
 
     def __init__(self, limits: KeyLimits) -> None:
         self.answers: Sequence[Spending] = ()
@@ -79,22 +79,22 @@ class Seat:
 
     @property
     def tokens(self) -> int:
-        """What its answers took so far; without those that are in a key's account already."""
+        """Tokens of its answers so far, without answers that are in the key's account already."""
         return sum(map(_tokens, self.answers))
 
     def take(self, answers: Sequence[Spending]) -> Denial | None:
-        """A place for each of these; or why there aren't so many."""
+        """Take a place for each of these answers; None, or why there aren't enough places."""
         denial = self._limits.short_of(len(answers), self.places)
         if denial is None:
             self.count(answers)
         return denial
 
     def count(self, answers: Sequence[Spending]) -> None:
-        """The same for what was accepted before."""
+        """The same for answers that were accepted before, without a check."""
         self.answers, self.places = answers, len(answers)
 
     def hold(self) -> None:
-        """For one more, who releases it."""
+        """Add a holder, which must call `release`."""
         self._holders += 1
 
     def release(self) -> None:
@@ -109,20 +109,22 @@ def _tokens(answer: Spending) -> int:
     return usage.completion_tokens + (usage.prompt_tokens if answer.prompt_counts else 0)
 
 
-# A running request may end at any time.
+# A running request may end at any time, so a client may try again soon.
 _AGAIN_S: Final = 1
 
 
 class Denial(Struct, frozen=True):
-    """What its key has, so that a request must wait, and for how long; None: for ever."""
+    """Why a request must wait, as the end of a sentence about its key, and for how many seconds.
+    None: waiting doesn't help.
+    """
 
     reason: str
     retry_after_s: int | None
 
 
 class KeyLimits:
-    """Requests are counted when they come in, tokens as they are computed: the answer that goes
-    beyond the limit is finished, and the next ones wait.
+    """The limits of one key. Requests count when they arrive, and tokens as they are computed: an
+    answer that goes beyond the limit is finished, and the next requests wait.
     """
 
     def __init__(self, terms: KeyTerms) -> None:
@@ -132,7 +134,7 @@ class KeyLimits:
         self._tokens = Window()
 
     def admit(self, now: float) -> Seat | Denial:
-        """Take a request in, or say why not."""
+        """Take a request in, or return why it must wait."""
         terms = self.terms
         if (denial := self.short_of(1)) is not None:
             return denial
@@ -146,13 +148,13 @@ class KeyLimits:
         return self.seat()
 
     def seat(self) -> Seat:
-        """For what was accepted before, however many there are."""
+        """A seat for an answer that was accepted before, without a check."""
         seat = Seat(self)
         self._seats.add(seat)
         return seat
 
     def short_of(self, places: int, held: int = 0) -> Denial | None:
-        """Why somebody who has some can't have so many places in all; None: there are so many."""
+        """Why a seat with `held` places can't have `places` in all; None if it can."""
         most = self.terms.concurrent
         taken = sum(each.places for each in self._seats) - held
         if most is None or taken + places <= max(most, held):
@@ -165,18 +167,18 @@ class KeyLimits:
         self._seats.discard(seat)
 
     def exhausted(self, now: float) -> bool:
-        """What was computed within a minute, and is being computed, is as much as may be."""
+        """Whether the tokens of the last minute, with those of running answers, reach the limit."""
         return self.terms.tpm is not None and self._spent(now) >= self.terms.tpm
 
     def spend(self, now: float, tokens: int) -> None:
-        """Tokens of an answer that is over."""
+        """Count the tokens of an answer that is over."""
         self._tokens.add(now, tokens)
 
     def _spent(self, now: float) -> int:
         return self._tokens.taken(now) + sum(each.tokens for each in self._seats)
 
     def headers(self, now: float) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's, for the limits that there are. A reset is when all of it is there again."""
+        """OpenAI's headers for the limits that are set. A reset is when the whole limit is free."""
         for what, limit, window, taken in (
             (b"requests", self.terms.rpm, self._requests, self._requests.taken),
             (b"tokens", self.terms.tpm, self._tokens, self._spent),
@@ -189,5 +191,101 @@ class KeyLimits:
 
 
 def _whole(seconds: float) -> int:
-    """At least one: zero would say at once."""
+    """Whole seconds, at least 1, as 0 would mean at once."""
     return max(1, math.ceil(seconds))
+
+
+_MONTH: Final = len("2026-11")
+
+
+class Counts(Struct, frozen=True):
+    """Counts of requests and tokens. `cached_tokens` are those of `prompt_tokens` that came from
+    the prompt cache.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+    @classmethod
+    def of(cls, usage: Usage) -> Counts:
+        """The counts of one request."""
+        return cls(1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+
+class Book(Struct):
+    """The usage by days, as 2026-11-22, and in each day by the names of keys."""
+
+    days: dict[str, dict[str, Counts]] = {}
+
+
+class Accounts:
+    """The usage of this month and of the one before."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        # Whether anything was added since the last `take_changed`.
+        self._changed = False
+
+    def add(self, day: str, name: str, counts: Counts) -> None:
+        if day not in self.book.days:
+            self._forget(day)
+        names = self.book.days.setdefault(day, {})
+        names[name] = names.get(name, Counts()) + counts
+        self._changed = True
+
+    def on(self, day: str, name: str) -> Counts:
+        return self.book.days.get(day, {}).get(name, Counts())
+
+    def in_month(self, day: str, name: str) -> Counts:
+        """The usage in the month of a day."""
+        months = (
+            names.get(name, Counts())
+            for each, names in self.book.days.items()
+            if each[:_MONTH] == day[:_MONTH]
+        )
+        return sum(months, Counts())
+
+    @property
+    def names(self) -> set[str]:
+        return {name for names in self.book.days.values() for name in names}
+
+    def take_changed(self) -> bool:
+        """Whether anything was added since the last call."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    def note_lost(self) -> None:
+        """The changes of the last `take_changed` could not be written."""
+        self._changed = True
+
+    def _forget(self, day: str) -> None:
+        oldest = _month_before(day)
+        for each in [each for each in self.book.days if each[:_MONTH] < oldest]:
+            del self.book.days[each]
+
+
+def _month_before(day: str) -> str:
+    year, month = int(day[:4]), int(day[5:7])
+    return f"{year - 1:04}-12" if month == 1 else f"{year:04}-{month - 1:02}"
+
+
+class KeyUsage(Struct):
+    """The usage under one key. `today` and `month` are in the gateway's time zone."""
+
+    name: str
+    today: Counts
+    month: Counts
+
+
+class UsageList(Struct):
+    keys: list[KeyUsage]

@@ -1,4 +1,4 @@
-"""The `bulkhead` command: its verbs, each imported when it is used, and help with mistyped ones."""
+"""The `bulkhead` command: its verbs, each imported at its use, and advice on mistyped ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_LIMIT: Final = 1000
 
 
 class UncutGroup(click.Group):
-    """Summaries stand whole in its help, which click cuts to a line, and a verb that isn't there is
-    answered with the one that was meant. `elsewhere` are other programs' names for its verbs.
+    """A group whose help has whole summaries, which click would cut to a line, and which suggests a
+    verb for a mistyped one. `elsewhere` maps other programs' names to its verbs.
     """
 
     elsewhere: Mapping[str, str] = {}
@@ -47,20 +47,19 @@ class UncutGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
-        # click looks at options that stand in a verb's place, and has no help for verbs that are
-        # imported when they are used.
+        # click itself reports an option in the place of a verb.
         if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name):
             return super().resolve_command(ctx, args)
         found = self.elsewhere.get(name) or nearest(name, self.list_commands(ctx))
         return ctx.fail(f"There is no command {name!r}.{suggestion(found)}")
 
 
-# The module of each, in the order of the help.
+# The verbs and their modules, in the order of the help.
 VERBS: Final = {
     "serve": "serve",
     "agent": "agent",
     "status": "status",
-    "top": "top",
+    "top": "status",
     "models": "models",
     "list": "models",
     "show": "models",
@@ -78,14 +77,14 @@ VERBS: Final = {
     "config": "config",
     "key": "key",
     "usage": "key",
-    "upgrade": "upgrade",
+    "upgrade": "orders",
     "demo": "demo",
     "service": "service",
     "doctor": "doctor",
     "completion": "completion",
 }
 
-# The names that ollama, llama-swap and shells have for verbs.
+# The names of verbs in ollama, llama-swap and shells.
 _ELSEWHERE: Final = {
     "download": "pull",
     "get": "pull",
@@ -99,7 +98,7 @@ _ELSEWHERE: Final = {
 
 
 class _Verbs(UncutGroup):
-    """Imports a verb's module when the verb is used, so that `serve` doesn't carry the others."""
+    """Imports a verb's module at its use: each verb starts fast."""
 
     elsewhere = _ELSEWHERE
 
@@ -119,8 +118,8 @@ class _Verbs(UncutGroup):
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            click.echo(f"bulkhead: This can't be written: {error.strerror}.", err=True)
-            # Python would try once more at its end.
+            click.echo(f"bulkhead: The output can't be written: {error.strerror}.", err=True)
+            # Without this, Python would try to write the rest at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(1)
 

@@ -22,7 +22,7 @@ from gateway.cli.orders import Progress
 from gateway.cli.output import UNKNOWN, printable, stdout_console
 from gateway.http.command_bodies import OpenAIErrorEnvelope
 
-# Ordinary words, most of which are one token to most models.
+# Ordinary words; most are one token in most models.
 _WORDS: Final = (
     "the",
     "ship",
@@ -39,7 +39,7 @@ _WORDS: Final = (
 
 
 class Job(Struct, frozen=True):
-    """What each stream asks for. A prompt has about so many tokens; an answer exactly."""
+    """The work of each stream. `prompt_tokens` is approximate, `tokens` of the answer exact."""
 
     model: str
     prompt_tokens: int
@@ -47,11 +47,12 @@ class Job(Struct, frozen=True):
 
 
 class Level(Struct, frozen=True):
-    """What so many streams got. `prompt_tokens` is the mean of the prompts, as the model counts.
+    """The result of so many streams at once. `prompt_tokens` is the mean of the prompts, as the
+    model counts; `tokens` the sum of the answers.
 
-    Times to the first token count from when all were sent. `stream_tokens_per_s` is the median of
-    the streams behind their first token, `tokens_per_s` that of all together, with the time that
-    their prompts took.
+    Times to the first token begin when the first request is sent. `stream_tokens_per_s` is the
+    median of the streams' rates after their first token; `tokens_per_s` the rate of all streams
+    together, with the time of their prompts.
     """
 
     streams: int
@@ -88,17 +89,17 @@ class _MeasuredChunk(Struct, frozen=True):
 
 
 class _Stream:
-    """One of them, on a thread of its own."""
+    """One stream, on its own thread."""
 
     def __init__(self, gateway: GatewayClient, job: Job) -> None:
         self._gateway = gateway
-        # No prompt begins like another one: what is computed once would be for all.
+        # Each prompt begins differently, so that none is found in the prompt cache.
         words = " ".join(_WORDS[each % len(_WORDS)] for each in range(job.prompt_tokens))
         self._request = _Request(job.model, f"{secrets.token_hex(8)} {words}", job.tokens)
         self.failure: Exception | None = None
         self.first_at = self.last_at = 0.0
         self.usage: _Usage | None = None
-        # A daemon: Ctrl-C waits for nobody.
+        # A daemon: Ctrl-C doesn't wait for it.
         self.thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self.thread.start()
 
@@ -106,7 +107,7 @@ class _Stream:
         try:
             self._read()
         except Exception as error:
-            # Raised by whoever waits for the thread.
+            # `measure` raises it after it has joined the thread.
             self.failure = error
 
     def _read(self) -> None:
@@ -128,7 +129,7 @@ class _Stream:
 
 
 def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
-    """Raises: CommandError, if one of the streams gets no answer."""
+    """Raises: CommandError if one of the streams gets no answer."""
     began_at = time.monotonic()
     running = [_Stream(gateway, job) for _ in range(streams)]
     for each in running:
@@ -138,7 +139,7 @@ def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
             raise each.failure
     usages = [each.usage for each in running if each.usage is not None]
     if len(usages) < streams:
-        raise CommandError("What answers doesn't count tokens; is it a Bulkhead gateway?")
+        raise CommandError("The server doesn't count tokens; is it a Bulkhead gateway?")
     tokens = sum(each.completion_tokens for each in usages)
     first_s = [each.first_at - began_at for each in running]
     rates = [
@@ -158,7 +159,7 @@ def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
 
 
 _STREAMS: Final = "1,8,32"
-# More connections than a client keeps by itself.
+# The client's limit of connections.
 _MOST_STREAMS: Final = 100
 
 
@@ -176,7 +177,7 @@ def _check_streams(
         counts = ()
     if not counts or not all(1 <= each <= _MOST_STREAMS for each in counts):
         raise click.BadParameter(
-            f"{text!r} is no list of numbers from 1 to {_MOST_STREAMS} such as {_STREAMS}."
+            f"{text!r} is no list of numbers from 1 to {_MOST_STREAMS}, such as {_STREAMS}."
         )
     return counts
 
@@ -188,14 +189,14 @@ def _check_streams(
     default=_STREAMS,
     show_default=True,
     callback=_check_streams,
-    help="How many at once, one after another.",
+    help="Numbers of streams at once, measured in turn.",
 )
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Length of each prompt, about.",
+    help="Approximate length of each prompt.",
 )
 @click.option(
     "--tokens",
@@ -217,10 +218,10 @@ def bench_command(
 ) -> None:
     """Measure how fast the gateway answers. MODEL may be left out if one model alone is loaded.
 
-    A model that isn't loaded is loaded first, and that isn't counted. Every prompt is new, so that
-    none is in the prompt cache. Shown for each number of streams: the time to the first token (the
-    median and the slowest stream), the tokens/s of one stream after its first token, and the
-    tokens/s of all streams together, with the time for their prompts.
+    The model is loaded first, and its load isn't measured. Every prompt is new, so that none is in
+    the prompt cache. Each row has a number of streams, the time to the first token (the median and
+    the slowest stream), the tokens/s of one stream after its first token, and the tokens/s of all
+    streams together, with the time for their prompts.
     """
     model_id = _loaded_model(gateway) if model is None else gateway.model(model).id
     job = Job(model_id, prompt_tokens, tokens)
@@ -248,12 +249,12 @@ def _loaded_model(gateway: GatewayClient) -> str:
     loaded = [each.id for each in models if each.state == "ready"] or [each.id for each in models]
     if len(loaded) != 1:
         known = ", ".join(each.id for each in models) or "none"
-        raise WrongUseError(f"Say which model to measure; there are: {known}.")
+        raise WrongUseError(f"Name the model to measure; there are: {known}.")
     return loaded[0]
 
 
 def _warn_of_others(gateway: GatewayClient) -> None:
-    # Who may not see the status measures all the same.
+    # The status needs the admin key; the bench doesn't.
     with contextlib.suppress(CommandError):
         models = gateway.status().models
         if others := sum(each.active_requests + each.queue_depth for each in models):

@@ -10,17 +10,15 @@ from typing import Final
 
 import click
 
-from gateway.cli.answer import Parameters
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import GatewayClient, local_settings
 from gateway.cli.completion import complete_model, model_names
-from gateway.cli.conversation import Conversation
+from gateway.cli.conversation import Conversation, Parameters
 from gateway.cli.failure import CommandError, WrongUseError
-from gateway.cli.local import local_settings
 from gateway.cli.options import reaches_gateway
 from gateway.cli.output import printable
 from gateway.cli.transcript import PlainTranscript, ScreenTranscript
 
-# Where termios has them.
+# Indexes in a list of termios.
 _INPUT: Final = 0
 _LOCAL: Final = 3
 _CHARACTERS: Final = 6
@@ -28,8 +26,8 @@ _CHARACTERS: Final = 6
 
 @contextlib.contextmanager
 def unechoed() -> Iterator[None]:
-    """Keep what is typed out of what is printed: it waits for whoever reads next, as it was typed.
-    Ctrl-C is heard at once.
+    """Don't show typed keys while an answer is printed: they wait, unchanged, for the next prompt.
+    Ctrl-C works at once.
     """
     terminal = sys.stdin.fileno()
     try:
@@ -38,7 +36,7 @@ def unechoed() -> Iterator[None]:
         yield
         return
     quiet = termios.tcgetattr(terminal)
-    # Lines aren't edited here but at the prompt, which wants the very keys.
+    # Without line editing, so that the prompt gets the keys themselves.
     quiet[_INPUT] &= ~termios.ICRNL
     quiet[_LOCAL] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
     quiet[_CHARACTERS][termios.VMIN] = 1
@@ -52,9 +50,9 @@ def unechoed() -> Iterator[None]:
 
 @click.command("chat")
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-@click.option("--system", metavar="TEXT", help="What the model is told before everything else.")
+@click.option("--system", metavar="TEXT", help="System message: instructions for the model.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="0: always the likeliest word.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens.")
 @reaches_gateway
 def chat_command(
     gateway: GatewayClient,
@@ -66,8 +64,8 @@ def chat_command(
 ) -> None:
     """Chat with a model. MODEL may be left out if there is only one.
 
-    /help shows what can be typed beside messages. Ctrl-D ends the chat, Ctrl-C an answer. If input
-    or output is no terminal, all of stdin is one message, and the answer alone is printed.
+    /help shows the commands within a chat. Ctrl-D ends the chat, Ctrl-C an answer. If input or
+    output is no terminal, all of stdin is one message, and only the answer is printed.
     """
     conversation = Conversation(
         gateway,
@@ -91,7 +89,7 @@ def _only_model(gateway: GatewayClient) -> str:
     ids = [each.id for each in gateway.models()]
     if len(ids) != 1:
         known = ", ".join(ids) or "none"
-        raise WrongUseError(f"Say which model to chat with; there are: {known}.")
+        raise WrongUseError(f"Name the model to chat with; there are: {known}.")
     return ids[0]
 
 

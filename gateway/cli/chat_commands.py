@@ -9,9 +9,8 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from gateway.cli.answer import ParameterError, Parameters, shown, with_parameter
 from gateway.cli.client import GatewayClient
-from gateway.cli.conversation import Conversation
+from gateway.cli.conversation import Conversation, ParameterError, Parameters, shown, with_parameter
 from gateway.cli.failure import CommandError
 from gateway.cli.output import printable
 from gateway.cli.transcript import ScreenTranscript, dim
@@ -23,7 +22,7 @@ _NONE: Final = "none"
 
 
 class SlashCommand(Struct, frozen=True):
-    """What is shown of it in /help."""
+    """A line of /help."""
 
     name: str
     argument: str
@@ -34,17 +33,17 @@ COMMANDS: Final = (
     SlashCommand("help", "", "show this"),
     SlashCommand("model", "[NAME]", "show the models, or talk to another one; Tab completes"),
     SlashCommand(
-        "system", "[TEXT|none]", "show or set what the model is told before everything else"
+        "system", "[TEXT|none]", "show or set the system message, the model's instructions"
     ),
     SlashCommand("set", "[NAME VALUE]", "show the parameters, or set one: /set temperature 0.5"),
     SlashCommand("unset", "NAME", "leave a parameter to the model again"),
     SlashCommand("retry", "", "ask the last question once more"),
-    SlashCommand("clear", "", "forget what was said; what was set stays"),
+    SlashCommand("clear", "", "forget the messages; model, system message and parameters stay"),
     SlashCommand("exit", "", "end the chat, as Ctrl-D does"),
 )
 NAMES: Final = tuple(each.name for each in COMMANDS)
 _ALONE: Final = tuple(each.name for each in COMMANDS if not each.argument)
-# What ollama and others call them.
+# Names of the same commands in ollama and other programs.
 _ELSEWHERE: Final = {
     "?": "help",
     "bye": "exit",
@@ -55,15 +54,15 @@ _ELSEWHERE: Final = {
     "new": "clear",
 }
 _KEYS: Final = (
-    ('\\ at the end, or """', "go on in the next line; what is pasted stays together"),
-    ("Ctrl-C", "stop an answer; what came of it is kept"),
-    ("Up, Ctrl-R", "what was typed before, in earlier chats too"),
+    ('\\ at the end, or """', "go on in the next line; pasted lines stay together"),
+    ("Ctrl-C", "stop an answer; the part that came is kept"),
+    ("Up, Ctrl-R", "earlier lines, of earlier chats too"),
     ("//...", "a message that begins with a slash"),
 )
 
 
 class Slash:
-    """Carries them out on a conversation."""
+    """Carries out the commands on a conversation."""
 
     def __init__(self, gateway: GatewayClient, conversation: Conversation) -> None:
         self._gateway = gateway
@@ -71,10 +70,10 @@ class Slash:
         self.over = False
 
     def take(self, text: str) -> bool:
-        """False: it is a message.
+        """Carry out a typed command; False if the text is a message.
 
         Raises:
-            CommandError: it can't be done.
+            CommandError: there is no such command, or it failed.
         """
         read = _TYPED.fullmatch(text)
         if read is None:
@@ -103,7 +102,7 @@ class Slash:
     def _model(self, argument: str) -> None:
         if argument:
             self._conversation.model_id = self._gateway.model(argument).id
-            click.echo(dim(f"{self._conversation.model_id} listens; it knows what was said."))
+            click.echo(dim(f"{self._conversation.model_id} goes on with the same messages."))
             return
         for each in self._gateway.models():
             mark = "*" if each.id == self._conversation.model_id else " "
@@ -127,7 +126,7 @@ class Slash:
 
     def _unset(self, argument: str) -> None:
         if not argument:
-            raise CommandError("Say which: /unset temperature.")
+            raise CommandError("Name the parameter: /unset temperature.")
         self._change(argument, None)
 
     def _retry(self, _argument: str) -> None:
@@ -144,7 +143,7 @@ class Slash:
     def _show(self, name: str) -> None:
         rows = [each for each in shown(self._conversation.parameters) if name in ("", each[0])]
         if not rows:
-            # It says what was meant.
+            # Raises the error, which suggests a name.
             self._change(name, None)
         for parameter, value, meaning in rows:
             click.echo(f"{parameter:<20} {printable(value) or '-':<10} {meaning}")

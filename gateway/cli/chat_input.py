@@ -1,4 +1,4 @@
-"""Messages as people type them: several lines, editing, history, completion."""
+"""The prompt of a chat: several lines, editing, history, completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from gateway.cli import chat_commands as slash
-from gateway.cli.answer import NAMES
+from gateway.cli.conversation import NAMES
 from gateway.system.state_file import make_folder
 
 _PROMPT: Final = "> "
@@ -28,7 +28,7 @@ _QUOTES: Final = '"""'
 
 
 class Keyboard:
-    """`model_ids` is asked when a model's name is completed, on a thread."""
+    """Reads messages. `model_ids` completes names of models, and is called on a thread."""
 
     def __init__(self, history: History, model_ids: Callable[[], Iterable[str]]) -> None:
         self._session: PromptSession[str] = PromptSession(
@@ -43,14 +43,14 @@ class Keyboard:
         )
 
     def message(self) -> str:
-        """What was typed, without quotes around it.
+        """The next message, without triple quotes around it.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.
             EOFError: Ctrl-D.
         """
         typed = self._session.prompt(_PROMPT)
-        # Bytes that are no text come as halves of characters, which can't be sent.
+        # Bytes that are no UTF-8 come as surrogates, which can't be sent.
         text = typed.encode("utf-8", "replace").decode().strip()
         if text.startswith(_QUOTES):
             text = text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
@@ -71,7 +71,7 @@ def _bindings() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    # As most programs with a line to type in have it.
+    # The keys that most chat programs have for a line break.
     @bindings.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
     def break_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
@@ -80,7 +80,7 @@ def _bindings() -> KeyBindings:
 
 
 def _is_open(text: str) -> bool:
-    """Whether it begins with quotes that have no end yet."""
+    """Whether the text begins with triple quotes and doesn't end with them."""
     text = text.strip()
     return text.startswith(_QUOTES) and not (
         text.endswith(_QUOTES) and len(text) >= 2 * len(_QUOTES)
@@ -111,14 +111,14 @@ class _Completer(Completer):
                 yield Completion(each, start_position=-len(begun))
 
 
-# It is read whole when a chat begins.
+# The whole file is read when a chat begins.
 _MOST_BYTES: Final = 1 << 20
-# prompt_toolkit begins each entry with a line of its time.
+# prompt_toolkit begins each entry with a line that has its time.
 _ENTRY: Final = b"\n# "
 
 
 def history(path: Path) -> History:
-    """That of a file; where it can't be used, of this chat alone."""
+    """The history in a file; if the file can't be used, a history of this chat alone."""
     try:
         make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -135,7 +135,7 @@ def history(path: Path) -> History:
 
 
 def _shorten(path: Path, content: bytes) -> None:
-    """Keep the newer half. Another chat may add to it meanwhile: its line is lost, not the file."""
+    """Keep the newer half. A line that another chat adds meanwhile is lost."""
     half = content[-_MOST_BYTES // 2 :]
     kept = half[max(0, half.find(_ENTRY)) :]
     aside = path.with_suffix(".new")
@@ -145,9 +145,9 @@ def _shorten(path: Path, content: bytes) -> None:
 
 
 class _Tolerant(FileHistory):
-    """A full disk is no reason to end a chat."""
+    """Ignores a full disk, which must not end a chat."""
 
     def store_string(self, string: str) -> None:
-        # What was pasted may have halves of characters.
+        # Pasted text may have surrogates.
         with contextlib.suppress(OSError):
             super().store_string(string.encode("utf-8", "replace").decode())

@@ -1,11 +1,13 @@
-"""The commands' way to a gateway: one HTTP client, and what its failures mean."""
+"""The commands' way to a gateway: its address, its admin key, and an HTTP client."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -13,12 +15,16 @@ import httpx
 import msgspec
 from msgspec import Struct
 
+from gateway.access.key_file import admin_key
 from gateway.cli.failure import (
     CommandError,
     NobodyListensError,
     NoGatewayError,
     NoSuchModelError,
 )
+from gateway.config.layers import ConfigError
+from gateway.config.read import read_settings
+from gateway.config.settings import Flags, Settings
 from gateway.http.command_bodies import (
     ModelBody,
     ModelListing,
@@ -27,18 +33,19 @@ from gateway.http.command_bodies import (
     OrderOptions,
     Status,
 )
-from gateway.system.tls import distrust
+from gateway.system.state_dir import StateDir, default_state_dir, near_url, running_address
+from gateway.system.tls import distrust, trusting
 
 _CONNECT_S: Final = 5.0
 ANSWER: Final = httpx.Timeout(10.0, connect=_CONNECT_S)
-# For what looks at the disks of models, which may sleep.
+# For requests that read the disks of models, which may sleep.
 DISKS: Final = httpx.Timeout(30.0, connect=_CONNECT_S)
-# For streams that say something every few seconds, if only that they wait.
+# For streams with an event or a comment every few seconds.
 STREAM: Final = httpx.Timeout(60.0, connect=_CONNECT_S)
-# For loads, drains and the like, which take as long as they take.
+# For loads and drains, whose time has no bound here.
 PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
 
-# A path with such a part leads to another one, as clients and proxies fold it.
+# Clients and proxies fold a path with such a part, so it would lead elsewhere.
 FOLDED: Final = ("", ".", "..")
 
 Body = TypeVar("Body", bound=Struct)
@@ -53,12 +60,12 @@ class ServerSentEvent(Struct, frozen=True):
 
 
 class GatewayClient:
-    """Every method raises `CommandError` when the gateway doesn't do what it is asked for."""
+    """Every method raises `CommandError` if the gateway refuses or doesn't answer."""
 
     def __init__(
         self, url: str, admin_key: str | None = None, trust: ssl.SSLContext | None = None
     ) -> None:
-        """`trust` is what the gateway's certificate is checked with, if there is to be one."""
+        """`trust` checks the gateway's certificate; None: by what this system trusts."""
         self.url = url
         if trust is None and url.startswith("https:"):
             trust = trusting_system()
@@ -66,7 +73,7 @@ class GatewayClient:
             base_url=url,
             headers={} if admin_key is None else {"authorization": f"Bearer {admin_key}"},
             timeout=ANSWER,
-            # A proxy of the environment would look for the gateway on its own loopback.
+            # A proxy of the environment would seek the gateway on its own loopback.
             trust_env=False,
             verify=trust or True,
         )
@@ -91,7 +98,7 @@ class GatewayClient:
         return self.read(self.get(f"/v1/models/{quoted(model_id)}"), ModelBody)
 
     def order(self, verb: str, model_id: str, options: OrderOptions) -> ModelStatus:
-        """Give an operator's order, and wait until it is carried out."""
+        """Give an order about a model, and wait until it is carried out."""
         path = f"/admin/v1/models/{quoted(model_id)}/{verb}"
         return self.read(self.send("POST", path, options), ModelStatus)
 
@@ -185,22 +192,22 @@ class GatewayClient:
         if error.code == "model_not_found":
             return NoSuchModelError(error.message)
         if error.code == "invalid_api_key":
-            # What follows the colon is for who writes HTTP requests.
+            # The text behind the colon is for authors of HTTP requests.
             why = error.message.partition(":")[0].rstrip(".")
             return CommandError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
         return CommandError(error.message)
 
 
 def quoted(model_id: str, named: str | None = None) -> str:
-    """An id as a part of a path.
+    """An id as a part of a path. `named` is the user's word for the model, for the error.
 
     Raises:
-        NoSuchModelError: a part of the id would be folded; `named` is what the user has written.
+        NoSuchModelError: a part of the id would be folded.
     """
     if any(part in FOLDED for part in model_id.split("/")):
         raise NoSuchModelError(
-            f"There is no model {named or model_id!r}: what is between the slashes of an id is "
-            "never empty, `.` or `..`."
+            f"There is no model {named or model_id!r}: a part of an id between slashes is never "
+            "empty, `.` or `..`."
         )
     return quote(model_id, safe="/")
 
@@ -224,10 +231,8 @@ def server_sent_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines that end with a line feed.
-
-    httpx's iter_lines would also split at the separators of str.splitlines, which may stand inside
-    JSON text.
+    """Lines that end with a line feed. httpx's iter_lines would also split at other separators,
+    which JSON text may contain.
     """
     rest = b""
     for chunk in chunks:
@@ -237,11 +242,79 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def trusting_system() -> ssl.SSLContext:
-    """For a client that takes what this system trusts, or the file in SSL_CERT_FILE, and the
-    authorities that come with httpx, as Python on macOS may find none of the system's.
+    """Trusts this system's authorities, or the file in SSL_CERT_FILE, and those of httpx, since
+    Python on macOS may find none of the system's.
     """
     context = httpx.create_ssl_context()
     context.load_default_certs()
-    # Authorities at home seldom have everything that theirs should have.
+    # Private authorities seldom have all fields that a strict check demands.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+# Names of one loopback address; another program may listen at the other ones.
+_ITSELF: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Access(Struct, frozen=True):
+    """How to reach a gateway. `trust` checks its certificate; None: by what this system trusts."""
+
+    url: str
+    key: str | None
+    trust: ssl.SSLContext | None
+
+
+def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
+    """The settings and the state folder that `serve` would use. With mistakes in the configuration
+    these are the defaults and the named folder.
+    """
+    try:
+        settings = read_settings(Flags(state_dir=state_dir), os.environ)
+        named = settings.gateway.state_dir
+    except ConfigError:
+        settings = Settings()
+        named = os.environ.get("BULKHEAD_STATE_DIR") if state_dir is None else str(state_dir)
+    return settings, StateDir(Path(named or default_state_dir()))
+
+
+def access(url: str | None, key: str | None, settings: Settings, state_dir: StateDir) -> Access:
+    """Access to the gateway at `url`; without one, to the gateway that uses the folder, or else to
+    the address in the settings. Only the gateway that uses the folder gets the folder's admin key:
+    another program at its port must not get it.
+    """
+    address = running_address(state_dir)
+    if address is None or (url is not None and not _same(url, address.url)):
+        here = settings.gateway
+        return Access(url or near_url(here.host, here.port, tls=here.tls), key, None)
+    return Access(
+        url or address.url,
+        key or admin_key(state_dir.admin_key_path),
+        None if address.certificate is None else _trusting(address.certificate),
+    )
+
+
+def _trusting(certificate: str) -> ssl.SSLContext | None:
+    try:
+        return trusting(certificate)
+    except OSError:
+        return None
+
+
+def _same(url: str, other: str) -> bool:
+    """Whether two addresses lead to one gateway, by the names of loopback."""
+    one, two = httpx.URL(url), httpx.URL(other)
+    if (one.scheme, one.port) != (two.scheme, two.port):
+        return False
+    return one.host == two.host or {one.host, two.host} <= _ITSELF
+
+
+@contextlib.contextmanager
+def own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
+    """A client of the gateway that uses the state folder; None if none does."""
+    settings, folder = local_settings(state_dir)
+    if running_address(folder) is None:
+        yield None
+        return
+    near = access(None, None, settings, folder)
+    with GatewayClient(near.url, near.key, near.trust) as client:
+        yield client

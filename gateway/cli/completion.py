@@ -10,9 +10,8 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import GatewayClient, access, local_settings
 from gateway.cli.failure import CommandError, WrongUseError
-from gateway.cli.local import access, local_settings
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -20,9 +19,9 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(_SHELLS), required=False)
 def completion_command(shell: str | None) -> None:
-    """Print what lets a shell complete verbs, options and models' ids.
+    """Print a script that lets a shell complete verbs, options and models' ids.
 
-    SHELL is the one in use if it is left out. Put it into the shell's start file:
+    Without SHELL, the script is for the shell in use. Load it in the shell's start file:
 
     \b
     bash  ~/.bashrc                    eval "$(bulkhead completion bash)"
@@ -32,17 +31,17 @@ def completion_command(shell: str | None) -> None:
     used = shell or Path(os.environ.get("SHELL", "")).name
     script = get_completion_class(used)
     if script is None:
-        raise WrongUseError(f"Say for which shell; there are: {', '.join(_SHELLS)}.")
+        raise WrongUseError(f"Name the shell: {', '.join(_SHELLS)}.")
     root = click.get_current_context().find_root()
     click.echo(script(root.command, {}, "bulkhead", "_BULKHEAD_COMPLETE").source())
 
 
-# A person waits, and a shell that hangs is worse than no help.
+# A shell that hangs is worse than no completion.
 _DEADLINE_S: Final = 1.0
 
 
 def model_names(gateway: GatewayClient) -> list[str]:
-    """Ids, then aliases; none if the gateway doesn't tell."""
+    """Ids, then aliases; empty if the gateway doesn't answer."""
     try:
         models = gateway.models()
     except CommandError:
@@ -53,7 +52,7 @@ def model_names(gateway: GatewayClient) -> list[str]:
 def complete_model(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """Those of the gateway that the command would ask; quiet if it doesn't answer in time."""
+    """The names of models at the command's gateway; empty if it doesn't answer in time."""
     found: list[str] = []
 
     def ask() -> None:
@@ -64,12 +63,12 @@ def complete_model(
             with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
                 found.extend(model_names(gateway))
         except Exception:
-            # A line that is being typed is no place for a traceback; the command itself shows it.
+            # A traceback would spoil the line that is being typed; the command reports the failure.
             return
 
-    # A daemon: nobody waits for an answer that comes too late.
+    # A daemon: a late answer doesn't delay the end of the process.
     thread = threading.Thread(target=ask, name="completion", daemon=True)
     thread.start()
     thread.join(_DEADLINE_S)
-    # Shells break names at spaces, whatever is done here.
+    # Shells break names at spaces.
     return [each for each in found if each.startswith(incomplete) and not set(each) & set(" \t")]

@@ -17,16 +17,14 @@ from gateway.cli import UncutGroup
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import json_option, reaches_gateway, takes_flags
 from gateway.cli.output import printable, printable_json, stderr_console, stdout_console
-from gateway.config.changes import Reloaded
 from gateway.config.documents import example, schema
+from gateway.config.layers import ConfigError, Mistake, ValueSource
 from gateway.config.machine_rules import network_cautions
-from gateway.config.mistakes import ConfigError, Mistake, ValueSource
 from gateway.config.read import Configuration, raise_misfits, read_configuration
 from gateway.config.settings import Flags
-from gateway.config.tables import KeyDefinition, keys_of, label, tables_of
+from gateway.config.tables import KeyDefinition, Reloaded, keys_of, label, tables_of
 from gateway.config.toml_file import Place
-from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import misfits
 from gateway.system.state_dir import StateDir, default_state_dir
 
@@ -37,7 +35,7 @@ from gateway.system.state_dir import StateDir, default_state_dir
 def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
     """Let the gateway read its configuration again.
 
-    Only what has changed is touched. A file with mistakes changes nothing.
+    Only changed models are touched. A file with mistakes changes nothing.
     """
     content = gateway.send("POST", "/admin/v1/reload")
     if as_json:
@@ -89,9 +87,9 @@ config_command.add_command(reload_command)
 @_json_option
 @takes_flags
 def check(flags: Flags, *, as_json: bool) -> None:
-    """Say every mistake with its file, line and key.
+    """Print every mistake with its file, line and key.
 
-    Takes what serve takes. Ends with status 1 if there are mistakes.
+    Takes the options of serve. Ends with status 1 if there are mistakes.
     """
     try:
         configuration = read_configuration(flags, os.environ)
@@ -116,7 +114,7 @@ def check(flags: Flags, *, as_json: bool) -> None:
 
 
 def _check_groups(configuration: Configuration) -> None:
-    """Raises: ConfigError: some can't have their room."""
+    """Raises: ConfigError: the budget has no room for a group."""
     settings = configuration.settings
     if settings.groups:
         state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
@@ -128,9 +126,9 @@ def _check_groups(configuration: Configuration) -> None:
 @_json_option
 @takes_flags
 def show(flags: Flags, *, as_json: bool) -> None:
-    """Show every value in force, and what gave it.
+    """Show every value in force, and its source.
 
-    Takes what serve takes.
+    Takes the options of serve.
     """
     try:
         configuration = read_configuration(flags, os.environ)
@@ -194,7 +192,7 @@ def _effective(place: Place, value: Any) -> Any:
 
 
 def _short(source: ValueSource, configuration: Configuration) -> str:
-    """The file's name is above the table, in full."""
+    """A source without the folder of the file, which is printed above the table."""
     if source.kind == "file" and configuration.file is not None:
         return f"{configuration.file.name}:{source.line}"
     return str(source)
@@ -234,7 +232,7 @@ def _summary(configuration: Configuration) -> str:
 
 
 def _say(text: str, *, err: bool = False) -> None:
-    """A line; on a terminal it is broken between words, for others it stays one."""
+    """Print one line; on a terminal it is broken between words."""
     console = stderr_console() if err else stdout_console()
     console.print(printable(text.replace("\n", " ")), soft_wrap=not console.is_terminal)
 

@@ -1,16 +1,197 @@
-"""The messages so far, and how to get one more."""
+"""A conversation with a model: its parameters, its messages, and the stream of each answer."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
+from collections.abc import Callable, Generator, Iterable
+from typing import Annotated, Any, Final, Literal, Protocol
 
-from gateway.cli.answer import Ending, Parameters, TextMessage, stream_answer
-from gateway.cli.client import GatewayClient
-from gateway.cli.transcript import Transcript
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.cli.client import STREAM, GatewayClient
+from gateway.cli.failure import CommandError
+from gateway.http.command_bodies import OpenAIErrorEnvelope
+from gateway.system.notation import nearest, suggestion
+
+
+class Parameters(Struct, frozen=True, omit_defaults=True):
+    """Parameters by the API's names; None leaves one to the model. /set shows the descriptions."""
+
+    temperature: (
+        Annotated[float, Meta(ge=0, le=2, description="0: always the likeliest word")] | None
+    ) = None
+    max_tokens: Annotated[int, Meta(ge=1, description="longest answer")] | None = None
+    top_p: (
+        Annotated[float, Meta(ge=0, le=1, description="the likeliest, up to this share")] | None
+    ) = None
+    top_k: Annotated[int, Meta(ge=0, description="the likeliest, up to this number")] | None = None
+    min_p: (
+        Annotated[float, Meta(ge=0, le=1, description="at least this share of the best")] | None
+    ) = None
+    seed: Annotated[int, Meta(description="the same seed draws the same answer")] | None = None
+    stop: (
+        Annotated[tuple[str, ...], Meta(max_length=16, description="texts that end the answer")]
+        | None
+    ) = None
+    repetition_penalty: (
+        Annotated[float, Meta(ge=0, le=10, description="1: none; more repeats less")] | None
+    ) = None
+    frequency_penalty: (
+        Annotated[float, Meta(ge=-2, le=2, description="against a token, for each use")] | None
+    ) = None
+    presence_penalty: (
+        Annotated[float, Meta(ge=-2, le=2, description="against a token that was used")] | None
+    ) = None
+    reasoning_effort: (
+        Annotated[
+            Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
+            Meta(description="how much the model thinks; none: not at all"),
+        ]
+        | None
+    ) = None
+
+
+NAMES: Final = Parameters.__struct_fields__
+
+
+class ParameterError(Exception):
+    """The parameter can't be set; the message is a sentence."""
+
+
+def with_parameter(present: Parameters, name: str, text: str | None) -> Parameters:
+    """The parameters with one more value, given as typed text; None leaves it to the model again.
+
+    Raises:
+        ParameterError: there is no such parameter, or it can't have that value.
+    """
+    if name not in NAMES:
+        raise ParameterError(
+            f"There is no parameter {name!r}.{suggestion(nearest(name, NAMES))} /set shows them."
+        )
+    try:
+        values = {name: None if text is None else _value(name, text)}
+        # Not strict: the text becomes the field's type.
+        read = msgspec.convert(values, Parameters, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        why = str(error).partition(" - at ")[0].replace("`", "").replace(" | null", "")
+        raise ParameterError(f"{name} can't be {text!r}: {why[:1].lower()}{why[1:]}.") from None
+    return msgspec.structs.replace(present, **{name: getattr(read, name)})
+
+
+def shown(parameters: Parameters) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of each; a value that isn't set is empty."""
+    rows = []
+    for field in msgspec.inspect.type_info(Parameters).fields:  # type: ignore[attr-defined]
+        value = getattr(parameters, field.name)
+        rows.append((field.name, "" if value is None else _written(value), _meaning(field)))
+    return rows
+
+
+def _value(name: str, text: str) -> Any:
+    return shlex.split(text) if name == "stop" else text
+
+
+def _written(value: Any) -> str:
+    return shlex.join(value) if isinstance(value, tuple) else str(value)
+
+
+def _meaning(field: Any) -> str:
+    for each in field.type.types:
+        if isinstance(each, msgspec.inspect.Metadata):
+            return str((each.extra_json_schema or {}).get("description", ""))
+    return ""
+
+
+class TextMessage(Struct, frozen=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatRequest(Parameters, frozen=True, kw_only=True, omit_defaults=True):
+    model: str
+    messages: tuple[TextMessage, ...]
+    stream: bool = False
+
+
+class _Delta(Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _StreamedChoice(Struct, frozen=True):
+    delta: _Delta
+    finish_reason: str | None = None
+
+
+class _StreamedChunk(Struct, frozen=True):
+    choices: tuple[_StreamedChoice, ...]
+
+
+class StreamedPiece(Struct, frozen=True):
+    """A piece of the answer, or of the reasoning before it."""
+
+    kind: Literal["text", "reasoning"]
+    text: str
+
+
+class Ending(Struct, frozen=True):
+    """The end of an answer; `reason` is OpenAI's name for the cause: stop, length."""
+
+    reason: str
+
+
+def stream_answer(
+    gateway: GatewayClient,
+    model_id: str,
+    messages: Iterable[TextMessage],
+    parameters: Parameters,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Generator[StreamedPiece | Ending, None, None]:
+    """The pieces of an answer and its ending; `on_wait` is called for each comment, which the
+    gateway sends while the request waits.
+
+    Raises:
+        CommandError: the request was refused, or the answer broke off.
+    """
+    request = ChatRequest(
+        model=model_id,
+        messages=tuple(messages),
+        stream=True,
+        **msgspec.structs.asdict(parameters),
+    )
+    with gateway.stream("POST", "/v1/chat/completions", request, STREAM) as events:
+        for event in events:
+            if event.kind == "comment":
+                on_wait()
+            elif event.kind == "error":
+                raise CommandError(gateway.read(event.data, OpenAIErrorEnvelope).error.message)
+            elif event.data == "[DONE]":
+                return
+            else:
+                for choice in gateway.read(event.data, _StreamedChunk).choices:
+                    if choice.delta.reasoning_content:
+                        yield StreamedPiece("reasoning", choice.delta.reasoning_content)
+                    if choice.delta.content:
+                        yield StreamedPiece("text", choice.delta.content)
+                    if choice.finish_reason:
+                        yield Ending(choice.finish_reason)
+    raise CommandError("The answer broke off before its end.")
+
+
+class Transcript(Protocol):
+    def write(self, piece: StreamedPiece) -> None: ...
+
+    def note(self, text: str) -> None:
+        """Print a remark about the answer."""
+
+    def close(self) -> None:
+        """End the printed answer, complete or not."""
 
 
 class Conversation:
-    """`system`, `parameters` and `model_id` may be changed between answers."""
+    """The messages so far. `system`, `parameters` and `model_id` may change between answers."""
 
     def __init__(
         self, gateway: GatewayClient, model_id: str, system: str | None, parameters: Parameters
@@ -20,13 +201,12 @@ class Conversation:
         self.parameters = parameters
         self._gateway = gateway
         self._messages: list[TextMessage] = []
-        # What was asked last without getting an answer.
+        # The last question, if it got no answer.
         self._unanswered: str | None = None
 
     def ask(self, text: str, transcript: Transcript) -> None:
-        """Print the answer as it comes; the messages get question and answer, or neither.
-
-        An answer that is interrupted counts as far as it came.
+        """Print the answer as it comes. The messages get question and answer, or neither; of an
+        interrupted answer, they get the part that came.
 
         Raises:
             CommandError: there was no answer, or it broke off.
@@ -46,8 +226,8 @@ class Conversation:
             transcript.note("(cut off: it has as many tokens as it may)")
 
     def retry(self, transcript: Transcript) -> bool:
-        """Ask the last question once more, for another answer; False if there is none. An answer
-        that was there stays if no other comes.
+        """Ask the last question once more; False if there is none. Its earlier answer stays if no
+        other one comes.
 
         Raises:
             CommandError: as `ask`.
@@ -68,23 +248,23 @@ class Conversation:
         return True
 
     def clear(self) -> None:
-        """Forget everything that was said; what was set stays."""
+        """Forget the messages; model, system message and parameters stay."""
         self._messages = []
         self._unanswered = None
 
     def _stream(self, question: TextMessage, pieces: list[str], transcript: Transcript) -> bool:
-        """Whether the answer ended where it had as many tokens as it may."""
+        """Print the pieces, and gather those of the text; True if max_tokens cut it off."""
         cut_off = False
         told_state: str | None = None
 
         def tell() -> None:
-            """What the wait is for, once for each state."""
+            """Print the cause of the wait, once for each state."""
             nonlocal told_state
             state = self._gateway.model(self.model_id).state
             if state not in (told_state, "ready"):
                 told_state = state
-                what = "another worker goes on with the answer" if pieces else "waiting"
-                transcript.note(f"({what}: {self.model_id} is {state}...)")
+                doing = "another worker goes on with the answer" if pieces else "waiting"
+                transcript.note(f"({doing}: {self.model_id} is {state}...)")
 
         system = [] if self.system is None else [TextMessage("system", self.system)]
         messages = [*system, *self._messages, question]

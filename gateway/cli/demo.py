@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import select
 import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -17,21 +22,122 @@ import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.answer import Parameters, StreamedPiece, TextMessage, stream_answer
-from gateway.cli.child_gateway import ChildGateway, child_gateway
+import gateway
 from gateway.cli.client import GatewayClient
+from gateway.cli.conversation import Parameters, StreamedPiece, TextMessage, stream_answer
 from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.transcript import Paragraph
 from gateway.http.command_bodies import ModelStatus, OrderOptions, WorkerStatus
+from gateway.system.log_lines import readable
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
+from gateway.system.state_dir import StateDir
+from protocol.message import EndpointError, endpoint
+
+_START_S: Final = 60.0
+_STOP_S: Final = 20.0
+_LOG_LINES: Final = 20
+_PREFIX: Final = "bh-"
+_STATE: Final = "state"
+# Every Unix has it (hier(7)).
+_SHORT_FOLDER: Final = "/tmp"  # noqa: S108
+# The working folder in which `python -m gateway` finds this package.
+_IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
+
+
+class ChildGateway:
+    """A running `bulkhead serve`."""
+
+    def __init__(self, process: subprocess.Popen[str], log_path: Path) -> None:
+        self._process = process
+        self._log_path = log_path
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def address(self) -> str:
+        """Wait for the line with the address.
+
+        Raises:
+            CommandError: there was none.
+        """
+        stdout = self._process.stdout
+        if stdout is not None and select.select([stdout], [], [], _START_S)[0]:
+            found = re.search(r"https?://\S+", stdout.readline())
+            if found is not None:
+                return found[0]
+        raise CommandError("The gateway did not start.")
+
+    def log_tail(self) -> str:
+        lines = self._log_path.read_text("utf-8", "replace").splitlines()
+        return "\n".join(map(readable, lines[-_LOG_LINES:]))
+
+    def stop(self) -> int:
+        """End the gateway in order, or by force if that takes too long; returns its exit status."""
+        self._process.terminate()
+        try:
+            return self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            return self.kill()
+
+    def kill(self) -> int:
+        self._process.kill()
+        return self._process.wait()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder in TMPDIR, or in /tmp if the paths of sockets would be too long."""
+    made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    try:
+        endpoint(StateDir(Path(made.name) / _STATE).longest_socket_path)
+    except EndpointError:
+        made.cleanup()
+        return tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=_SHORT_FOLDER, ignore_cleanup_errors=True
+        )
+    return made
+
+
+@contextlib.contextmanager
+def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
+    """A gateway on a free port; its process and its folder are removed with the context."""
+    with _folder() as folder:
+        config_path, log_path = Path(folder) / "config.toml", Path(folder) / "gateway.log"
+        # An empty file, so that the user's configuration isn't read.
+        config_path.touch()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "gateway", "serve", *arguments),
+                    *("--config", str(config_path)),
+                    *("--port", "0"),
+                    *("--state-dir", str(Path(folder) / _STATE)),
+                ],
+                cwd=_IMPORT_ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C ends the demo, which then ends the gateway in order.
+                start_new_session=True,
+            )
+        child = ChildGateway(process, log_path)
+        try:
+            yield child
+        finally:
+            try:
+                child.stop()
+            finally:
+                child.kill()
+
 
 _EVERY_S: Final = 0.05
 
 
 class Pulse:
-    """Asks for a sign of life on a thread, as long as the context lasts."""
+    """Asks the gateway whether it lives, on a thread, until the context ends."""
 
     def __init__(self, url: str) -> None:
         self.beats = 0
@@ -65,7 +171,7 @@ class Pulse:
 _MODEL: Final = "demo"
 _SHORT_QUESTION: Final = "What is Bulkhead?"
 _LONG_QUESTION: Final = "Tell me a story."
-# A fast machine may have the whole answer on its way before the signal arrives.
+# On a fast machine the whole answer may be sent before the signal arrives.
 _KILL_ATTEMPTS: Final = 5
 _WORDS_BEFORE_KILL: Final = 5
 _INDENT: Final = "   "
@@ -73,7 +179,7 @@ _WIDTH: Final = 79
 
 
 class MemoryNote(Struct, frozen=True):
-    """One row of the demo's account of memory."""
+    """The memory at one moment of the demo."""
 
     when: str
     available_bytes: int
@@ -83,16 +189,17 @@ class MemoryNote(Struct, frozen=True):
         worker = "no worker"
         if self.footprint_bytes is not None:
             worker = f"the worker holds {format_size(self.footprint_bytes)}"
-        # In MB, so that a small model shows.
+        # In MB, so that the change by a small model is visible.
         return f"{self.when:<7} {self.available_bytes / 1e6:>9,.0f} MB available, {worker}"
 
 
 @click.command("demo")
 def demo_command() -> None:
-    """Show what Bulkhead is for, in a few seconds and without downloads.
+    """Show the purpose of Bulkhead, in a few seconds and without downloads.
 
-    Starts a gateway of its own with the model that comes along, kills the model's process in the
-    middle of an answer, which a new one carries on, unloads it, and says what memory that took.
+    Starts a gateway of its own with the built-in model, and kills the model's process in the middle
+    of an answer, which a new process completes. Then unloads the model, and prints the memory
+    before, loaded and after.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end_in_order)
@@ -111,8 +218,8 @@ def _end_in_order(number: int, _frame: FrameType | None) -> None:
 
 
 def _perform(child: ChildGateway) -> None:
-    click.echo("Bulkhead gives every model a process of its own. This is what that is good for.")
-    _title("A gateway starts. It loads no model before somebody asks.")
+    click.echo("Bulkhead gives every model a process of its own. This demo shows the use of that.")
+    _title("A gateway starts. It loads no model before the first question.")
     address = child.address()
     _say(f"It serves on {address} (pid {child.pid}).")
     with GatewayClient(address) as gateway:
@@ -157,7 +264,7 @@ def _converse(gateway: GatewayClient, address: str, gateway_pid: int) -> tuple[M
 
 
 def _ask(gateway: GatewayClient, question: str) -> None:
-    """Stream an answer to its end."""
+    """Print an answer while it streams."""
     _say(f"> {question}")
     with contextlib.closing(Paragraph(_INDENT, _WIDTH)) as paragraph:
         for piece in _answer(gateway, question):
@@ -244,7 +351,7 @@ def _memory_note(gateway: GatewayClient, when: str) -> MemoryNote:
     model = reading.model(_MODEL)
     worker = None if model is None else model.worker
     try:
-        # Read here, since the gateway's own figure may be a second old.
+        # Read here, as the gateway's reading may be a second old.
         held = None if worker is None else footprint(worker.pid).current_bytes
     except FootprintError as error:
         raise CommandError(f"The worker's footprint can't be read: {error}.") from error

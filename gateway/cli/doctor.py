@@ -18,12 +18,80 @@ from gateway.cli.failure import interruptible
 from gateway.cli.options import takes_flags
 from gateway.cli.output import printable, printable_json, stdout_console
 from gateway.config.settings import Flags
-from gateway.doctor.checks import CHECKS, THROUGHPUT, memory_check
+from gateway.doctor import models, throughput
+from gateway.doctor.files import (
+    look_at_discovery,
+    look_at_disk,
+    look_at_folder,
+    look_at_model_cache,
+    look_at_secrets,
+    look_at_socket_path,
+)
 from gateway.doctor.finding import Check, Finding, Severity, findings, worst
+from gateway.doctor.gateway import (
+    look_at_configuration,
+    look_at_configuration_in_force,
+    look_at_gateway,
+    look_at_leftovers,
+    look_at_port,
+    look_at_starts,
+    look_at_version,
+    look_at_workers,
+)
 from gateway.doctor.installation import Installation
-from gateway.doctor.memory_check import MemoryCheck
+from gateway.doctor.machine import (
+    look_at_clock,
+    look_at_device,
+    look_at_memory,
+    look_at_open_files,
+    look_at_packages,
+    look_at_python,
+    look_at_swap,
+    look_at_wired_limit,
+)
+from gateway.doctor.memory_check import NAME, MemoryCheck
+from gateway.doctor.network import look_at_hosts, look_at_network
+from gateway.doctor.service import look_at_service
 
-# 2 to 4 have meanings of their own in every verb.
+CHECKS: Final = (
+    Check("configuration", look_at_configuration),
+    Check("python", look_at_python),
+    Check("packages", look_at_packages),
+    Check("device", look_at_device, deadline_s=40.0),
+    Check("wired limit", look_at_wired_limit),
+    Check("memory", look_at_memory, deadline_s=40.0),
+    Check("swap", look_at_swap),
+    Check("clock", look_at_clock),
+    Check("state folder", look_at_folder),
+    Check("secrets", look_at_secrets),
+    Check("disk", look_at_disk),
+    Check("socket path", look_at_socket_path),
+    Check("open files", look_at_open_files),
+    Check("network", look_at_network),
+    # For each of them; one that is out of reach takes its deadline.
+    Check("hosts", look_at_hosts, deadline_s=30.0),
+    Check("gateway", look_at_gateway),
+    Check("starts", look_at_starts),
+    Check("port", look_at_port),
+    Check("version", look_at_version),
+    Check("in force", look_at_configuration_in_force),
+    Check("workers", look_at_workers),
+    Check("leftovers", look_at_leftovers),
+    Check("service", look_at_service, deadline_s=60.0),
+    Check("model cache", look_at_model_cache),
+    Check("discovery", look_at_discovery),
+    Check("model", models.look_at_models, models.DEADLINE_S),
+)
+# With --throughput only: this check sends requests to the gateway.
+THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughput.DEADLINE_S)
+
+
+def memory_check(memory: MemoryCheck) -> Check:
+    """The check of --memory, which takes memory and time."""
+    return Check(NAME, memory.look, deadline_s=60.0)
+
+
+# Statuses 2 to 4 mean the same in every verb.
 EXIT_STATUS: Final = {Severity.OK: 0, Severity.WARNING: 5, Severity.ERROR: 1}
 _STYLES: Final = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 _MARK_WIDTH: Final = 8
@@ -37,18 +105,18 @@ _MARK_WIDTH: Final = 8
 @click.option(
     "--memory",
     is_flag=True,
-    help="Also measure what Bulkhead assumes of memory, and print a report to send.",
+    help="Also measure whether Bulkhead's assumptions on memory hold; print a report to send.",
 )
 @takes_flags
 def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: bool) -> None:
-    """Look for what is wrong, and say what to do about it.
+    """Look for faults, and print a remedy for each.
 
-    Looks at the configuration, the environment, the machine, the state folder, the gateway, the
-    service and every model; changes nothing. Takes what serve takes.
+    Checks the configuration, the environment, the machine, the state folder, the gateway, the
+    service and every model; changes nothing. Takes the options of serve.
 
     Ends with status 0 if all is well, 5 if there are warnings, 1 if there are errors.
     """
-    # What is found is said by the findings.
+    # Only findings are printed, no log.
     logging.getLogger().addHandler(logging.NullHandler())
     checks = (*CHECKS, THROUGHPUT) if throughput else CHECKS
     measured = MemoryCheck() if memory else None
@@ -72,19 +140,19 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: boo
         click.echo(printable_json(content))
     else:
         if measured is not None:
-            # As it is, so that it can be copied.
+            # Unbroken, so that it can be copied.
             click.echo(f"\n{printable(measured.report())}\n")
         _print_summary(console, found, gateway_runs=installation.running().holder is not None)
     sys.exit(EXIT_STATUS[verdict])
 
 
 def _shown(check: Check, console: Console, *, quiet: bool) -> AbstractContextManager[object]:
-    """On a terminal what is looked at, as some of it takes seconds."""
+    """On a terminal, show the name of the check while it runs."""
     return nullcontext() if quiet or not console.is_terminal else console.status(check.name)
 
 
 def _print(console: Console, finding: Finding) -> None:
-    """A line, and one for the remedy; on a terminal they are broken between words."""
+    """Print the finding, and below it the remedy; on a terminal, broken between words."""
     of = "" if finding.subject is None else f" {finding.subject}"
     _print_row(
         console,

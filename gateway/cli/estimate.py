@@ -10,24 +10,22 @@ import click
 import msgspec
 from msgspec import Struct
 
-from gateway.cli.client import DISKS, GatewayClient, Query, quoted
+from gateway.cli.client import DISKS, GatewayClient, Query, access, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
-from gateway.cli.local import access
 from gateway.cli.output import printable
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.command_bodies import Status
 from gateway.library.description import describe
-from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.estimate import MOST_ROWS
-from gateway.memory.estimate.fitting import Learned, Outline, Verdict, outline_of, whole
-from gateway.memory.estimate.weights import EstimateError, options_in
+from gateway.memory.estimate import MOST_ROWS
+from gateway.memory.fitting import Learned, Outline, Verdict, budget_bytes, outline_of, whole
 from gateway.memory.forecast import Forecast, possible_beside
 from gateway.memory.leak_check import read_stranded
+from gateway.memory.weights import EstimateError, options_in
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir, default_state_dir, running_address
 
@@ -35,12 +33,12 @@ _WIDTH: Final = 14
 
 
 class EstimateReport(Struct):
-    """The JSON form; sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load;
-    `possible_bytes` can be had beside what is pinned. `rows` are sequences by their tokens.
-    `company` are the floors of models that are loaded with it; `forecast` is what a running gateway
-    says that its load would bring about, and `failure` why it can't be loaded. `gateway` is the
-    address of the one that has told all of it; null: it was calculated here, by the configuration
-    that is found here.
+    """The JSON form. `floor_bytes`, the sum of the parts, is needed for a load; `possible_bytes` is
+    available beside pinned models. `rows` maps lengths in tokens to numbers of sequences. `company`
+    has the floors of models that are loaded together with this one. `forecast` is a running
+    gateway's sentence about the effects of a load, `failure` the reason against a load. `gateway`
+    is the address of the gateway that made the estimate; null: this command did, by its own
+    configuration.
     """
 
     model: str
@@ -62,9 +60,7 @@ class EstimateReport(Struct):
 
 
 class _Running(NamedTuple):
-    """The gateway of the state folder, and what it says of the model; None if it doesn't know it,
-    or not so much.
-    """
+    """The gateway of the state folder, with its answer about the model; None: it has no answer."""
 
     url: str
     reading: Status
@@ -95,15 +91,15 @@ def estimate_command(
     *,
     as_json: bool,
 ) -> None:
-    """Say how much memory a model will take, without loading it.
+    """Estimate the memory of a model, without loading it.
 
     MODEL is an id or alias, a folder, or a repository in the Hugging Face cache. The gateway that
-    runs on this state folder answers for its own models. For other models, and with --config, this
+    uses this state folder answers for its own models. For other models, and with --config, this
     command calculates.
 
-    Shown are the parts, what was measured if the model has run before, whether it fits into the
-    budget beside pinned models, how many sequences fit at once, and which models a load would load
-    or evict.
+    The output has the parts, the measured size if the model has run before, whether the model fits
+    into the budget beside pinned models, the number of sequences that fit at once, and the models
+    that a load would also load or evict.
     """
     draft = read_draft(Flags(config=config, state_dir=state_dir), os.environ)
     settings = draft.settings
@@ -149,7 +145,7 @@ def _running(
 
 
 def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate) -> str | None:
-    """Who has answered, where it matters: the gateway has read another configuration."""
+    """A note on the source of the answer, if the gateway has read another configuration."""
     theirs = running.reading.config
     own = None if draft.file is None else str(draft.file.absolute())
     if (theirs.file, theirs.digest) == (own, draft.digest):
@@ -157,10 +153,10 @@ def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate)
     read = theirs.file or "no file"
     here = own or "no file"
     if theirs.file == own:
-        here = "what the file holds now"
+        here = "the present contents of the file"
     if answer.gateway is not None:
-        return f"By the gateway that runs, which has read {read}, and not by {here}."
-    return f"By {here}, and not by the gateway that runs, which has read {read}."
+        return f"This is by the running gateway, which has read {read}, and not by {here}."
+    return f"This is by {here}, and not by the running gateway, which has read {read}."
 
 
 def _calculated(
@@ -195,7 +191,7 @@ def _calculated(
 
 
 def _problem(model: str, settings: Settings) -> str | None:
-    """What its files say against a load."""
+    """A reason in the model's files against a load."""
     try:
         return describe(find_folder(locate(_configured(model, settings).path))).problem
     except (ValueError, OSError):
@@ -249,9 +245,9 @@ def _print(model: str, answer: _Estimate) -> None:
     click.echo(f"{model}, {found.context_tokens:,} tokens of context\n")
     for line in found.parts:
         click.echo(f"  {line.name:<{_WIDTH}} {format_size(line.bytes):>8}  {line.detail}")
-    click.echo(f"  {'floor':<{_WIDTH}} {format_size(found.floor_bytes):>8}  to be had for a load\n")
+    click.echo(f"  {'floor':<{_WIDTH}} {format_size(found.floor_bytes):>8}  needed for a load\n")
     if (measured := found.measured_idle_bytes) is None:
-        click.echo("Not measured yet: it has not been loaded with this state folder.")
+        click.echo("Not measured yet: the model has not been loaded with this state folder.")
     else:
         calculated = found.idle_bytes
         click.echo(
@@ -278,7 +274,7 @@ def _print(model: str, answer: _Estimate) -> None:
 
 
 def _off(share: float) -> str:
-    """How far an estimate is from what was measured."""
+    """The error of an estimate, as a share of the measured size."""
     percent = round(100 * share)
     return (
         f"{abs(percent)}% too {'much' if percent > 0 else 'little'}" if percent else "as measured"
@@ -290,9 +286,9 @@ def _sentence(answer: _Estimate) -> str:
     needed, possible = format_size(found.needed_bytes), format_size(found.possible_bytes)
     beside = ""
     if found.kept_bytes:
-        whose = "what is pinned or kept for groups" if answer.grouped else "what is pinned"
+        whose = "pinned models and groups" if answer.grouped else "pinned models"
         beside = f" beside the {format_size(found.kept_bytes)} of {whose}"
-    asks = f"its floor is {needed}, and {possible} can be had{beside}."
+    asks = f"its floor is {needed}, and {possible} is available{beside}."
     match found.verdict:
         case "fits":
             return f"Its memory fits: {asks}"

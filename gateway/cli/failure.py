@@ -1,4 +1,4 @@
-"""How a command ends other than well; scripts tell the ways apart by the exit status."""
+"""The failures of commands, each with its exit status."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 
 from gateway.cli.output import printable
 
-# As shells count the end by SIGINT.
+# A shell's exit status for an end by SIGINT.
 _INTERRUPTED: Final = 130
 
 
 class CommandError(click.ClickException):
-    """It failed. The text is a sentence, for stderr."""
+    """The command failed. The message is a sentence, for stderr."""
 
     exit_code = 1
 
@@ -24,19 +24,19 @@ class CommandError(click.ClickException):
 
 
 class WrongUseError(CommandError):
-    """The command line leaves open what to do."""
+    """The command line is wrong, or lacks something."""
 
     exit_code = 2
 
 
 class NoGatewayError(CommandError):
-    """No gateway answers, or none any more."""
+    """No gateway answers, or the connection broke."""
 
     exit_code = 3
 
 
 class NobodyListensError(NoGatewayError):
-    """There is no gateway: not one that is slow, or something else in its place."""
+    """Nothing listens at the address: no gateway, slow or not, and no other program."""
 
 
 class NoSuchModelError(CommandError):
@@ -47,7 +47,7 @@ class NoSuchModelError(CommandError):
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Make Ctrl-C an end without a traceback."""
+    """Let Ctrl-C end the command without a traceback."""
     try:
         yield
     except KeyboardInterrupt:

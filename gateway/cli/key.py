@@ -1,4 +1,4 @@
-"""bulkhead key"""
+"""bulkhead key and usage"""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ import click
 import msgspec
 from rich.table import Table
 
-from gateway.access.accounts import Counts
 from gateway.access.api_key import (
     LATEST_EXPIRY,
     KeyBody,
     KeyList,
     KeyTerms,
-    KeyUsage,
     NewKey,
-    UsageList,
 )
 from gateway.access.key_file import KeyFile, KeyFileError
+from gateway.access.limits import Counts, KeyUsage, UsageList
 from gateway.cli import UncutGroup
-from gateway.cli.client import ANSWER, FOLDED, GatewayClient
+from gateway.cli.client import ANSWER, FOLDED, GatewayClient, local_settings, own_gateway
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
-from gateway.cli.local import local_settings, own_gateway, state_dir_option
-from gateway.cli.options import json_option, names_gateway, reaches_gateway
+from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import print_table, stdout_console
 from gateway.system.notation import nearest_model, parse_time, suggestion
 
@@ -40,8 +37,8 @@ _KEYS: Final = "/admin/v1/keys"
 def key_command() -> None:
     """Make, list and revoke API keys.
 
-    Keys are kept in the gateway's state folder, so the gateway needn't run. With --url a gateway
-    elsewhere is asked to do it.
+    Keys are kept in the gateway's state folder, so the gateway needn't run. With --url the keys of
+    that gateway are meant.
     """
 
 
@@ -77,7 +74,7 @@ def _check_models(
     for text in texts:
         names = dict.fromkeys(filter(None, (each.strip() for each in text.split(","))))
         if not names:
-            # Without a name it would be a key for all.
+            # An empty list would allow all models.
             raise click.BadParameter(
                 f"{text!r} names no model: name one, or leave --models out for all of them."
             )
@@ -92,12 +89,12 @@ def _check_models(
     multiple=True,
     callback=_check_models,
     metavar="MODEL,...",
-    help="The only models that it may use, by id or alias. Repeatable.",
+    help="The only models that the key may use, by id or alias. Repeatable.",
 )
 @click.option(
     "--priority",
     type=click.IntRange(-1000, 1000),
-    help="The highest that its requests may have [the model's own].",
+    help="The highest priority of its requests [the model's own].",
 )
 @click.option("--rpm", type=click.IntRange(1), help="Requests a minute.")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers.")
@@ -112,7 +109,7 @@ def _check_models(
 @state_dir_option
 @reaches_gateway
 def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms: Any) -> None:
-    """Make an API key and print it, this once, as the last word.
+    """Make an API key and print it, only this once, as the last word.
 
     Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options the key may
     use every model without limits.
@@ -142,7 +139,7 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
 @state_dir_option
 @reaches_gateway
 def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None:
-    """Revoke a key: it is refused from now on, and requests that run under it are cut off."""
+    """Revoke a key: it is refused from now on, and its running requests are cut off."""
     if names_gateway() and state_dir is None:
         if name in FOLDED:
             raise CommandError(f"There is no key {name!r} to revoke.")
@@ -173,27 +170,27 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(listed), indent=2))
     elif not listed.keys:
-        click.echo("There are no keys: everybody on this machine may do everything.")
+        click.echo("There are no keys: every program on this machine may do everything.")
     else:
         print_table(stdout_console(), _table(listed.keys))
 
 
 @contextlib.contextmanager
 def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
-    """That of the state folder; a gateway that uses it has taken it in when this is over."""
+    """The key file of the state folder. A running gateway has read the changes at the end."""
     _, folder = local_settings(state_dir)
     try:
         yield KeyFile(folder.keys_path)
     except KeyFileError as error:
         raise CommandError(str(error)) from error
-    # It looks by itself, too, only not at once.
+    # The gateway reads the file by itself, too, but not at once.
     with contextlib.suppress(CommandError), own_gateway(state_dir) as client:
         if client is not None:
             client.get(_KEYS)
 
 
 def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:
-    """It may be there later, so it is no error."""
+    """Warn of names without a model; no error, as the models may come later."""
     configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:
@@ -201,7 +198,7 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
                 meant = suggestion(nearest_model(name, configured))
                 click.echo(
                     f"Careful: the configuration has no model {name!r}, and no gateway runs that "
-                    f"would know what the disks have.{meant}",
+                    f"would know the models on the disks.{meant}",
                     err=True,
                 )
             continue
@@ -214,7 +211,7 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
 
 
 def _configured() -> set[str]:
-    """Ids and aliases."""
+    """The ids and aliases in the configuration."""
     settings, _ = local_settings(None)
     return {name for key, each in settings.models.items() for name in (key, *each.aliases)}
 
@@ -222,7 +219,7 @@ def _configured() -> set[str]:
 def _table(keys: list[KeyBody]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("key", overflow="fold")
-    # A date stays whole.
+    # Wide enough for a date.
     table.add_column("state", overflow="fold", min_width=10)
     table.add_column("models", overflow="fold")
     for heading in ("priority", "rpm", "tpm", "at once", "made"):
@@ -260,10 +257,10 @@ def _day(at: float) -> str:
 @state_dir_option
 @reaches_gateway
 def usage_command(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
-    """Show what each API key has used, today and this month.
+    """Show the requests and tokens of each API key, today and this month.
 
     "in" are prompt tokens, "cached" those of them that were found in the prompt cache, and "out"
-    the tokens of answers. Nothing is counted while there are no keys.
+    the tokens of answers. Without keys nothing is counted.
     """
     if state_dir is None:
         _print_usage(gateway, as_json=as_json)

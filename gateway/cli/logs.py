@@ -1,4 +1,4 @@
-"""bulkhead logs"""
+"""bulkhead logs and events"""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import click
 import msgspec
 from rich.text import Text
 
-from gateway.cli.client import GatewayClient, ServerSentEvent, quoted
+from gateway.cli.client import GatewayClient, ServerSentEvent, local_settings, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
-from gateway.cli.local import local_settings
-from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.cli.options import names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import printable, stdout_console
 from gateway.config.settings import Settings
-from gateway.system.log_files import LogReader
+from gateway.system.log_files import LogReader, stamp_of
 from gateway.system.log_lines import as_json as json_line
-from gateway.system.log_lines import escaped, human, local_time, parsed, since_stamp, stamp_of
+from gateway.system.log_lines import escaped, human, local_time, parsed, since_stamp
 from gateway.system.notation import nearest_model, suggestion
 
 _TAB: Final = 8
@@ -29,7 +28,7 @@ _STYLES: Final = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 class LogPrinter:
-    """For the log of a model's workers, or the gateway's own."""
+    """Prints the log of a model's workers; with `model` None, the gateway's."""
 
     def __init__(self, model: str | None, *, as_json: bool) -> None:
         self._model = model
@@ -54,14 +53,14 @@ class LogPrinter:
 
 
 def _worker_text(line: str) -> str:
-    """Without colours of its own: they may come from anywhere."""
+    """A worker's line without its colours and control characters."""
     at, text = _split(line)
     text = escaped(click.unstyle(text).expandtabs(_TAB))
     return text if at is None else f"{local_time(at)} {text}"
 
 
 def _split(line: str) -> tuple[str | None, str]:
-    """A worker's line: its time, and what it printed."""
+    """The time of a worker's line, and the text that the worker printed."""
     at = stamp_of(line)
     return at, line if at is None else line.removeprefix(at).removeprefix(" ")
 
@@ -84,7 +83,7 @@ def _check_since(
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until Ctrl-C.")
 @click.option(
-    "--since", callback=_check_since, help="Begin so long ago (10m, 2h), or at an ISO 8601 time."
+    "--since", callback=_check_since, help="Begin at a time: 10m or 2h ago, or an ISO 8601 time."
 )
 @click.option(
     "-n",
@@ -93,11 +92,7 @@ def _check_since(
     help=f"How many of the last lines to begin with [{_DEFAULT_LINES}, or all with --since].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    help="The gateway's state folder, if it isn't the one that serve would use.",
-)
+@state_dir_option
 @reaches_gateway
 def logs_command(
     gateway: GatewayClient,
@@ -109,10 +104,10 @@ def logs_command(
     as_json: bool,
     state_dir: Path | None,
 ) -> None:
-    """Print the gateway's log, or what a model's workers have printed.
+    """Print the gateway's log, or with MODEL the output of that model's workers.
 
-    It is read from the state folder, so the gateway needn't run. With --url, or if the folder has
-    no such log, the gateway is asked.
+    The log is read from the state folder, so the gateway needn't run. With --url, or if the folder
+    has no such log, the gateway is asked.
     """
     if lines is None:
         lines = _DEFAULT_LINES if since is None else _ALL_LINES
@@ -125,10 +120,10 @@ def logs_command(
 
 
 def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient) -> Path | None:
-    """The log's file, which may have to come yet; None if a gateway answers and knows better.
+    """The log's file, which may not exist yet; None: the gateway that answers must be asked.
 
     Raises:
-        NoSuchModelError: nobody knows the model.
+        NoSuchModelError: there is neither a log of the model nor the model.
         NoGatewayError: there is no log of a gateway, and none answers.
     """
     settings, folder = local_settings(state_dir)
@@ -157,11 +152,11 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        return False  # Too long for a name: no model is called so.
+        return False  # The name is too long for a file, so for a model.
 
 
 def _model_id(model: str | None, settings: Settings) -> str | None:
-    """The id that is meant by an id or alias."""
+    """The id for an id or alias."""
     aliases = {
         alias: model_id for model_id, each in settings.models.items() for alias in each.aliases
     }
@@ -171,7 +166,7 @@ def _model_id(model: str | None, settings: Settings) -> str | None:
 def print_file(
     path: Path, printer: LogPrinter, lines: int, since: str | None, *, follow: bool
 ) -> None:
-    """The last lines of a log, and with `follow` the new ones, which may have to come yet."""
+    """Print the last lines of a log, and with `follow` also new ones until Ctrl-C."""
     for line in _lines(path, lines, since, follow=follow):
         printer.print(line)
 
@@ -213,7 +208,7 @@ def _print_answer(
                 printer.print(event.data)
 
 
-# These have a place of their own in a line.
+# Fields with a place of their own in a line.
 _PLACED: Final = ("id", "at", "event", "model")
 
 
@@ -233,8 +228,8 @@ _PLACED: Final = ("id", "at", "event", "model")
 def events_command(
     gateway: GatewayClient, *, follow: bool, recent: int, as_json: bool, model: str | None
 ) -> None:
-    """Print what happened to models and workers, such as starts, ends and their causes."""
-    # Of its present id, also for an alias; one that isn't there is an error.
+    """Print the events of models and workers, such as starts, ends and their causes."""
+    # Events have ids, so an alias is resolved; an unknown model is an error.
     model = None if model is None else gateway.model(model).id
     with gateway.events(recent, follow=follow) as events:
         for event in events:

@@ -1,22 +1,138 @@
-"""bulkhead models"""
+"""bulkhead models, list, show and rm: the models that are served, and those on the disks"""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
 from msgspec import Raw, Struct
 from rich.table import Table
 
-from gateway.cli.client import GatewayClient
-from gateway.cli.disks import ModelsOnDisks, asked
-from gateway.cli.failure import CommandError
-from gateway.cli.options import json_option, model_argument, reaches_gateway
+from gateway.cli.client import DISKS, GatewayClient, quoted
+from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
+from gateway.cli.options import json_option, model_argument, names_gateway, reaches_gateway
 from gateway.cli.output import UNKNOWN, ago, print_table, printable, size, stdout_console
+from gateway.config.layers import ConfigError
+from gateway.config.read import read_configuration
+from gateway.config.settings import Flags
 from gateway.http.command_bodies import ModelBody
-from gateway.library.catalogue import ModelOnDisk
+from gateway.library.catalogue import (
+    EntryList,
+    ModelOnDisk,
+    Removed,
+    Used,
+    catalogue,
+    look_up,
+    objection,
+    put_aside,
+    remove,
+    unknown,
+    with_configured,
+)
+from gateway.library.finder import Finder
 from gateway.system.notation import format_size
+from gateway.system.state_dir import StateDir, default_state_dir, lock_holder
+from gateway.system.state_file import read_state
+
+T = TypeVar("T")
+
+
+def _asked(gateway: GatewayClient) -> list[ModelOnDisk]:
+    """The models on the disks of the gateway's machine."""
+    return gateway.read(gateway.get("/admin/v1/library", DISKS), EntryList).models
+
+
+class ModelsOnDisks:
+    """Asks the gateway; if none runs and none was named, reads this machine's disks."""
+
+    def __init__(self, gateway: GatewayClient) -> None:
+        self._gateway = gateway
+
+    def entries(self) -> list[ModelOnDisk]:
+        return self._either(_asked, lambda here: here.all)
+
+    def entry(self, name: str) -> ModelOnDisk:
+        return self._either(
+            lambda gateway: gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk),
+            lambda here: here.find(name),
+        )
+
+    def removal(self, name: str) -> Removed:
+        """The effect that `remove` would have. Raises: CommandError: it would fail."""
+        return self._either(
+            lambda gateway: gateway.read(gateway.get(_path(name, "removals"), DISKS), Removed),
+            lambda here: here.removal(name),
+        )
+
+    def remove(self, name: str) -> Removed:
+        return self._either(
+            lambda gateway: gateway.read(gateway.send("DELETE", _path(name)), Removed),
+            lambda here: here.remove(name),
+        )
+
+    def _either(self, ask: Callable[[GatewayClient], T], look: Callable[[_Here], T]) -> T:
+        try:
+            return ask(self._gateway)
+        except NobodyListensError:
+            if names_gateway():
+                raise
+        return look(_Here())
+
+
+def _path(name: str, kind: str = "library") -> str:
+    """The API's path of a model on a disk, whose name may be a folder and begin with a slash."""
+    root = "/" if name.startswith("/") else ""
+    return f"/admin/v1/{kind}/{root}{quoted(name.removeprefix('/'), name)}"
+
+
+class _Here:
+    """The models on the disks of this machine, without a gateway."""
+
+    def __init__(self) -> None:
+        finder = Finder()
+        try:
+            read = read_configuration(Flags(), os.environ)
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
+        self._configuration = finder.with_found(read)
+        settings = self._configuration.settings
+        self._state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+        used = read_state(self._state_dir.used_path, Used) or Used({})
+        found = with_configured(finder.find(settings), self._configuration)
+        self.all = catalogue(found, self._configuration, {}, used.at)
+
+    def find(self, name: str) -> ModelOnDisk:
+        if (entry := look_up(self.all, name)) is None:
+            raise NoSuchModelError(unknown(self.all, name))
+        return entry
+
+    def removal(self, name: str) -> Removed:
+        entry = self._removable(name)
+        return Removed(entry.source, entry.size_bytes)
+
+    def remove(self, name: str) -> Removed:
+        entry = self._removable(name)
+        try:
+            remove(put_aside(entry), entry)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{entry.source} can't be removed: {error}") from error
+        return Removed(entry.source, entry.size_bytes)
+
+    def _removable(self, name: str) -> ModelOnDisk:
+        entry = self.find(name)
+        if (pid := lock_holder(self._state_dir.path)) is not None:
+            raise CommandError(
+                f"A gateway runs (pid {pid}), which may have the model loaded: name the gateway "
+                "with --url."
+            )
+        if (reason := objection(entry, self._configuration, {}, None)) is not None:
+            raise CommandError(reason)
+        return entry
 
 
 class _RawList(Struct):
@@ -29,8 +145,8 @@ class _RawList(Struct):
 def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
     """List the models that are served: state, size, context, aliases and last use.
 
-    The size is that of the files. The context is the one in force; of a model that isn't loaded it
-    is the longest that the model knows.
+    "size" is the size of the files. "context" is the context in force; for a model that isn't
+    loaded, it is the longest that the model supports.
     """
     if as_json:
         listed = gateway.read(gateway.get("/v1/models"), _RawList)
@@ -41,9 +157,9 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
 
 
 def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
-    """By ids. Only operators may ask for it, and disks may be slow: the rest is told without."""
+    """Models on disks by their ids; empty without the admin key, or if the disks are slow."""
     try:
-        return {name: each for each in asked(gateway) for name in each.ids}
+        return {name: each for each in _asked(gateway) for name in each.ids}
     except CommandError:
         return {}
 
@@ -62,7 +178,7 @@ def _table(models: list[ModelBody], entries: dict[str, ModelOnDisk]) -> Table:
         if (entry := entries.get(model.id)) is not None:
             size_bytes = entry.size_bytes
             context_tokens = context_tokens or entry.context_tokens
-            # Which also knows what was before the gateway's start.
+            # The file of last uses also has those before the gateway's start.
             used_at = used_at or entry.last_used_at
         table.add_row(
             printable(model.id),
@@ -81,8 +197,8 @@ def _table(models: list[ModelBody], entries: dict[str, ModelOnDisk]) -> Table:
 def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     """List the models on the disks: in the Hugging Face cache and in configured folders.
 
-    Complete models are served under the id that is shown. `bulkhead show` says why another one is
-    not.
+    Complete models are served under the id that is shown. `bulkhead show` says why a model is not
+    served.
     """
     entries = ModelsOnDisks(gateway).entries()
     if as_json:
@@ -127,7 +243,7 @@ def state(entry: ModelOnDisk) -> str:
 @json_option
 @reaches_gateway
 def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
-    """Show what is known of a model on a disk.
+    """Show the properties of a model on a disk.
 
     MODEL is an id, a repository or a folder.
     """
@@ -163,10 +279,10 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
 @json_option
 @reaches_gateway
 def rm_command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) -> None:
-    """Remove a model from the disk, or what an unfinished pull has left.
+    """Remove a model from the disk, or the files of an unfinished pull.
 
-    MODEL is an id, a repository or a folder. What is loaded, being pulled, or needed by another
-    model stays.
+    MODEL is an id, a repository or a folder. A model that is loaded, being pulled, or needed by
+    another model is not removed.
     """
     disks = ModelsOnDisks(gateway)
     planned = disks.removal(model)

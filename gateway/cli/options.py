@@ -1,27 +1,30 @@
-"""Arguments and options that several verbs share."""
+"""Arguments and options that several verbs have."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import click
 import httpx
 from click.core import ParameterSource
+from msgspec import Struct
 
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import GatewayClient, access, local_settings
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import interruptible
-from gateway.cli.local import access, local_settings
 from gateway.config.settings import Flags
 from gateway.system.state_file import read_secret
 
 Arguments = ParamSpec("Arguments")
+Gathered = TypeVar("Gathered", bound=Struct)
+Verb: TypeAlias = Callable[Concatenate[Gathered, Arguments], None]
+Option: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 
 _SEEN: Final = (
-    "Others on this machine can read --admin-key in the list of processes: give --admin-key-file "
+    "Others on this machine can read --admin-key in the list of processes: use --admin-key-file "
     "or BULKHEAD_ADMIN_KEY instead."
 )
 
@@ -32,26 +35,26 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the ga
 def reaches_gateway(
     verb: Callable[Concatenate[GatewayClient, Arguments], None],
 ) -> Callable[..., None]:
-    """Give a verb the options that name a gateway, and the client that they make."""
+    """Give a verb the options that name a gateway, and a client of that gateway."""
 
     @click.option(
         "--url",
         envvar="BULKHEAD_URL",
         callback=_check_url,
-        help="Address of the gateway [BULKHEAD_URL, that of this machine's gateway].",
+        help="Address of the gateway [BULKHEAD_URL, the address of this machine's gateway].",
     )
     @click.option(
         "--admin-key",
         envvar="BULKHEAD_ADMIN_KEY",
         callback=_check_key,
-        help="The operator's key, which others on this machine see in the list of processes "
-        "[BULKHEAD_ADMIN_KEY, the one in the state folder].",
+        help="The admin key; others on this machine can see it in the list of processes "
+        "[BULKHEAD_ADMIN_KEY, the key in the state folder].",
     )
     @click.option(
         "--admin-key-file",
         type=click.Path(path_type=Path),
         callback=_read_key,
-        help="A file with the operator's key, which others may not read.",
+        help="A file with the admin key, which others may not read.",
     )
     @functools.wraps(verb)
     def with_client(
@@ -64,7 +67,7 @@ def reaches_gateway(
         source = click.get_current_context().get_parameter_source("admin_key")
         if source is ParameterSource.COMMANDLINE:
             if admin_key_file is not None:
-                raise click.UsageError("--admin-key and --admin-key-file: give one of them.")
+                raise click.UsageError("Give either --admin-key or --admin-key-file.")
             click.echo(_SEEN, err=True)
         found = access(url, admin_key_file or admin_key, *local_settings(None))
         with interruptible(), GatewayClient(found.url, found.key, found.trust) as gateway:
@@ -74,7 +77,7 @@ def reaches_gateway(
 
 
 def names_gateway() -> bool:
-    """Whether somebody has said which gateway is meant."""
+    """Whether --url or BULKHEAD_URL names a gateway."""
     source = click.get_current_context().get_parameter_source("url")
     return source not in (ParameterSource.DEFAULT, None)
 
@@ -95,7 +98,7 @@ def _check_url(
 
 
 def _read_key(context: click.Context, parameter: click.Parameter, path: Path | None) -> str | None:
-    """The key in the file."""
+    """The key in a file that others may not read."""
     if path is None:
         return None
     try:
@@ -116,10 +119,37 @@ def _check_key(_context: click.Context, _parameter: click.Parameter, key: str | 
     return key
 
 
-_OPTIONS: Final = (
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="The gateway's state folder, if `serve` would use another one.",
+)
+
+
+def gathers(kind: type[Gathered], *options: Option) -> Callable[[Verb[Gathered, Arguments]], Any]:
+    """A decorator that gives a verb these options, and their values as its first argument: a
+    `kind`, whose fields have the options' names.
+    """
+
+    def decorated(verb: Verb[Gathered, Arguments]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def with_gathered(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            values = {each: kwargs.pop(each) for each in kind.__struct_fields__}
+            verb(kind(**values), *args, **kwargs)
+
+        command: Callable[..., None] = with_gathered
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+takes_flags: Final = gathers(
+    Flags,
     click.option("--config", type=click.Path(path_type=Path), help="TOML file [BULKHEAD_CONFIG]."),
     click.option(
-        "--host", help="Address to listen on; others than loopback need API keys [127.0.0.1]."
+        "--host", help="Address to listen on; beyond loopback it needs API keys [127.0.0.1]."
     ),
     click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one [8642]."),
     click.option(
@@ -134,35 +164,41 @@ _OPTIONS: Final = (
         metavar="PATH_OR_REPO[=ID]",
         help="A model folder, a repository in the Hugging Face cache, or demo. Repeatable.",
     ),
-    click.option("--memory-budget", metavar="SIZE", help="Bytes, 12GB, 75%, or auto."),
+    click.option(
+        "--memory-budget",
+        metavar="SIZE",
+        help="The memory of all workers: bytes, 12GB, 75%, or auto.",
+    ),
     click.option("--spare", type=click.IntRange(0), help="Workers kept ready for the next load."),
 )
 
 
-def takes_flags(
-    verb: Callable[Concatenate[Flags, Arguments], None],
-) -> Callable[..., None]:
-    """Give a verb these options, as one `Flags`."""
+class LogFlags(Struct, frozen=True):
+    """The log of a gateway or an agent: its least level, and `stderr` or `file`."""
 
-    @functools.wraps(verb)
-    def with_flags(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        flags = Flags(**{each: kwargs.pop(each) for each in Flags.__struct_fields__})  # type: ignore[arg-type]
-        verb(flags, *args, **kwargs)
+    log_level: str
+    log_to: str
 
-    return functools.reduce(lambda command, option: option(command), reversed(_OPTIONS), with_flags)
+    @property
+    def to_stderr(self) -> bool:
+        return self.log_to == "stderr"
 
 
-log_level_option = click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
-log_to_option = click.option(
-    "--log-to",
-    type=click.Choice(["stderr", "file"]),
-    default="stderr",
-    envvar="BULKHEAD_LOG",
-    hidden=True,
-    help="file: stderr is kept for crashes, as the log of a service is.",
+takes_log_flags: Final = gathers(
+    LogFlags,
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="The least level that is logged.",
+    ),
+    click.option(
+        "--log-to",
+        type=click.Choice(["stderr", "file"]),
+        default="stderr",
+        envvar="BULKHEAD_LOG",
+        hidden=True,
+        help="file: only crashes go to stderr, as in the log of a service.",
+    ),
 )

@@ -1,28 +1,32 @@
-"""What load, unload, restart and kill have in common."""
+"""bulkhead load, unload, restart, kill and upgrade: orders that take a while to carry out."""
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
 import click
 from rich.text import Text
 
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import GatewayClient, local_settings
 from gateway.cli.failure import CommandError
-from gateway.cli.options import model_argument, reaches_gateway
+from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.output import printable, stderr_console
-from gateway.http.command_bodies import ModelStatus, OrderOptions
+from gateway.http.command_bodies import ModelStatus, OrderOptions, UpgradeAnswer
 from gateway.system.notation import format_size
+from gateway.system.state_dir import NextGateway
+from gateway.system.state_file import write_state
 
 _POLL_S: Final = 0.25
-# States that last: the command's own last line tells of them.
+# Lasting states, which the command's last line reports.
 _SETTLED: Final = ("ready", "unloaded", "held", "failed")
 
 
 class Progress:
-    """Shown on stderr: one line that changes on a terminal, elsewhere a line for each state."""
+    """Shows a model's state on stderr: one line on a terminal, elsewhere a line for each state."""
 
     def __init__(self, gateway: GatewayClient, model_id: str) -> None:
         self._gateway = gateway
@@ -49,7 +53,7 @@ class Progress:
             try:
                 model = self._gateway.status().model(self._model_id)
             except CommandError:
-                # The command's own request meets the same failure, and reports it.
+                # The command's own request fails likewise, and reports it.
                 return
             if model is not None:
                 self._show(model)
@@ -68,20 +72,20 @@ def _stage(model: ModelStatus) -> str:
     if model.reason is None:
         return model.state
     # Some reasons begin with the state: "loading: 1.2 GB of 3.2 GB".
-    told = model.reason.startswith(model.state)
-    return printable(model.reason if told else f"{model.state}: {model.reason}")
+    is_whole = model.reason.startswith(model.state)
+    return printable(model.reason if is_whole else f"{model.state}: {model.reason}")
 
 
 _LOADS: Final = ("load", "restart")
 
 
 def give_order(gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions) -> None:
-    """Send the order, show what happens until it is carried out, and print the outcome."""
+    """Send the order, show its progress, and print the outcome."""
     click.echo(_outcome(_carried_out(gateway, verb, model_id, order)))
 
 
 def give_order_to_kill(gateway: GatewayClient, model_id: str, order: OrderOptions) -> None:
-    """Print what became of the process: the model may be loaded again by now."""
+    """Kill, and print the end of the process: by now the model may be loaded again."""
     meant = gateway.model(model_id).id
     before = gateway.status().model(meant)
     model = _carried_out(gateway, "kill", model_id, order)
@@ -103,7 +107,7 @@ def _carried_out(
         click.echo(f"bulkhead: Not waiting any longer; the {verb} goes on.", err=True)
         raise
     if verb in _LOADS and model.state != "ready" and model.reason is not None:
-        # It was ready for a moment: another model has taken its place, or another order has come.
+        # It was ready for a moment; then another model took its place, or another order came.
         raise CommandError(f"{_outcome(model)} again: {printable(model.reason.rstrip('.'))}.")
     if model.state == "stopping":
         raise CommandError(f"{_outcome(model)}: its process has not ended yet.")
@@ -125,7 +129,7 @@ def _outcome(model: ModelStatus) -> str:
 def load_command(gateway: GatewayClient, *, model: str) -> None:
     """Load a model now, and wait until it is ready.
 
-    Also ends a hold, and tries again what has failed.
+    This also ends a hold, and lets a failed model start again.
     """
     give_order(gateway, "load", model, OrderOptions())
 
@@ -138,8 +142,8 @@ def load_command(gateway: GatewayClient, *, model: str) -> None:
 def unload_command(gateway: GatewayClient, *, model: str, hold: bool, force: bool) -> None:
     """Unload a model, and wait until its process has ended.
 
-    Running answers get the configured drain_s to end. Requests that wait, and later ones, load the
-    model again, unless --hold is given.
+    Running answers get the configured drain_s to end. Waiting and later requests load the model
+    again, unless --hold is given.
     """
     give_order(gateway, "unload", model, OrderOptions(hold=hold, force=force))
 
@@ -163,7 +167,49 @@ def restart_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
 def kill_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     """End a model's process without waiting for running answers.
 
-    The process is asked to stop, then gets SIGTERM, then SIGKILL; --force begins with the last. On
-    macOS a process that is killed with much memory may strand it until the next boot.
+    The gateway asks the process to stop, then sends SIGTERM, then SIGKILL; with --force it sends
+    SIGKILL at once. On macOS a SIGKILL may strand the memory of the process until the next boot.
     """
     give_order_to_kill(gateway, model, OrderOptions(force=force))
+
+
+@click.command("upgrade")
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="Interpreter of the new gateway, if it is in another environment.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="The gateway's state folder, for --python [BULKHEAD_STATE_DIR].",
+)
+@json_option
+@reaches_gateway
+def upgrade_command(
+    gateway: GatewayClient, python: str | None, state_dir: Path | None, *, as_json: bool
+) -> None:
+    """Replace the running gateway by the version that is installed now.
+
+    Models stay loaded and streams flow on. If the new gateway fails to start, the present one goes
+    on.
+    """
+    if python is not None:
+        _choose(python, state_dir)
+    content = gateway.send("POST", "/admin/v1/upgrade")
+    if as_json:
+        click.echo(content)
+        return
+    upgraded = gateway.read(content, UpgradeAnswer)
+    before, after = printable(upgraded.version_before), printable(upgraded.version)
+    versions = f"version {after}" if before == after else f"version {after} instead of {before}"
+    click.echo(f"{versions} serves (pid {upgraded.pid}), after {upgraded.seconds:.1f} s")
+
+
+def _choose(python: str, named: Path | None) -> None:
+    found = shutil.which(python)
+    if found is None:
+        raise CommandError(f"{printable(python)} is not a program.")
+    _, state_dir = local_settings(named)
+    # A link isn't followed: its path tells the environment.
+    write_state(state_dir.successor_path, NextGateway(str(Path(found).absolute())))

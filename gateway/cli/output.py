@@ -1,4 +1,4 @@
-"""How commands print: text of others, tables, times and sizes."""
+"""Output of the commands: foreign text, tables, times and sizes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _LEFT_OUT: Final = ("Cc", "Cs")
 
 
 def printable(text: str) -> str:
-    """The text without characters such as those of escape codes; lines and tabs stay."""
+    """The text without control characters and surrogates; line breaks and tabs stay."""
     return "".join(
         each for each in text if each in "\n\t" or unicodedata.category(each) not in _LEFT_OUT
     )
 
 
 def printable_json(content: object) -> str:
-    """JSON with such characters escaped, all of them: JSON itself wants only some."""
+    """JSON with every control character escaped; JSON itself demands only some."""
     return "".join(
         f"\\u{ord(each):04x}" if each != "\n" and unicodedata.category(each) in _LEFT_OUT else each
         for each in json.dumps(content, indent=2, ensure_ascii=False)
     )
 
 
-# Wider than any row: whoever reads a pipe wants one to a line.
+# Wider than any row: in a pipe each row is one line.
 _UNBROKEN: Final = 100_000
 
 
 def stdout_console() -> Console:
-    """A console that takes text literally, and colours and breaks it on a terminal alone."""
+    """A console that prints text literally; it colours and breaks lines only on a terminal."""
     return _console(sys.stdout)
 
 
@@ -61,15 +61,15 @@ def _console(stream: IO[Any]) -> Console:
     )
 
 
-# What a name that goes on in the next line has at least in each.
+# The least cells for a name that is broken into lines.
 _NAME: Final = 10
 _INDENT: Final = 2
 _GAP: Final = "  "
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print it; where it would be cut, each row as a paragraph: its first cell, and below it the
-    others behind their headings.
+    """Print a table. On a screen that is too narrow each row becomes a paragraph: its first cell,
+    and below it the other cells behind their headings.
     """
     if _least_width(table) <= console.width:
         console.print(table)
@@ -83,7 +83,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _least_width(table: Table) -> int:
-    """Of a table whose first column has the names. Gaps are those that its columns have."""
+    """The least cells of a table whose first column has names."""
     gaps = (len(table.columns) - 1) * (table.padding[1] + table.padding[3])
     return gaps + sum(map(_least_width_of, table.columns))
 
@@ -94,7 +94,7 @@ def _least_width_of(column: Column) -> int:
 
 
 def _lines(told: Iterator[str], width: int) -> Iterator[str]:
-    """As many in each as there is room for."""
+    """Lines with as many entries as fit."""
     line = ""
     for each in told:
         longer = f"{line}{_GAP}{each}" if line else each
@@ -119,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """A Unix time, or never if there is none; clocks of two machines may differ."""
+    """The age of a Unix time, `now` if another machine's clock is ahead, `never` for None."""
     if at is None:
         return "never"
     return f"{duration(now - at)} ago" if now - at >= 1 else "now"

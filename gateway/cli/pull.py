@@ -17,7 +17,6 @@ from gateway.cli.client import ANSWER, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.output import printable, stderr_console
-from gateway.cli.pull_here import PullHere, PullReading
 from gateway.system.notation import format_size
 
 _SAID_EVERY_S: Final = 10.0
@@ -28,6 +27,28 @@ _PULLS: Final = "/admin/v1/pulls"
 class PullOptions(Struct, frozen=True):
     model: str
     force: bool
+
+
+class OutlookReading(Struct, frozen=True):
+    fits: bool
+    sentence: str
+
+
+class PullReading(Struct, frozen=True, kw_only=True):
+    """A pull at one moment. `id` is empty if this command itself pulls."""
+
+    id: str
+    model: str
+    state: str
+    repository: str | None = None
+    reason: str | None = None
+    code: str | None = None
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
+    outlook: OutlookReading | None = None
+    offered_as: str | None = None
 
 
 class PullView:
@@ -92,18 +113,18 @@ def time_left(seconds: float) -> str:
 
 @click.command("pull")
 @click.argument("model", metavar="MODEL[:QUANT]")
-@click.option("--force", is_flag=True, help="Also if it won't fit into the memory.")
+@click.option("--force", is_flag=True, help="Pull even a model that won't fit into memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @reaches_gateway
 def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bool) -> None:
-    """Get a model from the Hugging Face hub.
+    """Download a model from the Hugging Face hub.
 
-    MODEL is a repository, as mlx-community/Qwen3-4B-4bit. MODEL:QUANT, as Qwen/Qwen3-4B:4bit,
-    finds the repository of that name with that quantization, of the same owner or of
-    mlx-community.
+    MODEL is a repository, such as mlx-community/Qwen3-4B-4bit. MODEL:QUANT, such as
+    Qwen/Qwen3-4B:4bit, finds the repository of that name with that quantization, of the same owner
+    or of mlx-community.
 
     A pull goes on where an earlier one stopped, and checks every file. Ctrl-C cancels it. The
-    gateway pulls, or this command if no gateway runs.
+    gateway pulls; if no gateway runs, this command does.
     """
     reading = _pulled(gateway, model, force=force)
     if _asks(reading, force=force) and not as_json:
@@ -131,7 +152,7 @@ def _next_step(reading: PullReading) -> str:
         return f": bulkhead chat {printable(reading.offered_as)}"
     if not reading.id:
         return ": bulkhead serve"
-    return ", and no model of this gateway: see bulkhead show"
+    return ", but this gateway doesn't serve it: see bulkhead show"
 
 
 def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
@@ -140,9 +161,12 @@ def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
             gateway.send("POST", _PULLS, PullOptions(model, force), ANSWER), PullReading
         )
     except NobodyListensError:
-        # Somebody who named a gateway means that one.
+        # A named gateway must do it.
         if names_gateway():
             raise
+        # Its imports take longer than other verbs take to run.
+        from gateway.cli.pull_here import PullHere
+
         here = PullHere(model, force=force)
         with _cancelled_by_interrupt(here.cancel):
             return _shown(model, here.readings())
@@ -160,7 +184,7 @@ def _cancelled_by_interrupt(cancel: Callable[[], object]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         cancel()
-        click.echo("bulkhead: Cancelled. What came is kept: pull again to go on.", err=True)
+        click.echo("bulkhead: Cancelled. The parts that came stay: pull again to go on.", err=True)
         raise
 
 
@@ -171,5 +195,5 @@ def _shown(model: str, readings: Iterable[PullReading]) -> PullReading:
             last = reading
             view.show(reading)
     if last is None or last.state in ("preparing", "pulling"):
-        raise CommandError("The gateway went away; it goes on with the pull when it is back.")
+        raise CommandError("The gateway has ended; its next start goes on with the pull.")
     return last

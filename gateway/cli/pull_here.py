@@ -1,4 +1,4 @@
-"""A pull by the command itself, where no gateway runs: a fresh machine has nothing to serve yet."""
+"""A pull by the command itself, for a machine on which no gateway runs yet."""
 
 from __future__ import annotations
 
@@ -7,54 +7,33 @@ import queue
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.cli.failure import CommandError
-from gateway.config.mistakes import ConfigError
+from gateway.cli.pull import OutlookReading, PullReading
+from gateway.config.layers import ConfigError
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
-from gateway.library.outlook import Outlook, outlook
-from gateway.library.pull_messages import (
+from gateway.library.description import Outlook, outlook
+from gateway.library.pull_process import (
+    Deaths,
     Planned,
     Progressed,
     PullFailed,
     PullFinished,
     PullJob,
+    PullProcess,
     Said,
 )
-from gateway.library.pull_process import Deaths, PullProcess
-from gateway.memory.budget import budget_bytes
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.state_dir import StateDir, default_state_dir
 
 
-class OutlookReading(Struct, frozen=True):
-    fits: bool
-    sentence: str
-
-
-class PullReading(Struct, frozen=True, kw_only=True):
-    """`id` is empty if this command pulls."""
-
-    id: str
-    model: str
-    state: str
-    repository: str | None = None
-    reason: str | None = None
-    code: str | None = None
-    done_bytes: int | None = None
-    total_bytes: int | None = None
-    bytes_per_s: float | None = None
-    seconds_left: float | None = None
-    outlook: OutlookReading | None = None
-    offered_as: str | None = None
-
-
 class PullHere:
-    """The readings of a pull, as a gateway would give them. Whoever stops reading has ended it."""
+    """Pulls, and gives the readings that a gateway would give. The pull ends with their reader."""
 
     def __init__(self, model: str, *, force: bool) -> None:
         try:
@@ -102,12 +81,8 @@ class PullHere:
             case Planned():
                 return self._planned(reading, said)
             case Progressed():
-                return PullReading(
-                    id="",
-                    model=reading.model,
-                    repository=reading.repository,
-                    state=reading.state,
-                    outlook=reading.outlook,
+                return replace(
+                    reading,
                     done_bytes=said.done_bytes,
                     total_bytes=said.total_bytes or None,
                     bytes_per_s=said.bytes_per_s,
@@ -115,30 +90,24 @@ class PullHere:
                     reason=said.trouble,
                 )
             case PullFailed():
-                return self._over(reading, "failed", reason=said.message, code=said.code)
+                return replace(_in_state(reading, "failed"), reason=said.message, code=said.code)
             case PullFinished():
-                return self._over(reading, "done", repository=said.repository)
+                return replace(_in_state(reading, "done"), repository=said.repository)
 
     def _planned(self, reading: PullReading, plan: Planned) -> PullReading:
         found = self._outlook(plan)
         shown = None if found is None else OutlookReading(found.fits, found.sentence)
+        reading = replace(reading, repository=plan.repository, outlook=shown)
         if found is not None and not found.fits and not self._force:
-            return self._over(
-                reading,
-                "failed",
-                repository=plan.repository,
-                outlook=shown,
+            return replace(
+                _in_state(reading, "failed"),
                 reason=f"{found.sentence} Nothing was pulled. --force pulls it anyway.",
                 code="insufficient_memory",
             )
         if self._process is not None:
             self._process.agree()
-        return PullReading(
-            id="",
-            model=reading.model,
-            repository=plan.repository,
-            state="pulling",
-            outlook=shown,
+        return replace(
+            _in_state(reading, "pulling"),
             done_bytes=plan.total_bytes - plan.missing_bytes,
             total_bytes=plan.total_bytes,
         )
@@ -148,30 +117,13 @@ class PullHere:
         learned = Learned(state_dir.learned_path)
         usable_bytes = budget_bytes(self._settings.memory)
         usable_bytes -= read_stranded(state_dir.stranded_path).bytes
-        nobody = ModelSettings(path="")
-        possible = possible_beside(nobody, self._settings, usable_bytes, learned)
+        without_group = ModelSettings(path="")
+        possible = possible_beside(without_group, self._settings, usable_bytes, learned)
         return outlook(
             plan, possible.bytes, learned.process_bytes, self._settings.memory.ordinary_tokens
         )
 
-    def _over(
-        self,
-        reading: PullReading,
-        state: str,
-        *,
-        repository: str | None = None,
-        outlook: OutlookReading | None = None,
-        reason: str | None = None,
-        code: str | None = None,
-    ) -> PullReading:
-        return PullReading(
-            id="",
-            model=reading.model,
-            repository=repository or reading.repository,
-            state=state,
-            outlook=outlook or reading.outlook,
-            done_bytes=reading.done_bytes,
-            total_bytes=reading.total_bytes,
-            reason=reason,
-            code=code,
-        )
+
+def _in_state(reading: PullReading, state: str) -> PullReading:
+    """The next state, without the pace and the trouble of the reading before."""
+    return replace(reading, state=state, bytes_per_s=None, seconds_left=None, reason=None)

@@ -16,26 +16,34 @@ from gateway.cli import UncutGroup
 from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
 from gateway.cli.logs import LogPrinter, print_file
 from gateway.cli.output import printable
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import config_in_force, read_settings
 from gateway.config.settings import Flags
-from gateway.service.command import ServiceError, ServiceMisuseError
-from gateway.service.definition import Owner, ServiceDefinition, define, owner
-from gateway.service.manager import Manager, manager
-from gateway.service.service import Service
+from gateway.service.definition import (
+    Owner,
+    ServiceDefinition,
+    ServiceError,
+    ServiceMisuseError,
+    define,
+    owner,
+)
+from gateway.service.init_system import InitSystem
+from gateway.service.service import Service, init_system
 from gateway.service.status import ServiceStatus, guarded_remark
 
 _WIDTH: Final = 79
 _SYSTEM_LINES: Final = 20
 
 system_option = click.option(
-    "--system", is_flag=True, help="The whole machine's: runs with nobody logged in; needs root."
+    "--system",
+    is_flag=True,
+    help="The service of the system, which runs without a login; needs root.",
 )
 
 
 @click.group("service", cls=UncutGroup)
 def service_command() -> None:
-    """Have the system run Bulkhead: launchd on macOS, systemd on Linux."""
+    """Run Bulkhead as a service: of launchd on macOS, of systemd on Linux."""
 
 
 @service_command.command("install")
@@ -48,10 +56,10 @@ def service_command() -> None:
 @click.option("--dry-run", is_flag=True, help="Print the definition and the commands instead.")
 @system_option
 def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, system: bool) -> None:
-    """Write the service's definition and start it.
+    """Write the service's definition and start the service.
 
-    An older one is ended in order and replaced, so this also follows an upgrade. If a step fails,
-    what was there before is there again.
+    An older service is ended in order and replaced, so this is also right after an upgrade. If a
+    step fails, the older service is restored.
     """
     with _failures():
         account = _reader(system=system) if dry_run else owner(os.environ, system=system)
@@ -70,7 +78,7 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
             account, settings, path if path.exists() else None, os.environ, system=system
         )
         if dry_run:
-            _rehearse(manager(account, _say, system=system), definition)
+            _rehearse(init_system(account, _say, system=system), definition)
         else:
             _service(account, system=system).install(definition, settings)
             remark = guarded_remark(settings, account.home, definition.arguments[0])
@@ -88,15 +96,15 @@ def _verb(name: str, act: Callable[[Service], None], text: str) -> None:
 
 _verb("uninstall", Service.uninstall, "End the service and remove its definition.")
 _verb("start", Service.start, "Start the installed service.")
-_verb("stop", Service.stop, "End it in order, until the next start, boot or login.")
-_verb("restart", Service.restart, "End it in order and start it, as after an upgrade.")
+_verb("stop", Service.stop, "End the service in order, until the next start, boot or login.")
+_verb("restart", Service.restart, "End the service in order and start it, as after an upgrade.")
 
 
 @service_command.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @system_option
 def status(*, as_json: bool, system: bool) -> None:
-    """Tell what is installed and what runs. Exit status 3: it doesn't run."""
+    """Show the installed service, and whether it runs. Exit status 3: it doesn't run."""
     with _failures():
         reading = _service(_reader(system=system), system=system).status()
     if as_json:
@@ -112,9 +120,9 @@ def status(*, as_json: bool, system: bool) -> None:
 @click.option("-n", "--lines", type=click.IntRange(0), default=200, show_default=True)
 @system_option
 def logs(*, follow: bool, lines: int, system: bool) -> None:
-    """Show the service's log, after what the system has to say of it: crashes, starts and ends.
+    """Show the system's log of the service (crashes, starts and ends), then the gateway's log.
 
-    It is the gateway's log, as bulkhead logs prints it.
+    `bulkhead logs` prints the gateway's log, too.
     """
     with _failures(), interruptible():
         service = _service(_reader(system=system), system=system)
@@ -125,20 +133,20 @@ def logs(*, follow: bool, lines: int, system: bool) -> None:
             print_file(log, LogPrinter(None, as_json=False), lines, None, follow=follow)
 
 
-def _rehearse(keeper: Manager, definition: ServiceDefinition) -> None:
-    click.echo(f"# {keeper.path}")
-    click.echo(keeper.render(definition).decode().rstrip("\n"))
+def _rehearse(init: InitSystem, definition: ServiceDefinition) -> None:
+    click.echo(f"# {init.path}")
+    click.echo(init.render(definition).decode().rstrip("\n"))
     click.echo("\n# Then:")
-    for line in keeper.beginning():
+    for line in init.beginning():
         click.echo(line)
 
 
 def _service(account: Owner, *, system: bool) -> Service:
-    return Service(manager(account, _say, system=system), _say)
+    return Service(init_system(account, _say, system=system), _say)
 
 
 def _reader(*, system: bool) -> Owner:
-    """To look needs no rights."""
+    """The account for a command that only reads, which needs no root."""
     return owner(os.environ, system=system and os.geteuid() == 0)
 
 
@@ -174,7 +182,7 @@ def _print(reading: ServiceStatus) -> None:
 
 
 def _print_jobs(reading: ServiceStatus) -> None:
-    """Where the service is known, if that isn't once, here."""
+    """Print the jobs of the service, if they aren't the one that is installed here."""
     if len(reading.jobs) > 1 or (reading.jobs and not reading.installed):
         for job in reading.jobs:
             _say(f"Job:       {job.domain}, {job.path or 'its definition is gone'}")

@@ -1,7 +1,8 @@
-"""bulkhead status"""
+"""bulkhead status and top"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.client import GatewayClient
+from gateway.cli.failure import WrongUseError
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import (
     UNKNOWN,
@@ -33,7 +35,7 @@ from gateway.http.command_bodies import (
     Status,
     WorkerStatus,
 )
-from gateway.workers.restarts import LastExit
+from gateway.workers.verdicts import LastExit
 
 _LOG_LINES: Final = 3
 _WATCH_S: Final = 1.0
@@ -46,9 +48,9 @@ _WATCH_S: Final = 1.0
 def status_command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
     """Show the gateway, its memory and its models.
 
-    "holds" is the memory that the system would get back if the worker ended, "last step" how long
-    ago the worker last produced something, and "cached" the share of prompt tokens that were found
-    in the prompt cache.
+    "holds" is the memory that the end of the worker would free, "last step" the time since the
+    worker last produced something, and "cached" the share of prompt tokens that were found in the
+    prompt cache.
     """
     _show(gateway, as_json=as_json)
     while watch:
@@ -85,7 +87,7 @@ def _print(console: Console, reading: Status, url: str) -> None:
     for model in reading.models:
         for remark in _remarks(model):
             console.print(remark)
-        for line in _last_words(model):
+        for line in _log_tail(model):
             console.print(line, overflow="fold")
     console.print()
     print_table(console, memory_table(reading))
@@ -175,14 +177,14 @@ def _rank(rank: RankStatus) -> str:
     return f"rank {rank.rank} on {rank.host}, pid {pid}, holds {size(rank.footprint_bytes)}"
 
 
-def _last_words(model: ModelStatus) -> Iterator[str]:
+def _log_tail(model: ModelStatus) -> Iterator[str]:
     if _died(model.last_exit):
         for line in model.last_exit.log_tail[-_LOG_LINES:]:
             yield f"  | {printable(line)}"
 
 
 def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
-    """An exit with code 0 is what was asked for, and no news."""
+    """An exit with code 0 was ordered, so it isn't shown."""
     return last_exit is not None and last_exit.code != 0
 
 
@@ -192,9 +194,9 @@ def _exit(last_exit: LastExit) -> str:
 
 
 def memory_table(reading: Status) -> Table:
-    """A model's floor is its own while it is loaded; what was lent can be called back. It wants so
-    much in all. Weights and caches (with what a step computes on, and freed buffers) are its
-    worker's own account of what it holds; the rest is what Python and its libraries take.
+    """The table of memory. A loaded model keeps its floor; its loan can be called back; "wants" is
+    the most that it could use. "weights" and "caches" (with a step's memory and freed buffers) come
+    from the worker's own account; "rest" is the memory of Python and its libraries.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("memory", overflow="fold")
@@ -226,17 +228,51 @@ def _cells(model: ModelStatus, worker: WorkerStatus) -> tuple[str, ...]:
 
 
 def _cached(worker: WorkerStatus) -> int | None:
-    """The caches of its sequences, and what MLX keeps of freed ones."""
+    """Bytes of the caches, and of freed buffers that MLX keeps."""
     if worker.cache_bytes is None or worker.buffer_bytes is None:
         return None
     return worker.cache_bytes + worker.buffer_bytes
 
 
 def _rest(worker: WorkerStatus) -> int | None:
-    """What is left of the footprint. The parts are told by the worker, a moment apart from it."""
+    """The rest of the footprint, at least 0: the worker reports its parts a moment apart."""
     rest_bytes = worker.footprint_bytes
     for each in (worker.weight_bytes, _cached(worker)):
         if rest_bytes is None or each is None:
             return None
         rest_bytes -= each
     return None if rest_bytes is None else max(0, rest_bytes)
+
+
+@click.command("top")
+@reaches_gateway
+def top_command(gateway: GatewayClient) -> None:
+    """Watch the gateway live: memory, models, requests, events; with keys to steer models.
+
+    Press q to quit, ? for the keys and columns. While no gateway answers, it keeps trying.
+    """
+    _check_terminal()
+    # Textual takes longer to import than other verbs take to run.
+    from gateway.cli.top_screen import Top
+
+    top = Top(gateway)
+    top.run(mouse=False)
+    # Textual has printed the traceback of a failure.
+    if top.return_code:
+        raise click.exceptions.Exit(top.return_code)
+
+
+def _check_terminal() -> None:
+    """Textual draws the screen on stderr, and reads keys from stdin."""
+    for name, stream in (("input", sys.stdin), ("output", sys.stdout), ("error", sys.stderr)):
+        if not stream.isatty():
+            raise WrongUseError(
+                f"top needs a terminal, and its standard {name} isn't one: `bulkhead status` "
+                "prints the same figures."
+            )
+    kind = os.environ.get("TERM", "")
+    if kind in ("", "dumb"):
+        raise WrongUseError(
+            f"top draws on the whole screen, and a terminal with TERM={kind or '(unset)'} can't do "
+            "that: `bulkhead status --watch` prints line by line."
+        )

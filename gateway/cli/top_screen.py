@@ -26,36 +26,36 @@ from gateway.cli.top_view import View
 _TEXT: Final = """\
 Keys
   up, down  select a model
-  l         load; ends a hold, tries again what failed
-  u         unload; what runs has drain_s to end
+  l         load; ends a hold, retries a failed model
+  u         unload; running answers have drain_s to end
   r         restart: unload and load
   k         kill: end the process without a drain
   y, n      answer what u, r and k ask first
-  escape    take back the question, or the message
+  escape    clear the question or the message
   q         quit
 
 Bars
-  Budget    what workers hold, what is granted beyond it
-  Machine   who holds its memory; stranded: nobody
+  Budget    memory that workers hold or were granted
+  Machine   the holders of its memory; stranded: no holder
 
 Columns
-  holds     what comes back when the worker ends
-  floor     its own as long as it is loaded
-  lent      what it may hold beyond; can be called back
-  wants     all that it could use
-  weights   it holds: the model itself
-  caches    it holds: the caches of its sequences
-  buffers   it holds: what MLX keeps for later
-  prompts   among its caches: prompts that are kept
-  on disk   prompts that outlive its worker
-  cached    share of prompts' tokens not computed anew
-  active    requests that run, and the age of the oldest
-  waiting   requests that wait, and the age of the oldest
+  holds     memory that the end of the worker would free
+  floor     memory that it keeps while it is loaded
+  lent      memory beyond the floor; can be called back
+  wants     the most memory that it could use
+  weights   held: the model itself
+  caches    held: the caches of its sequences
+  buffers   held: buffers that MLX keeps for later
+  prompts   held among the caches: kept prompts
+  on disk   prompts that outlive the worker
+  cached    share of prompt tokens found in the cache
+  active    running requests, and the age of the oldest
+  waiting   waiting requests, and the age of the oldest
   tok/s     tokens per second, of all its requests
-  step      how long ago it last produced something
+  step      time since it last produced something
   restarts  unexpected ends of its worker
 
-Wide terminals have all columns. Escape or q closes this.
+Wide terminals show all columns. Escape or q closes this.
 """
 
 
@@ -69,25 +69,25 @@ class Help(ModalScreen[None]):
             yield Static(_TEXT, markup=False)
 
 
-# How to get away comes first: a narrow terminal cuts the rest.
+# The way out comes first: a narrow terminal cuts the rest.
 _KEYS: Final = "q quit  ? help  l load  u unload  r restart  k kill"
 _MESSAGE_LINES: Final = 3
 # The events' title, and the keys.
 _FIXED_LINES: Final = 2
-# The events have a third of the room, and what the models leave.
+# The events have a third of the room, and the rest that the models leave.
 _EVENTS_SHARE: Final = 3
 
 
 class News(Message):
-    """What a thread has to tell."""
+    """A thread's result."""
 
-    def __init__(self, what: Seen | Lost | Outcome | Exception) -> None:
+    def __init__(self, result: Seen | Lost | Outcome | Exception) -> None:
         super().__init__()
-        self.what = what
+        self.result = result
 
 
 class Events(Widget):
-    """As many of the last events as there is room for."""
+    """The last events, as many as fit."""
 
     def __init__(self, view: View) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Events(Widget):
 
 
 class Models(OptionList, inherit_bindings=False):
-    """Without page keys: Textual's fail where there is no room for a row."""
+    """The list of models, without Textual's page keys, which fail if no row fits."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "cursor_up"),
@@ -138,12 +138,12 @@ class Top(App[None]):
     ]
 
     def __init__(self, gateway: GatewayClient) -> None:
-        # The terminal's own colours suit its background, which can't be asked for everywhere.
+        # The terminal's own colours suit its background, which some terminals don't report.
         super().__init__(ansi_color=True)
         self._view = View(gateway.url)
         self._feed = Feed(gateway, self._tell)
         self._orders = Orders(gateway, self._tell)
-        # What the question on the screen is about.
+        # The order that the question on the screen is about.
         self._asked: tuple[Verb, str] | None = None
         self._message = Text()
 
@@ -162,7 +162,7 @@ class Top(App[None]):
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGHUP):
-            # Without it the terminal would stay as it is now.
+            # Only an orderly exit restores the terminal.
             loop.add_signal_handler(each, self.exit)
         self._feed.start()
 
@@ -178,7 +178,7 @@ class Top(App[None]):
 
     @on(News)
     def _take(self, news: News) -> None:
-        match news.what:
+        match news.result:
             case Seen(reading=reading, happenings=happenings):
                 self._view.take(reading, happenings)
                 if self._asked is not None and reading.model(self._asked[1]) is None:
@@ -215,9 +215,9 @@ class Top(App[None]):
     async def action_help(self) -> None:
         await self.push_screen(Help())
 
-    def _tell(self, what: Seen | Lost | Outcome | Exception) -> None:
+    def _tell(self, result: Seen | Lost | Outcome | Exception) -> None:
         """Called on threads."""
-        self.post_message(News(what))
+        self.post_message(News(result))
 
     def _give(self, verb: Verb, model_id: str) -> None:
         name = one_line(model_id)
@@ -227,7 +227,7 @@ class Top(App[None]):
             self._say(f"{name}: the last {verb} is not over yet.", "yellow")
 
     def _say(self, text: str, style: str = "") -> None:
-        """It stays until the next message, so it has a time."""
+        """Show a message with its time, until the next message."""
         self._message = Text(f"{time.strftime('%H:%M:%S')} {text}", style)
 
     def _selected(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The models as a table that fits the screen: no I/O."""
+"""The table of models and the bars of memory, fitted to the width of a screen, without I/O."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gateway.cli.output import UNKNOWN, share, size
 from gateway.http.command_bodies import MemoryStatus, ModelStatus, WorkerStatus
 from gateway.system.log_lines import escaped
 
-# Wrapping asks it for defaults alone; nothing is printed on it.
+# Only wraps text, by its defaults; nothing is printed on it.
 _CONSOLE: Final = Console(quiet=True)
 _UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "m"))
 
 
 def one_line(text: str) -> str:
-    """Text of others, without line breaks and with what steers a terminal written out."""
+    """Foreign text without line breaks, its control characters escaped."""
     return escaped(" ".join(text.split()))
 
 
 def tail_of(text: str, width: int) -> str:
-    """The text, or its end behind an ellipsis: ids of models differ there."""
+    """The text, or its end behind an ellipsis, since ids of models differ at the end."""
     if cell_len(text) <= width:
         return text
     start = 1
@@ -35,7 +35,7 @@ def tail_of(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, most: int, style: str = "") -> list[Text]:
-    """At most so many lines of a text that is broken between words; an ellipsis for the rest."""
+    """The text broken between words, at most `most` lines; an ellipsis stands for the rest."""
     lines = list(Text(text, style).wrap(_CONSOLE, max(1, width)))
     for line in lines:
         line.rstrip()
@@ -72,7 +72,7 @@ _STYLES: Final = {
 
 
 class Column(Struct, frozen=True):
-    """Shown on screens of `from_width` cells and more."""
+    """A column, shown on screens of at least `from_width` cells."""
 
     heading: str
     cells: int
@@ -96,7 +96,7 @@ def heading(models: list[ModelStatus], width: int) -> Text:
 
 
 def row(model: ModelStatus, models: list[ModelStatus], width: int) -> Text:
-    """A line of numbers; under it why the model is as it is, if there is a reason."""
+    """A line of figures, and below it the reason of the model's state, if there is one."""
     shown = columns(width)
     text = Text(_name(one_line(model.id), _name_cells(models, shown, width)))
     for column in shown:
@@ -167,7 +167,7 @@ class BarPart(Struct, frozen=True):
 
 
 def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
-    """The budget, the machine, and who is who in its bar."""
+    """The bars of budget and machine, and the legend of the machine's bar."""
     holders = _holders(memory)
     pressure = "" if memory.pressure is None else f" pressure {memory.pressure}"
     grants = f" held {size(memory.footprint_bytes)}, granted {size(memory.granted_bytes)}"
@@ -179,7 +179,7 @@ def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
 
 
 def bar(parts: tuple[BarPart, ...], width: int) -> Text:
-    """Cells in proportion to the parts; always exactly so many, and none for what isn't known."""
+    """Exactly `width` cells, in proportion to the parts; an unknown part has none."""
     sizes = [each.size_bytes or 0 for each in parts]
     total = sum(sizes)
     if total == 0:
@@ -194,7 +194,9 @@ def bar(parts: tuple[BarPart, ...], width: int) -> Text:
 
 
 def _holders(memory: MemoryStatus) -> tuple[BarPart, ...]:
-    """In the order of the table that `bulkhead status` prints. Spares are workers, too."""
+    """The holders of memory, in the order of `bulkhead status`. The gateway's reading of the
+    workers' memory includes spares.
+    """
     held, spare = memory.footprint_bytes, memory.spare_bytes
     models = None if held is None or spare is None else max(0, held - spare)
     return (

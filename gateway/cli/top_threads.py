@@ -1,4 +1,4 @@
-"""The threads of `bulkhead top`: one asks the gateway once a second, others give it orders."""
+"""The threads of `bulkhead top`: one reads the gateway's status, others give orders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.cli.top_view import EventReading, Happening
 from gateway.http.command_bodies import ModelStatus, OrderOptions, Status
 
 _EVERY_S: Final = 1.0
-# As many as any screen shows; they come with every answer, so that no stream has to be kept alive.
+# More than a screen shows. Each reading asks for them again, which takes no lasting stream.
 _EVENTS: Final = 100
 _PATIENCE_S: Final = 1.0
 
@@ -27,15 +27,14 @@ class Seen(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """The gateway didn't answer, or not as one; the text is a sentence."""
+    """The gateway didn't answer, or with an error; `why` is a sentence."""
 
     why: str
 
 
 class Feed:
-    """Tells once a second what it got, on its own thread, from `start` to `stop`.
-
-    An error that is no answer of the gateway is told, too, and ends it.
+    """Reads the status once a second and passes it to `tell`, on its own thread, from `start` to
+    `stop`. An unexpected error is passed on, too, and ends the thread.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Feed:
         self._gateway = gateway
         self._tell = tell
         self._over = threading.Event()
-        # A daemon: no answer that is still to come keeps the command from ending.
+        # A daemon: a late answer doesn't delay the end of the command.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     def start(self) -> None:
@@ -81,23 +80,23 @@ class Feed:
 
 Verb: TypeAlias = Literal["load", "unload", "restart", "kill"]
 
-# These end a process.
+# Orders that end a process.
 ASKED_FIRST: Final[tuple[Verb, ...]] = ("unload", "restart", "kill")
 
 
 class Outcome(Struct, frozen=True):
-    """A sentence about an order that is over."""
+    """The end of an order; `text` is a sentence."""
 
     text: str
     done: bool
 
 
 def question(verb: Verb, model: ModelStatus) -> str:
-    """What is asked before an order that ends a process."""
-    return f"{verb.capitalize()} {one_line(model.id)}? {_price(verb, model)} (y/n)"
+    """The question before an order that ends a process."""
+    return f"{verb.capitalize()} {one_line(model.id)}? {_effect(verb, model)} (y/n)"
 
 
-def _price(verb: Verb, model: ModelStatus) -> str:
+def _effect(verb: Verb, model: ModelStatus) -> str:
     match model.active_requests:
         case 0:
             return "No request is running."
@@ -106,13 +105,13 @@ def _price(verb: Verb, model: ModelStatus) -> str:
         case count:
             running = f"{count} running requests"
     if verb == "kill":
-        return f"It cuts off {running}; what is cut off goes on in the next worker."
-    return f"It cuts off {running}, what ends within drain_s excepted."
+        return f"It interrupts {running}, to go on in the next worker."
+    return f"It interrupts {running}, unless they end within drain_s."
 
 
 class Orders:
-    """Gives orders on threads, one of a kind for each model at a time; `tell` gets what came of
-    it, on that thread.
+    """Gives orders on threads, one of a kind for each model at a time; `tell` gets the outcome, on
+    that thread.
     """
 
     def __init__(self, gateway: GatewayClient, tell: Callable[[Outcome | Exception], None]) -> None:
@@ -121,12 +120,12 @@ class Orders:
         self._under_way: set[tuple[Verb, str]] = set()
 
     def give(self, verb: Verb, model_id: str) -> bool:
-        """False if the same is under way already."""
+        """False if the same order is under way already."""
         order = (verb, model_id)
         if order in self._under_way:
             return False
         self._under_way.add(order)
-        # A daemon: the gateway carries it out, whether or not anybody waits for it.
+        # A daemon: the gateway carries out the order even if this command ends.
         threading.Thread(target=self._run, args=order, name=verb, daemon=True).start()
         return True
 

@@ -1,4 +1,4 @@
-"""What `bulkhead top` shows: readings and events go in, lines come out. No I/O."""
+"""The screen of `bulkhead top` as lines of text, made from readings and events, without I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BAD: Final = ("breaker", "hang", "escalation", "stranded", "overgrown", "refuse
 
 
 class EventReading(Struct, frozen=True):
-    """The fields that every event has; the others depend on its kind."""
+    """The fields of every event; other fields depend on its kind."""
 
     id: int
     at: float
@@ -32,7 +32,7 @@ class EventReading(Struct, frozen=True):
 
 
 class Happening(Struct, frozen=True):
-    """An event; `fields` is all that it tells."""
+    """An event with all its fields."""
 
     event: EventReading
     fields: dict[str, Any]
@@ -89,7 +89,9 @@ _SCROLLBAR: Final = 1
 
 
 class View:
-    """The last picture of a gateway, kept while it is away. Times are monotonic seconds."""
+    """The last reading of a gateway, kept while the gateway doesn't answer. Times are monotonic
+    seconds.
+    """
 
     def __init__(self, url: str) -> None:
         self.reading: Status | None = None
@@ -100,7 +102,7 @@ class View:
 
     @property
     def lost(self) -> bool:
-        """What is shown isn't what is."""
+        """Whether the reading is stale."""
         return self._lost_at is not None
 
     @property
@@ -108,19 +110,19 @@ class View:
         return [] if self.reading is None else self.reading.models
 
     def take(self, reading: Status, happenings: Iterable[Happening]) -> None:
-        """The gateway answers. Events that are known already change nothing."""
+        """Note an answer of the gateway; known events are left out."""
         self.reading = reading
         self._lost_at = None
         known = {each.event.id for each in self._happenings}
         self._happenings.extend(each for each in happenings if each.event.id not in known)
 
     def lose(self, why: str, now: float) -> None:
-        """It doesn't."""
+        """Note that the gateway doesn't answer."""
         self._lost_at = now if self._lost_at is None else self._lost_at
         self._lost_by = why
 
     def head(self, width: int) -> list[Text]:
-        """Everything above the models."""
+        """The lines above the models."""
         if self.reading is None:
             return [Text(f"Bulkhead at {self._url}", "bold")]
         reading = self.reading
@@ -135,11 +137,11 @@ class View:
         return [*lines, heading(reading.models, width - _SCROLLBAR)]
 
     def rows(self, width: int) -> list[Text]:
-        """One for each model, in the order of `models`; they leave a column for a scroll bar."""
+        """A text for each of `models`, which leaves a column for a scroll bar."""
         return [row(each, self.models, width - _SCROLLBAR) for each in self.models]
 
     def notice(self, width: int, now: float) -> list[Text]:
-        """What goes before everything else, if there is anything."""
+        """The lines of a warning, for the top of the screen."""
         if self._lost_at is not None:
             text = f"No answer for {age(now - self._lost_at)}, trying again. {self._lost_by}"
             return wrapped(one_line(text), width, _NOTICE_LINES, "bold red")
@@ -149,7 +151,7 @@ class View:
         return []
 
     def events(self, width: int, count: int) -> list[Text]:
-        """The last ones, the newest at the end."""
+        """The last events, the newest at the end."""
         last = list(self._happenings)[-count:] if count > 0 else []
         return [each.line(width) for each in last]
 

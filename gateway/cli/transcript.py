@@ -1,4 +1,4 @@
-"""An answer as it is printed while it comes."""
+"""How an answer is printed while it comes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import click
 from rich.cells import cell_len
 
-from gateway.cli.answer import StreamedPiece
+from gateway.cli.conversation import StreamedPiece
 from gateway.cli.output import printable
 
 _FENCE: Final = "```"
@@ -19,12 +19,12 @@ _WIDE: Final = 2
 
 
 class Paragraph:
-    """Breaks lines between words, each behind the same indent; between wide characters, too, which
-    are words of their own. Blocks of code stand as they are, so that they can be copied.
+    """Prints text with line breaks between words, each line behind the same indent. Wide characters
+    count as words. Blocks of code stay unbroken, so that they can be copied.
     """
 
     def __init__(self, indent: str, width: int | Callable[[], int], *, dim: bool = False) -> None:
-        """`width` is a number of cells, or tells it, as terminals change theirs."""
+        """`width` is a number of cells, or a function, as the width of a terminal changes."""
         self.words = 0
         self._indent = indent
         self._width = width
@@ -33,7 +33,7 @@ class Paragraph:
         self._word = ""
         self._gap = ""
         self._column = 0
-        # The beginning of the line as it came.
+        # The first characters of the line, where a fence may be.
         self._begun = ""
 
     def write(self, text: str) -> None:
@@ -56,20 +56,20 @@ class Paragraph:
                 self._word += character
 
     def end_line(self) -> None:
-        """Let something else be printed in between; a word that is incomplete waits."""
+        """End the line, so that other output can follow; an incomplete word waits."""
         if self._column:
             click.echo()
         self._column = 0
         self._gap = ""
 
     def close(self) -> None:
-        """Print what is left."""
+        """Print the last word, and end the line."""
         self._end_word()
         self.end_line()
 
     def _end_line_of_text(self) -> None:
         self._end_word()
-        # Those before the first word are nobody's.
+        # Empty lines before the first word are left out.
         if self.words:
             click.echo()
         self._column, self._gap = 0, ""
@@ -93,18 +93,8 @@ class Paragraph:
         self._column += cell_len(text)
 
 
-class Transcript(Protocol):
-    def write(self, piece: StreamedPiece) -> None: ...
-
-    def note(self, text: str) -> None:
-        """Something about the answer that is no part of it."""
-
-    def close(self) -> None:
-        """The answer is over, wherever it stopped."""
-
-
 class PlainTranscript:
-    """The answer alone and as it is, for a file or another program."""
+    """Prints only the answer, unchanged, for a file or another program."""
 
     def __init__(self) -> None:
         self._wrote = False
@@ -124,7 +114,7 @@ class PlainTranscript:
 
 
 class ScreenTranscript:
-    """Words are kept whole, and what the model thinks is dim."""
+    """Prints paragraphs with whole words; the reasoning is dim."""
 
     def __init__(self) -> None:
         self._present: Paragraph | None = None

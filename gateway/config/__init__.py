@@ -1,1 +1,1 @@
-"""What the operator asked for: file, environment and flags, validated as one."""
+"""The configuration: file, environment and flags, validated together."""

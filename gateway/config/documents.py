@@ -1,6 +1,6 @@
-"""What is made from the definitions of the keys: an example, a JSON schema, tables in Markdown.
+"""Documents made from the definitions of the keys: an example, a JSON schema, tables in Markdown.
 
-Taplo, and Even Better TOML with it, takes the schema from a first line `#:schema PATH`.
+Taplo, and Even Better TOML with it, uses the schema that a first line `#:schema PATH` names.
 `python -m gateway.config.documents` prints the tables of docs/configuration.md.
 """
 
@@ -25,12 +25,12 @@ _NAMES: Final[dict[type[Section], str]] = {
     ModelSettings: f"[models.{toml_text(DEMO_ID)}]",
     GroupSettings: "[groups.coding]",
 }
-# There may be no other machine, and no models to group.
+# Examples of these are comments, as there may be no other machine, and no models to group.
 _NOT_IN_FORCE: Final = (HostSettings, GroupSettings)
 
 
 def example() -> str:
-    """TOML that is valid as it is: it serves the embedded model with all defaults."""
+    """A valid file in TOML, which serves the embedded model with all defaults."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -53,7 +53,9 @@ def _keys(section: type[Section]) -> Iterator[str]:
 
 
 def _assignment(definition: KeyDefinition) -> str:
-    """The default. Where there is none, an example: in force only if the key must be given."""
+    """The line of a key: its default, or an example if it has none. The example is a comment unless
+    the key is required.
+    """
     if definition.default is not None:
         return f"{definition.name} = {written_value(definition.default)}"
     written = f"{definition.name} = {written_value(definition.key.example)}"
@@ -67,12 +69,12 @@ def _comment(text: str) -> Iterable[str]:
 
 
 def schema() -> dict[str, Any]:
-    """Draft 2020-12. What holds between keys can't be said in it."""
+    """The JSON schema, of draft 2020-12. It can't express rules between keys."""
     _, tables = msgspec.json.schema_components([Settings], ref_template="#/$defs/{name}")
     tables = _as_toml(tables)
     top = tables.pop(Settings.__name__)
     del top["properties"]["discovery"]
-    # Either the key, or a model of its name.
+    # A name of a key may also be the id of a model.
     top["properties"][MODELS]["properties"] = {
         name: {"anyOf": [key, {"$ref": f"#/$defs/{ModelSettings.__name__}"}]}
         for name, key in tables.pop("DiscoverySettings")["properties"].items()
@@ -86,7 +88,7 @@ def schema() -> dict[str, Any]:
 
 
 def _as_toml(schema: Any) -> Any:
-    """The same of values as a file has them: TOML knows no null, and times may be text."""
+    """The schema for the values of a file: TOML has no null, and times may be text."""
     match schema:
         case {"anyOf": [only, {"type": "null"}], **said}:
             said.pop("default", None)
@@ -102,7 +104,7 @@ def _as_toml(schema: Any) -> Any:
 
 
 def key_tables() -> Iterator[str]:
-    """Lines of Markdown: a table of keys for each table of the file."""
+    """Lines of Markdown, with a table for each table of the file."""
     for heading, section in HEADINGS.items():
         yield from (f"### `{heading}`", "", about(section), "")
         yield "| key | default | meaning | expected | a reload |"

@@ -1,7 +1,7 @@
-"""What is said of a key beside its name and type: bounds for msgspec, and words for people.
+"""A key of the configuration beside its name and type: bounds for msgspec, and words for people.
 
-`text`, `whole` and so on make the last annotation of a setting's type. All numbers with a fraction
-are times: a file has them as text with a unit as well.
+`text`, `whole` and so on make the last annotation of a setting's type. All floats are times, which
+a file may also write as text with a unit.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gateway.system.notation import (
     parse_time,
 )
 
-# Ten years: beyond that dates can't be told any more.
+# Ten years: with longer times the dates of the end would be out of range.
 _LONGEST_S: Final = 315_360_000.0
 _LARGEST: Final = (1 << 31) - 1
-# Whatever reads JSON has it as it was written.
+# Every reader of JSON keeps integers up to this one exactly.
 _LARGEST_EXACT: Final = (1 << 53) - 1
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _AT_ELEMENT: Final = re.compile(r" - at `\$\[(\d+)\][^`]*`$")
 
-# No path can have a NUL, and no name should.
+# A path can't have a NUL, and a name should not.
 Text: TypeAlias = Annotated[str, Meta(pattern="^[^\\u0000]*$")]
 # Bytes, or text with a unit.
 Size: TypeAlias = (
     Annotated[int, Meta(ge=0, le=LARGEST_BYTES)]
     | Annotated[str, Meta(pattern=rf"^\s*({SIZE_PATTERN})\s*$")]
 )
-# The same above 0, a share of the memory, or "auto".
+# A size above 0, a share of the memory, or "auto".
 Budget: TypeAlias = (
     Annotated[int, Meta(ge=1, le=LARGEST_BYTES)]
     | Annotated[str, Meta(pattern=rf"^\s*(auto|{SIZE_PATTERN}|{PERCENT_PATTERN})\s*$")]
@@ -47,7 +47,7 @@ Budget: TypeAlias = (
 
 
 class UnexpectedError(ValueError):
-    """A value is not what its key expects; in a list, `index` says which one."""
+    """A value that its key doesn't accept; `index` is its place in a list."""
 
     def __init__(self, value: object, index: int | None = None) -> None:
         super().__init__(value)
@@ -56,11 +56,11 @@ class UnexpectedError(ValueError):
 
 
 class Key(Struct, frozen=True):
-    """What people are told of a key: its meaning, and what may stand there.
+    """The description of a key: its meaning, and the values that it accepts.
 
-    `example` is an answer where the default says nothing, or none is; `unset` says what None means.
-    `restart`: the running gateway can't take a new value. `prepare` makes the setting's value of
-    the file's, and raises ValueError where types, bounds and patterns can't tell that it is wrong.
+    `example` is a value, for keys whose default is empty or None; `unset` says what None means.
+    With `restart` the running gateway can't apply a new value. `prepare` converts the file's value
+    to the setting's, and raises ValueError for mistakes that types, bounds and patterns don't find.
     """
 
     about: str
@@ -72,37 +72,37 @@ class Key(Struct, frozen=True):
 
     @property
     def expectation(self) -> str:
-        """A sentence that says what may stand there."""
+        """A sentence that describes the accepted values."""
         return f"{self.expected[0].upper()}{self.expected[1:]}."
 
 
 def text(about: str, what: str, **said: Any) -> Meta:
-    """Of a `Text`; `what` says what it names."""
+    """For a `Text`; `what` describes its values."""
     return _meta(Key(about, what, **said))
 
 
 def texts(about: str, what: str, **said: Any) -> Meta:
-    """Of a tuple of `Text`."""
+    """For a tuple of `Text`."""
     return _meta(Key(about, f"a list of {what}", **said))
 
 
 def switch(about: str, **said: Any) -> Meta:
-    """Of a bool."""
+    """For a bool."""
     return _meta(Key(about, "true or false", **said))
 
 
 def whole(about: str, least: int = 0, most: int = _LARGEST, **said: Any) -> Meta:
-    """Of an int."""
+    """For an int."""
     return _meta(Key(about, f"a whole number from {least} to {most}", **said), ge=least, le=most)
 
 
 def choice(about: str, *values: int | str, **said: Any) -> Meta:
-    """Of a Literal with these values."""
+    """For a Literal with these values."""
     return _meta(Key(about, " or ".join(map(toml_value, values)), **said))
 
 
 def time(about: str, least_s: float = 0.0, zero: str | None = None, **said: Any) -> Meta:
-    """Of a float, in seconds; `zero` says what 0 stands for."""
+    """For a float, in seconds; `zero` says what 0 means."""
     expected = f'a time of {least_s:g} s to 10 years, as 30, "30s" or "5m"'
     if zero is not None:
         expected += f", or 0 for {zero}"
@@ -110,24 +110,24 @@ def time(about: str, least_s: float = 0.0, zero: str | None = None, **said: Any)
 
 
 def byte_size(about: str, **said: Any) -> Meta:
-    """Of a `Size`."""
+    """For a `Size`."""
     return _meta(Key(about, 'bytes, or a size as "2GB"', prepare=_check_size, **said))
 
 
 def memory_budget(about: str, **said: Any) -> Meta:
-    """Of a `Budget`."""
+    """For a `Budget`."""
     expected = '"auto", bytes above 0, a size as "12GB", or a share of the memory as "75%"'
     return _meta(Key(about, expected, prepare=_check_budget, **said))
 
 
 def arguments(about: str, **said: Any) -> Meta:
-    """Of a dict: names and values for somebody else, who knows what they mean."""
+    """For a dict, whose names and values are passed on unchecked."""
     expected = "a table, as { enable_thinking = false }"
     return _meta(Key(about, expected, prepare=_check_json, **said))
 
 
 def rank_places(about: str, most: int, **said: Any) -> Meta:
-    """Of a tuple of `RankPlace`."""
+    """For a tuple of `RankPlace`."""
     expected = (
         'a list of ranks such as [{ host = "local" }, { host = "studio2", interfaces = '
         '["10.0.0.2"] }]'
@@ -145,16 +145,16 @@ def _meta(key: Key, **bounds: Any) -> Meta:
 
 
 def key_of(annotation: Any) -> Key:
-    """What was said in the last annotation of a type."""
+    """The key in the last annotation of a type."""
     key: Key = annotation.__metadata__[-1].extra["key"]
     return key
 
 
 def read_value(annotation: Any, value: object) -> Any:
-    """A setting's value, of what TOML, a flag or a variable gave.
+    """A setting's value from that of TOML, a flag or a variable.
 
     Raises:
-        UnexpectedError: it is something else.
+        UnexpectedError: the key doesn't accept it.
     """
     prepare = key_of(annotation).prepare
     try:
@@ -166,7 +166,7 @@ def read_value(annotation: Any, value: object) -> Any:
 
 
 def written_value(value: Any) -> str:
-    """A setting's value in TOML, which `read_value` takes back to the same."""
+    """A setting's value in TOML, from which `read_value` makes the same value."""
     if not isinstance(value, float):
         return toml_value(msgspec.to_builtins(value))
     if (text := format_time(value)) is not None:
@@ -184,7 +184,7 @@ def _check_size(value: Any) -> Any:
 
 
 def _check_budget(value: Any) -> Any:
-    # Of so much, the smallest share that can be written is something still.
+    # Of the largest total even the smallest share that can be written is more than 0.
     if value != "auto" and not parse_size(value, LARGEST_BYTES):
         raise ValueError("nothing")
     return value
@@ -197,7 +197,7 @@ def _check_json(value: Any) -> Any:
 
 
 def _is_json(value: object) -> bool:
-    """Dates and times are not, nor infinities."""
+    """Whether JSON has such values: not dates, times and infinities."""
     match value:
         case dict():
             return all(map(_is_json, value.values()))
@@ -228,14 +228,14 @@ def toml_value(value: object) -> str:
 
 
 def toml_text(text: str) -> str:
-    """A string in TOML. JSON's escapes are among TOML's, but DEL needs one there too."""
+    """A string in TOML. TOML has all escapes of JSON, and needs one for DEL, too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_key(name: str) -> str:
-    """A key in TOML, in quotes where it needs them."""
+    """A key in TOML, in quotes if it needs them."""
     return name if _BARE.fullmatch(name) else toml_text(name)
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the file's tables; a table's docstring tells people what it is for."""
+    """Base of the file's tables. The docstring of a table is its description in documents."""

@@ -1,18 +1,23 @@
-"""A configuration's tables: the file's, with the environment and the flags over them."""
+"""A configuration's tables, the sources of their values, and mistakes in them.
+
+The values of the environment replace those of the file, and those of flags replace both.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final, Literal
 
 import platformdirs
+from msgspec import Struct
 
-from gateway.config.mistakes import Mistake, ValueSource
+from gateway.config.key import Key, toml_text
 from gateway.config.model_folders import model_from_flag
 from gateway.config.settings import Flags
-from gateway.config.tables import MODELS, label
+from gateway.config.tables import HEADINGS, MODELS, keys_of, label
 from gateway.config.toml_file import (
     Locations,
     Place,
@@ -20,10 +25,103 @@ from gateway.config.toml_file import (
     UnreadableFileError,
     read_document,
 )
+from gateway.system.notation import nearest
+
+
+class ValueSource(Struct, frozen=True):
+    """The source of a value. `name` is a file, a variable or a flag; `line` is that of a file, from
+    1 on.
+    """
+
+    kind: Literal["default", "file", "environment", "flag"]
+    name: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "default":
+            return self.kind
+        return self.name if self.line is None else f"{self.name}:{self.line}"
+
+
+class Mistake(Struct, frozen=True):
+    """A mistake in the configuration. `key` is empty if it isn't known, as in a file that isn't
+    TOML.
+    """
+
+    source: ValueSource
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        parts = (str(self.source), self.key, self.message)
+        return ": ".join(part for part in parts if part)
+
+
+class ConfigError(Exception):
+    """All mistakes in the configuration."""
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        super().__init__("\n".join(map(str, mistakes)))
+        self.mistakes = mistakes
+
+
+_SHOWN_CHARACTERS: Final = 40
+# The table of each key.
+_HOMES: Final = {
+    name: heading for heading, section in HEADINGS.items() for name in keys_of(section)
+}
+
+
+def sentence(message: str) -> str:
+    """A message with a full stop, as it stands behind its key."""
+    return message if message.endswith((".", "?")) else f"{message}."
+
+
+def no_table(place: Place) -> str:
+    return f"expected a table, as in [{label(place)}]"
+
+
+def missing(key: Key) -> str:
+    return f"it is missing; expected {key.expected}"
+
+
+def unexpected(key: Key, value: object) -> str:
+    return f"expected {key.expected}, not {_shown(value)}"
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The message for an unknown "table" or "key", with the likeliest known name."""
+    if name in _HOMES:
+        return f"unknown here; it is a key of {_HOMES[name]}"
+    if found := nearest(name, known):
+        return f"unknown {what}; did you mean {found}?"
+    if found := nearest(name, _HOMES):
+        return f"unknown {what}; did you mean {found} in {_HOMES[found]}?"
+    return f"unknown {what}; known are {', '.join(known)}"
+
+
+def _shown(value: object) -> str:
+    """A value in TOML, shortened."""
+    match value:
+        case str():
+            shown = toml_text(value)
+        case bool():
+            shown = str(value).lower()
+        case dict():
+            shown = "a table"
+        case list():
+            shown = "a list"
+        case int() if abs(value) >= 10**_SHOWN_CHARACTERS:
+            shown = "so large a number"
+        case _:
+            shown = str(value)
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}..."
 
 
 def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, ValueSource | None]:
-    """The file, and who names it; None: nobody, it is the platform's and need not exist."""
+    """The configuration file, and the flag or variable that names it. None: it is the platform's
+    default, and need not exist.
+    """
     if flags.config is not None:
         return flags.config, ValueSource("flag", "--config")
     if variable := environment.get("BULKHEAD_CONFIG"):
@@ -32,10 +130,10 @@ def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Val
 
 
 class Layers:
-    """What is given, and where each value comes from.
+    """All values that are given, unchecked, and where each comes from.
 
-    `file` is None if none was read, and `digest` tells its content from another. `left_out` has
-    its lines that can't be read. Nothing was asked of the values, which may be of any kind.
+    `file` is None if none was read, and `digest` is a hash of its content. `left_out` has its lines
+    that can't be read.
     """
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
@@ -46,7 +144,7 @@ class Layers:
         self._document = self._read_file(flags, environment)
         self.tables = self._document.tables
         self.left_out = self._document.left_out
-        # A variable that is set to nothing is one that isn't set.
+        # A variable that is empty counts as not set.
         variable = ValueSource("environment", "BULKHEAD_STATE_DIR")
         self._overlay(variable, "gateway", "state_dir", environment.get(variable.name) or None)
         flagged_dir = None if flags.state_dir is None else str(flags.state_dir)
@@ -61,7 +159,7 @@ class Layers:
             self._add_model(text)
 
     def source(self, place: Place) -> ValueSource:
-        """Where the value at `place` comes from, or what it is in."""
+        """The source of the value at `place`, or else of the table that it belongs to."""
         for length in range(len(place), 0, -1):
             if origin := self._origins.get(place[:length]):
                 return origin
@@ -85,7 +183,7 @@ class Layers:
         return document
 
     def _overlay(self, origin: ValueSource, table: str, key: str, value: object) -> None:
-        """Put a value of the command line or the environment over the file's."""
+        """Replace a value of the file by one of the command line or the environment."""
         if value is None:
             return
         section = self.tables.setdefault(table, {})

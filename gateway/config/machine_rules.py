@@ -1,7 +1,7 @@
-"""What must hold between the configuration and the machine: folders, keys, certificates are there.
+"""Rules between the configuration and the machine: whether folders, keys and certificates exist.
 
-Disks may not answer, so all of them are asked at once, with a deadline. Each rule yields the place
-of a mistake and what is wrong there. Blocks.
+Disks may not answer, so all paths are checked at once, with a deadline. Each rule yields the places
+of mistakes, with messages. Blocks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,28 +24,27 @@ from gateway.system.notation import is_loopback
 from gateway.system.state_dir import StateDir, default_state_dir
 from gateway.system.state_file import read_secret
 from gateway.system.tls import check, ends_soon
-from protocol.model_files import read_config
-from protocol.ranks import undivided
+from protocol.model_files import read_config, undivided
 
-# For all places together: they are asked side by side. A disk that sleeps takes seconds.
+# For all paths together, as they are checked at once. A disk that sleeps takes seconds.
 _ANSWER_S: Final = 10.0
 
 
 class Sought(NamedTuple):
-    """`what` is looked for at `path`, by the name of its key."""
+    """A file or folder at `path`; `what` is the name of its key."""
 
     what: str
     path: str
 
 
 class Places:
-    """Asks all of them at once."""
+    """Checks many paths at once."""
 
     def __init__(self) -> None:
         self._inquiries: Inquiries[Sought, str] = Inquiries()
 
     def locate(self, looks: Mapping[Sought, Callable[[], str]]) -> dict[Sought, str | ValueError]:
-        """What each look gave, or the sentence for the operator."""
+        """The result of each look, or an error with a sentence for the operator."""
         for sought, look in looks.items():
             self._inquiries.ask(sought, look, f"locate {sought.path}")
         return {sought: self._answer(sought) for sought in looks}
@@ -67,56 +66,62 @@ class Places:
 
 
 def picture_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """Of those that could be one."""
-    sought = {
-        ("gateway", "image_folders", index): Sought("image_folders", folder)
-        for index, folder in enumerate(settings.gateway.image_folders)
-        # That it isn't absolute was told already.
-        if expand_home(folder).is_absolute()
-    }
-    answers = places.locate(
-        {each: functools.partial(find_pictures, each.path) for each in sought.values()}
+    """Mistakes in the folders of pictures whose paths are absolute."""
+    yield from _complaints(
+        places,
+        [
+            (
+                ("gateway", "image_folders", index),
+                Sought("image_folders", folder),
+                functools.partial(find_pictures, folder),
+            )
+            for index, folder in enumerate(settings.gateway.image_folders)
+            # `rules` has yielded the others already.
+            if expand_home(folder).is_absolute()
+        ],
     )
-    for place, each in sought.items():
-        if isinstance(answer := answers[each], ValueError):
-            yield place, str(answer)
 
 
 def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """Of the hosts that are configured."""
-    sought: dict[Place, Sought] = {
-        (HOSTS, name, "key_file"): Sought("key_file", host.key_file)
-        for name, host in settings.hosts.items()
-        # What is missing was told already.
-        if host.key_file
-    }
+    """Mistakes in the key files of the configured hosts."""
     yield from _complaints(
-        places, sought, {each: functools.partial(_read_key, each.path) for each in sought.values()}
+        places,
+        [
+            (
+                (HOSTS, name, "key_file"),
+                Sought("key_file", host.key_file),
+                functools.partial(_read_key, host.key_file),
+            )
+            for name, host in settings.hosts.items()
+            # A missing key was yielded already.
+            if host.key_file
+        ],
     )
 
 
 def heads_complaints(
     settings: Settings, folders: Mapping[str, str], places: Places
 ) -> Iterator[tuple[Place, str]]:
-    """Of the models that were found, by what `folders` has of them. Of others the load says it."""
-    sought: dict[Place, Sought] = {}
-    looks: dict[Sought, Callable[[], str]] = {}
+    """Mistakes in the ranks of the models in `folders`, which were found. For other models the load
+    reports them.
+    """
+    looks: list[tuple[Place, Sought, Callable[[], str]]] = []
     for model_id, located in folders.items():
         model = settings.models[model_id]
         size = len(model.places)
         if size > 1 and model.split == "tensor":
             place = (MODELS, model_id, "ranks" if model.ranks else "local")
-            sought[place] = each = Sought(f"heads for {size}", located)
-            looks[each] = functools.partial(_check_heads, located, size)
-    yield from _complaints(places, sought, looks)
+            look = functools.partial(_check_heads, located, size)
+            looks.append((place, Sought(f"heads for {size}", located), look))
+    yield from _complaints(places, looks)
 
 
 def _complaints(
-    places: Places, sought: Mapping[Place, Sought], looks: Mapping[Sought, Callable[[], str]]
+    places: Places, looks: Sequence[tuple[Place, Sought, Callable[[], str]]]
 ) -> Iterator[tuple[Place, str]]:
-    answers = places.locate(looks)
-    for place, each in sought.items():
-        if isinstance(answer := answers[each], ValueError):
+    answers = places.locate({sought: look for _, sought, look in looks})
+    for place, sought, _ in looks:
+        if isinstance(answer := answers[sought], ValueError):
             yield place, str(answer)
 
 
@@ -141,7 +146,7 @@ def _check_heads(located: str, size: int) -> str:
     try:
         config = read_config(find_folder(located))
     except (OSError, ValueError):
-        # It may be there later, and what is wrong with it is the load's to say.
+        # The folder may exist later, and the load reports what is wrong with it.
         return ""
     if (reason := undivided(config, size)) is not None:
         raise ValueError(
@@ -155,19 +160,19 @@ TLS_PLACES: Final[tuple[Place, Place]] = (("gateway", "tls_certificate"), ("gate
 
 
 def exposed(settings: GatewaySettings) -> bool:
-    """Whether others than this machine can reach the gateway by itself."""
+    """Whether other machines can reach the gateway directly."""
     return not is_loopback(settings.host)
 
 
 def tls_files(settings: GatewaySettings) -> tuple[Path, Path] | None:
-    """The certificate and its key, if there is to be TLS."""
+    """The files of the certificate and its key; None for plain HTTP."""
     if settings.tls_certificate is None or settings.tls_key is None:
         return None
     return expand_home(settings.tls_certificate), expand_home(settings.tls_key)
 
 
 def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """What is missing, or can't be used."""
+    """Mistakes in keys and certificates that an open port needs."""
     gateway = settings.gateway
     if exposed(gateway) and not has_keys(gateway):
         yield (
@@ -179,8 +184,8 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
         if not is_loopback(name) and not has_keys(gateway):
             yield (
                 ("gateway", "allowed_hosts", index),
-                f"{toml_text(name)} is not this machine alone: without API keys whoever comes by "
-                f"that name would be the operator; {first_key(gateway)} makes the first one",
+                f"{toml_text(name)} is not this machine alone: without API keys every client that "
+                f"uses that name would be the operator; {first_key(gateway)} makes the first one",
             )
     for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
         if getattr(gateway, one) is not None and getattr(gateway, other) is None:
@@ -194,27 +199,27 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
             return ""
 
         sought = Sought("tls_certificate", str(certificate))
-        answer = places.locate({sought: look})[sought]
-        if isinstance(answer, ValueError):
-            yield ("gateway", "tls_certificate"), str(answer)
+        yield from _complaints(places, [(TLS_PLACES[0], sought, look)])
 
 
 def network_cautions(settings: GatewaySettings) -> Iterator[str]:
-    """What is no mistake and should be known, of a configuration without complaints."""
+    """Warnings about a configuration without mistakes."""
     files = tls_files(settings)
     if files is None:
         if exposed(settings):
             yield (
-                f"On {settings.host} API keys and texts travel in plain HTTP, for everybody on the "
-                "way to read: set gateway.tls_certificate and tls_key, or let a VPN or a proxy "
-                "encrypt them."
+                f"On {settings.host} API keys and texts travel in plain HTTP, which every machine "
+                "on the way can read: set gateway.tls_certificate and tls_key, or let a VPN or a "
+                "proxy encrypt them."
             )
     elif (soon := ends_soon(files[0], time.time())) is not None:
         yield soon
 
 
 def first_key(settings: GatewaySettings) -> str:
-    """The command knows nothing of a file or a flag that names another folder."""
+    """The command that makes the first key. It names the state folder if the configuration does, as
+    the command doesn't read that.
+    """
     command = "bulkhead key add NAME"
     if settings.state_dir is not None:
         command += f" --state-dir {shlex.quote(str(_state_dir(settings).path))}"
@@ -225,13 +230,13 @@ def _state_dir(settings: GatewaySettings) -> StateDir:
     try:
         return StateDir(Path(settings.state_dir or default_state_dir()))
     except RuntimeError:
-        # It begins with the home of an account that isn't there, which is a mistake of its own.
+        # The path begins with the home of an unknown account, which `rules` reports.
         return StateDir(default_state_dir())
 
 
 def has_keys(settings: GatewaySettings) -> bool:
-    """Revoked ones are enough: they keep everybody out. A file that can't be read is told of by the
-    start, which doesn't go on then.
+    """Whether requests need a key. Revoked keys are enough for that. A file that can't be read
+    counts as one with keys, as the start reports it and ends.
     """
     try:
         return bool(KeyFile(_state_dir(settings).keys_path).read())

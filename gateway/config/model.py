@@ -1,4 +1,4 @@
-"""Models and groups of them, as the operator configured them."""
+"""Models and groups of models, as they are configured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.config.settings import Settings
 
 
 class Group(Struct, frozen=True):
-    """`together`: who loads one loads all. `swap`: one of them is loaded at a time. `reserve`: room
-    for all of them, or with `swap` for the largest, is kept from other models' loads.
+    """With `together` a load of one model loads all. With `swap` only one is loaded at a time. With
+    `reserve` other models' loads leave room for all of them, or with `swap` for the largest.
     """
 
     name: str
@@ -25,8 +25,8 @@ class Group(Struct, frozen=True):
 
 
 class Groups:
-    """Who belongs to whom. A model is in one group at most that loads together, and in one at most
-    that keeps room; `gateway.config.rules` sees to it.
+    """The groups, and the relations between models. `gateway.config.rules` makes sure that a model
+    is in at most one group with `together`, and in at most one with `reserve`.
     """
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
@@ -37,29 +37,29 @@ class Groups:
         self._reserved = frozenset(name for each in self.reserving for name in each.models)
 
     def companions(self, model_id: str) -> frozenset[str]:
-        """The others that are loaded with it."""
+        """The other models that are loaded with this one."""
         return self._companions.get(model_id, frozenset())
 
     def companions_of(self, model_ids: Iterable[str]) -> frozenset[str]:
-        """All that are loaded with one of these."""
+        """All models that are loaded with one of these."""
         return frozenset().union(*map(self.companions, model_ids))
 
     def rivals(self, model_ids: Iterable[str]) -> frozenset[str]:
-        """Those that may not be loaded beside any of these."""
+        """The models that may not be loaded beside one of these."""
         return frozenset().union(*(self._rivals.get(each, ()) for each in model_ids))
 
     def reserved(self, model_id: str) -> bool:
-        """Whether room is kept for it while it isn't loaded."""
+        """Whether room is kept for a model while it isn't loaded."""
         return model_id in self._reserved
 
     def between(self, model_id: str, other_id: str) -> Group | None:
-        """The group by which these two exclude each other."""
+        """The group with `swap` that has both models, if there is one."""
         both = (each for each in self.all if each.swap and {model_id, other_id} <= {*each.models})
         return next(both, None)
 
     def concerned(self, model_id: str) -> frozenset[str]:
-        """Whose floors decide on its load, beside its own: those that it is loaded with, and all
-        that room is kept for.
+        """The other models whose floors count in the decision on a load of this one: those that are
+        loaded with it, and all for which room is kept.
         """
         return (self.companions(model_id) | self._reserved) - {model_id}
 
@@ -74,9 +74,10 @@ class Groups:
 
 
 def kept_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -> int:
-    """What a group that keeps room has to have free beside those of its members that have theirs.
+    """The bytes that a group with `reserve` keeps free, beside the memory of the members that are
+    `present`.
 
-    `floors` has what is known of its members; of those that nothing is known of, nothing is kept.
+    `floors` are those of the members that are known; nothing is kept for the others.
     """
     if group.swap:
         there = (floors.get(each, 0) for each in group.models if each in present)
@@ -86,11 +87,11 @@ def kept_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -
 
 
 def label_of(group: Group) -> str:
-    """As it is written in the configuration."""
+    """The name of a group in the configuration."""
     return f"groups.{group.name}"
 
 
-# What a worker is told at its load, beside the places of files.
+# The keys that a worker gets at its load, beside the places of files.
 _TOLD_AT_LOAD: Final = (
     "python",
     "context_tokens",
@@ -105,8 +106,8 @@ _TOLD_AT_LOAD: Final = (
 
 
 class Model(Struct, frozen=True):
-    """`source` is what a worker loads: an absolute folder, or a repository in the cache. The
-    adapter and the draft model, if there are any, are absolute folders.
+    """A model that can be served. A worker loads `source`: an absolute folder, or a repository in
+    the Hugging Face cache. `adapter` and `draft` are absolute folders.
     """
 
     id: str
@@ -117,19 +118,19 @@ class Model(Struct, frozen=True):
 
     @property
     def draft_tokens(self) -> int:
-        """How many tokens are guessed at a time; 0 without a draft model."""
+        """The number of tokens that are guessed at a time; 0 without a draft model."""
         return 0 if self.draft is None else self.settings.draft_tokens
 
     @property
     def told(self) -> dict[str, str]:
-        """What a worker is told only when it loads, as texts to compare."""
+        """The values that a worker gets only at its load, as texts to compare."""
         told = {key: getattr(self.settings, key) for key in _TOLD_AT_LOAD}
         told |= {"source": self.source, "adapter": self.adapter}
         told |= {"draft": self.draft, "draft_tokens": self.draft_tokens}
         return {name: repr(value) for name, value in told.items()}
 
     def same_for_workers(self, other: Model) -> bool:
-        """Whether a worker of this one serves the other as well."""
+        """Whether a worker of this model can serve the other as well."""
         return self.told == other.told
 
 

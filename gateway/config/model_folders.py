@@ -1,4 +1,6 @@
-"""Where a model's files are, by what the operator wrote, and whether they can be reached."""
+"""The folders of models, adapters and pictures that a configuration names, and whether they can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class NotThereError(ValueError):
-    """What the operator named isn't there, and may be later: a worker is to load it from `place`.
-    The text is a sentence that says what was looked for, and what to do.
+    """A folder or repository is missing, and may exist later: then a worker loads it from `place`.
+    The text is a sentence that says what is missing, and what to do.
     """
 
     def __init__(self, message: str, place: str) -> None:
@@ -38,7 +40,7 @@ class NotThereError(ValueError):
 def model_from_flag(text: str) -> tuple[str, str]:
     """(id, folder or repository) of `PATH_OR_REPO[=ID]`.
 
-    A folder that exists is taken as it is, whatever signs its name has.
+    An existing folder is taken as a whole, even if its name contains `=`.
     """
     source, separator, model_id = text.rpartition("=")
     if not separator or _is_folder(text):
@@ -49,12 +51,12 @@ def model_from_flag(text: str) -> tuple[str, str]:
 def _default_id(source: str) -> str:
     if _REPOSITORY.fullmatch(source) and not _is_folder(source):
         return source.rpartition("/")[2]
-    # Not resolved: a link to a folder has a name of its own.
+    # Links are not resolved, as a link has a name of its own.
     return Path(os.path.abspath(expand_home(source))).name  # noqa: PTH100
 
 
 def expand_home(path: str) -> Path:
-    """The path with its `~`; one of a user that isn't known stays as it is."""
+    """The path without its `~`; with an unknown user it stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - unlike Path's this one never raises.
 
 
@@ -66,13 +68,13 @@ def _is_folder(text: str) -> bool:
 
 
 def locate(source: str) -> str:
-    """What a worker is to load: an absolute folder, or a repository in the Hugging Face cache. What
-    is on a disk that isn't mounted, or is kept from this program, is taken as it is: it may be had
-    later, and its load says what is wrong.
+    """The absolute folder, or the repository in the Hugging Face cache, that a worker loads. A path
+    on a disk that isn't mounted, or that the system denies, is accepted unseen: it may be readable
+    later, and its load reports what is wrong.
 
     Raises:
-        ValueError: with a sentence that says what was looked for, and what to do. It is a
-            NotThereError if there is nothing by that name.
+        ValueError: with a sentence that says what is wrong, and what to do. It is a NotThereError
+            if there is nothing by that name.
     """
     if not source.strip():
         raise ValueError("It is empty: name a model's folder or a repository.")
@@ -104,12 +106,12 @@ def locate(source: str) -> str:
 
 
 def not_yet(path: Path) -> bool:
-    """Whether what is there may be had later: its disk isn't mounted, or it is kept from us."""
+    """Whether a path may be readable later: its disk isn't mounted, or the system denies it."""
     return away(path) is not None or is_denied(path)
 
 
 def check_holds_model(located: str) -> None:
-    """Whether a located model has a configuration to load it by.
+    """Check that a located model has a config.json.
 
     Raises:
         NotThereError: it has none.
@@ -130,8 +132,8 @@ def check_holds_model(located: str) -> None:
 
 
 def check_allowed(located: str, allowed: Iterable[str]) -> None:
-    """Whether a located model is in one of the allowed folders, or a repository that matches. Where
-    nothing is said to be `allowed`, everything is.
+    """Check that a located model is in one of the allowed folders, or a repository that matches. If
+    `allowed` is empty, every model is.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -149,7 +151,7 @@ def check_allowed(located: str, allowed: Iterable[str]) -> None:
 
 
 def find_model(path: str, allowed: Iterable[str]) -> str:
-    """What a worker is to load as a model.
+    """The folder or repository that a worker loads as a model.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -168,7 +170,7 @@ def find_model(path: str, allowed: Iterable[str]) -> str:
 
 
 def find_draft(path: str, allowed: Iterable[str]) -> str:
-    """The folder of a draft model, which the worker of another loads beside that.
+    """The absolute folder of a draft model.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -184,7 +186,7 @@ def find_draft(path: str, allowed: Iterable[str]) -> str:
 
 
 def find_adapter(path: str, allowed: Iterable[str]) -> str:
-    """The absolute folder of an adapter, which makes a model of its own and is allowed as one.
+    """The absolute folder of an adapter, which must be allowed as a model must.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -205,7 +207,7 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
 
 
 def find_pictures(path: str) -> str:
-    """A folder that requests may name pictures in.
+    """A folder in which requests may name pictures.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -217,10 +219,10 @@ def find_pictures(path: str) -> str:
 
 
 def find_folder(located: str) -> Path:
-    """The folder behind what `locate` gave: of a repository, the revision that `main` names.
+    """The folder of a model that `locate` found: for a repository that of the revision `main`.
 
     Raises:
-        OSError: there is none any more.
+        OSError: the folder is gone.
     """
     folder = Path(located)
     if folder.is_absolute():
@@ -237,7 +239,7 @@ def find_folder(located: str) -> Path:
 
 
 def hugging_face_cache() -> Path:
-    """As huggingface_hub finds it, which is too large to import for this."""
+    """The cache as huggingface_hub finds it, which is too slow to import for this."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -245,12 +247,11 @@ def hugging_face_cache() -> Path:
 
 
 def check_reach(located: str) -> None:
-    """Blocks as long as the disk takes. `located` is an absolute folder, or a repository in the
-    Hugging Face cache.
+    """Check that the files of a located model can be read. Blocks as long as the disk takes.
 
     Raises:
         AwayError: their disk isn't mounted.
-        DeniedError: the system keeps them from this program.
+        DeniedError: the system denies them to this program.
     """
     folder = Path(located)
     if (absent := away(folder if folder.is_absolute() else hugging_face_cache())) is not None:
@@ -259,6 +260,6 @@ def check_reach(located: str) -> None:
         with (find_folder(located) / "config.json").open("rb"):
             pass
     except OSError as error:
-        # Whatever else it is, whoever reads them says it better.
+        # Other errors are reported better by the code that reads the files.
         if (sentence := denied(error)) is not None:
             raise DeniedError(sentence) from error

@@ -1,4 +1,4 @@
-"""Tables of the configuration file that have a name each: models, groups of them, other hosts."""
+"""The configuration's tables with names: models, groups of models, other hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.config.key import (
     whole,
 )
 from gateway.config.model_folders import expand_home
-from protocol.ranks import RankBackend, RankSplit
+from protocol.life import RankBackend, RankSplit
 
 # The gateway's own machine.
 LOCAL: Final = "local"
@@ -27,8 +27,8 @@ _Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class RankPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A host by its name, and the addresses at which the other ranks reach this one there; none: by
-    the host's only one, or what leads to it.
+    """A host by its name, and the addresses there at which the other ranks reach this one. If there
+    are none, the host's only address is used, or the one that leads to the others.
     """
 
     host: _Word
@@ -154,7 +154,7 @@ class ModelSettings(Section, frozen=True):
 
     @property
     def places(self) -> tuple[RankPlace, ...]:
-        """Of all its ranks."""
+        """The places of all its ranks."""
         return self.ranks or (RankPlace(LOCAL),) * self.local
 
     @property
@@ -163,7 +163,7 @@ class ModelSettings(Section, frozen=True):
 
     @property
     def interpreter(self) -> str | None:
-        """`python`, with the home that a `~` stands for."""
+        """`python` without its `~`."""
         return None if self.python is None else str(expand_home(self.python))
 
 

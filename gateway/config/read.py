@@ -1,4 +1,4 @@
-"""File, environment and flags to one configuration; every mistake at once."""
+"""Reads file, environment and flags into one configuration, and reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.key import Section, UnexpectedError
-from gateway.config.layers import Layers, chosen_file
+from gateway.config.layers import (
+    ConfigError,
+    Layers,
+    Mistake,
+    ValueSource,
+    chosen_file,
+    missing,
+    no_table,
+    sentence,
+    unexpected,
+    unknown,
+)
 from gateway.config.machine_rules import (
     TLS_PLACES,
     Places,
@@ -20,23 +31,13 @@ from gateway.config.machine_rules import (
     network_complaints,
     picture_complaints,
 )
-from gateway.config.mistakes import (
-    ConfigError,
-    Mistake,
-    ValueSource,
-    missing,
-    no_table,
-    sentence,
-    unexpected,
-    unknown,
-)
 from gateway.config.model_folders import NotThereError, find_adapter, find_draft, find_model
 from gateway.config.rules import complaints, group_complaints
 from gateway.config.settings import DiscoverySettings, Flags, Settings
 from gateway.config.tables import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
 from gateway.config.toml_file import Place
 
-# What finds the folders that models' keys name.
+# The functions that find the folders that keys of models name.
 _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
     "path": find_model,
     "adapter": find_adapter,
@@ -45,8 +46,8 @@ _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
 
 
 class Located(msgspec.Struct, frozen=True):
-    """What a worker is to load, by the names of the keys: absolute folders; of the model itself it
-    may be a repository in the Hugging Face cache.
+    """The absolute folders that a worker loads, by the names of the keys. `path` may be a
+    repository in the Hugging Face cache.
     """
 
     path: str
@@ -55,13 +56,12 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in force, and why.
+    """A configuration without mistakes, and the sources of its values.
 
-    `file` is the one that was read, and `digest` tells its content from another. `located` has what
-    workers are to load, by the models' ids, and `absent` which of that isn't there yet, by the ids
-    of models that are served once it is.
-    `sources` has the keys that were given: the others have their defaults. `discovered` are the
-    models that nobody has named.
+    `file` is the one that was read, and `digest` is a hash of its content. `located` has the
+    folders that workers load, by ids of models, and `absent` those that are missing, also by ids:
+    these models are served once the folders exist. `sources` has the keys that were given, as the
+    others have their defaults. `discovered` are the models without a table.
     """
 
     settings: Settings
@@ -79,10 +79,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
     """The settings in force: flags go before the environment, and that before the file.
 
-    Whether the models are there is not asked.
+    Whether the models exist is not checked.
 
     Raises:
-        ConfigError: with every mistake found.
+        ConfigError: with all mistakes.
     """
     reading = _Reading(flags, environment)
     settings = reading.settings()
@@ -91,7 +91,7 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
 
 
 class DraftConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration with its mistakes. In place of wrong values there are defaults; models whose
+    """A configuration with its mistakes. Wrong values are replaced by defaults, and models whose
     path is wrong or missing are left out. `file` is None if none was read.
     """
 
@@ -102,7 +102,7 @@ class DraftConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_draft(flags: Flags, environment: Mapping[str, str]) -> DraftConfiguration:
-    """What can be made of a configuration. Whether the models are there is not asked."""
+    """The valid part of a configuration. Whether the models exist is not checked."""
     reading = _Reading(flags, environment)
     settings = reading.settings()
     return DraftConfiguration(
@@ -121,11 +121,11 @@ def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
 def read_configuration(
     flags: Flags, environment: Mapping[str, str], places: Places | None = None
 ) -> Configuration:
-    """The same with the places of the models, one of which must be there, and each value's source.
-    Whoever reads it again brings `places` along.
+    """The configuration with the folders of its models, at least one of which must exist, and the
+    sources of its values. A caller that reads it again passes the same `places`.
 
     Raises:
-        ConfigError: with every mistake found.
+        ConfigError: with all mistakes.
     """
     reading = _Reading(flags, environment)
     settings = reading.settings()
@@ -148,13 +148,13 @@ def read_configuration(
 
 
 def raise_absent(absent: Iterable[Mistake]) -> None:
-    """Raises: ConfigError, if anything is."""
+    """Raises: ConfigError, if there are any."""
     if mistakes := list(absent):
         raise ConfigError(mistakes)
 
 
 def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]) -> None:
-    """Raises: ConfigError, if there are any: groups by their names, and why they can't be had."""
+    """Raises: ConfigError, if there are any. `found` are names of groups, with reasons."""
     mistakes = []
     for name, why in found:
         place = (GROUPS, name, "models")
@@ -164,7 +164,7 @@ def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]
 
 
 class _Reading:
-    """Tables on their way to settings, and what is wrong with them."""
+    """Makes settings of tables, and collects the mistakes."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         self.layers = Layers(flags, environment)
@@ -174,7 +174,7 @@ class _Reading:
         self._wrong: set[Place] = set()
 
     def settings(self) -> Settings:
-        """The settings, with defaults in place of what is wrong."""
+        """The settings, with defaults in place of wrong values."""
         found: dict[str, Any] = {}
         for name, table in self.layers.tables.items():
             if name not in TABLES:
@@ -202,8 +202,9 @@ class _Reading:
         return settings
 
     def check_network(self, settings: Settings, places: Places) -> None:
-        """Whether what an open port needs is there."""
-        # A key that isn't known, or stands in a line that can't be read, is missing for another.
+        """Check the keys and certificates that an open port needs."""
+        # An unknown key, or a line that can't be read, may be the reason why another key is
+        # missing.
         unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
         judged = {each.key for each in self._mistakes}
         for place, message in network_complaints(settings, places):
@@ -211,12 +212,12 @@ class _Reading:
                 self._complain(place, message)
 
     def check_pictures(self, settings: Settings, places: Places) -> None:
-        """Whether the folders are there that requests may name pictures in."""
+        """Check the folders in which requests may name pictures."""
         for place, message in picture_complaints(settings, places):
             self._complain(place, message)
 
     def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
-        """What the workers are to load; not for models whose path is wrong."""
+        """Find the folders that workers load, without those of models whose path is wrong."""
         sought = {
             (model_id, key): Sought(key, path)
             for model_id, model in settings.models.items()
@@ -249,17 +250,17 @@ class _Reading:
     def check_ranks(
         self, settings: Settings, located: Mapping[str, Located], places: Places
     ) -> None:
-        """Whether what models of several ranks need is there."""
+        """Check the key files and heads that models of several ranks need."""
         folders = {model_id: each.path for model_id, each in located.items()}
         for place, message in key_complaints(settings, places):
             self._complain(place, message)
-        # How a model is split may be in a line that can't be read.
+        # The key `split` may be in a line that can't be read.
         if not any("split" in line for line in self.layers.left_out):
             for place, message in heads_complaints(settings, folders, places):
                 self._complain(place, message)
 
     def without_lost(self, settings: Settings) -> Settings:
-        """The settings less the models of which it isn't known where they are."""
+        """The settings without the models whose path isn't known."""
         models = {
             model_id: model
             for model_id, model in settings.models.items()
@@ -275,7 +276,7 @@ class _Reading:
         return sorted(self._mistakes, key=lambda each: each.source.line or 0)
 
     def count_absent(self) -> None:
-        """What isn't there is a mistake where others are said, or where no model is there."""
+        """Missing models are mistakes if there are others, or if no model exists."""
         self._mistakes += self.absent.values()
 
     def raise_mistakes(self) -> None:
@@ -283,7 +284,7 @@ class _Reading:
             raise ConfigError(self.mistakes)
 
     def _section(self, section: type[Section], table: Place, given: object) -> Section:
-        """A table's values, key by key: one that is wrong is told, and has its default instead."""
+        """The values of a table. A wrong value is a mistake, and its default is used."""
         keys = keys_of(section)
         values = {name: each.assumed for name, each in keys.items()}
         if not isinstance(given, dict):
@@ -305,7 +306,7 @@ class _Reading:
         for name, definition in keys.items():
             if definition.required and name not in given:
                 self._wrong.add((*table, name))
-                # It may be in a line that can't be read.
+                # The key may be in a line that can't be read.
                 if not any(name in line for line in self.layers.left_out):
                     self._complain((*table, name), missing(definition.key))
         return section(**values)
@@ -318,5 +319,5 @@ class _Reading:
 
 
 def _is_value(given: object) -> bool:
-    """Whether that is a key's, and no model's table."""
+    """Whether it is the value of a key, and not the table of a model."""
     return given is not None and not isinstance(given, dict)

@@ -1,6 +1,6 @@
-"""What must hold between keys, whatever machine they are for.
+"""Rules between keys, which hold on every machine.
 
-Each rule yields the place of a mistake and what is wrong there.
+Each rule yields the places of mistakes, with messages.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PAGE_ORIGIN: Final = re.compile(
 _AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENDPOINT: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
-# File names have 255 bytes on either system, and a suffix follows.
+# File names have at most 255 bytes on macOS and Linux, and a suffix follows the id.
 _LONGEST_ID: Final = 200
-# Control characters, halves of characters, ends of lines and paragraphs.
+# Unicode's categories of control characters, surrogates, and ends of lines and paragraphs.
 _STEERING: Final = ("Cc", "Cs", "Zl", "Zp")
 
 
 def complaints(settings: Settings) -> Iterator[Complaint]:
-    """What is wrong in values that are right one by one."""
+    """Mistakes in values that are valid one by one."""
     yield from _host(settings)
     yield from _state_dir(settings)
     yield from _visitors(settings)
@@ -57,7 +57,7 @@ def _hosts(settings: Settings) -> Iterator[Complaint]:
                 f"{toml_text(name)} is no name of another host: 1 to 64 letters, digits or ._- "
                 f"that begin with a letter or digit, and not {toml_text(LOCAL)}, which is this one",
             )
-        # What is missing was told already.
+        # A missing key was reported already.
         if host.url and not _AGENT.fullmatch(host.url):
             yield (
                 ("hosts", name, "url"),
@@ -105,7 +105,7 @@ def _state_dir(settings: Settings) -> Iterator[Complaint]:
 
 
 def _visitors(settings: Settings) -> Iterator[Complaint]:
-    """Compared with what browsers send, which is in lower case and has nothing more."""
+    """Hosts and origins have to be written as browsers send them: in lower case, without more."""
     for index, host in enumerate(settings.gateway.allowed_hosts):
         if not _HOST_NAME.fullmatch(host):
             yield (
@@ -139,7 +139,7 @@ def _ids(settings: Settings) -> Iterator[Complaint]:
         elif {".", ".."} & set(model_id.split("/")):
             yield (
                 ("models", model_id),
-                "no part of an id is . or .., which addresses take for something else",
+                "no part of an id is . or .., as these have a meaning in addresses",
             )
 
 
@@ -209,7 +209,7 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
 
 
 def _is_one_line(text: str) -> bool:
-    """And can be encoded, unlike a folder's name that isn't UTF-8."""
+    """Whether a text is one line, and can be encoded, unlike a folder's name that isn't UTF-8."""
     return not any(unicodedata.category(each) in _STEERING for each in text)
 
 
@@ -217,7 +217,7 @@ _KINDS = ("together", "swap", "reserve")
 
 
 def group_complaints(settings: Settings) -> Iterator[Complaint]:
-    """What is wrong in groups whose values are right one by one."""
+    """Mistakes in groups whose values are valid one by one."""
     for name, group in settings.groups.items():
         yield from _members(name, group, settings)
         yield from _kinds(name, group, settings)
@@ -263,13 +263,13 @@ def _kinds(name: str, group: GroupSettings, settings: Settings) -> Iterator[Comp
         if group.swap and model is not None and model.pinned:
             yield (
                 (GROUPS, name, "models", index),
-                f"{toml_text(model_id)} is pinned, so it would never make place for the others: "
+                f"{toml_text(model_id)} is pinned, so it would never make room for the others: "
                 "unpin it, or take it out",
             )
 
 
 def _overlaps(settings: Settings) -> Iterator[Complaint]:
-    """Of the groups of a model one loads together and one reserves at most; several may swap."""
+    """A model may be in one group with together, in one with reserve, and in several with swap."""
     names = list(settings.groups)
     for number, name in enumerate(names):
         group = settings.groups[name]

@@ -1,7 +1,8 @@
-"""Every table of the configuration file: its keys with their types, bounds, defaults and meanings.
+"""The tables of the configuration file, with the types, bounds, defaults and meanings of their
+keys.
 
-Validation, `bulkhead config example`, the JSON schema and docs/configuration.md are all made from
-these definitions. The tables of models, groups and hosts are in `model_settings`.
+Validation, `bulkhead config example`, the JSON schema and docs/configuration.md are made from these
+definitions. The tables of models, groups and hosts are in `model_settings`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gateway.system.notation import parse_size
 
 
 class Flags(Struct, frozen=True, kw_only=True):
-    """What the command line of `serve` may say; None where it says nothing."""
+    """The flags of `serve`; None for those that are not given."""
 
     config: Path | None = None
     host: str | None = None
@@ -169,18 +170,18 @@ class HubSettings(Section, frozen=True):
 
     @property
     def at(self) -> str | None:
-        """`folder`, with the home that a `~` stands for."""
+        """`folder` without its `~`."""
         return None if self.folder is None else str(expand_home(self.folder))
 
 
-# What `discover` has for the Hugging Face cache, wherever that is.
+# The value in `discover` that means the Hugging Face cache, wherever that is.
 HUGGING_FACE: Final = "huggingface"
 
 
 class DiscoverySettings(Section, frozen=True):
     """What holds for models that have no table of their own."""
 
-    # These keys stand beside the models' tables in the table that holds these.
+    # In the file these keys stand beside the tables of models, in the table that holds those.
 
     discover: Annotated[
         tuple[Text, ...],
@@ -209,8 +210,8 @@ class QueueSettings(Section, frozen=True):
 class PromptCacheSettings(Section, frozen=True):
     """Prompts that were computed once, kept for those that begin alike."""
 
-    # Sizes are as they were written. By default, eight hours a day at the bound write 600 TB in
-    # five years, which is what makers of disks of 1 TB warrant.
+    # Sizes are texts or numbers of the file. With the defaults, eight hours a day at the bound
+    # write 600 TB in five years, which makers of disks of 1 TB warrant.
     disk: Annotated[
         Size,
         byte_size(
@@ -267,8 +268,8 @@ class MailboxSettings(Section, frozen=True):
 class MemorySettings(Section, frozen=True):
     """What the workers may hold together."""
 
-    # Sizes are as they were written; a percentage is of the memory that models are in:
-    # the machine's, or a card's.
+    # Sizes are texts or numbers of the file. A percentage is of the memory that models are in: the
+    # machine's, or a card's.
     budget: Annotated[
         Budget,
         memory_budget("What all workers may hold; auto is what MLX may use, less the headroom."),
@@ -297,7 +298,7 @@ class WorkersSettings(Section, frozen=True):
     """The processes that hold the models."""
 
     spare: Annotated[int, whole("Workers that have done their imports and wait for a model.")] = 1
-    # At once is no time to load in, or to make a step.
+    # A time of 0 would leave none to load, or to make a step.
     load_timeout_s: Annotated[
         float, time("Longest time from a worker's start until the model answers.", least_s=0.1)
     ] = 600.0
@@ -319,7 +320,7 @@ class WorkersSettings(Section, frozen=True):
     stall_timeout_s: Annotated[
         float, time("A worker that has work and makes no step for so long is hung.", least_s=0.1)
     ] = 60.0
-    # No chunk would be short enough for less.
+    # No chunk can be shorter.
     prefill_stall_s: Annotated[
         float,
         time(
@@ -334,8 +335,8 @@ _Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration. `models` is by id, `hosts` and `groups` by name; `discovery` are the
-    keys in the models' table that are no models.
+    """The whole configuration. `models` are by id, `hosts` and `groups` by name. `discovery` has
+    the keys in the table of the models that are no models.
     """
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)

@@ -1,4 +1,4 @@
-"""The tables of the configuration file and their keys, to be looked up by name and gone through."""
+"""The tables of the configuration file and their keys by name, and the changes between settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.config.toml_file import Place
 
 
 class KeyDefinition(Struct, frozen=True):
-    """A key with its name, type and default; `required`: it has none."""
+    """A key with its name, type and default; a `required` key has no default."""
 
     name: str
     type: Any
@@ -34,12 +34,12 @@ class KeyDefinition(Struct, frozen=True):
 
     @property
     def assumed(self) -> Any:
-        """The default, or nothing at all of the same type."""
+        """The default; for a required key an empty value of its type."""
         nothing = () if isinstance(self.key.example, tuple) else ""
         return nothing if self.required else self.default
 
     def shown(self, value: Any) -> str:
-        """A value in TOML, or in words what none means."""
+        """A value in TOML, or words that say what no value means."""
         return str(self.key.unset) if value is None else written_value(value)
 
 
@@ -58,21 +58,21 @@ def keys_of(section: type[Section]) -> dict[str, KeyDefinition]:
 HOSTS: Final = "hosts"
 MODELS: Final = "models"
 GROUPS: Final = "groups"
-# Tables of tables.
+# Tables that hold tables by names.
 NAMED: Final[dict[str, type[Section]]] = {
     HOSTS: HostSettings,
     MODELS: ModelSettings,
     GROUPS: GroupSettings,
 }
-# The tables of one name, in the order of the file.
+# The tables with fixed names, in the order of the file.
 SECTIONS: Final[dict[str, type[Section]]] = {
     each.name: each.type
     for each in msgspec.structs.fields(Settings)
-    # Its keys stand in the table of the models. A table of the same name is a model all the same.
+    # The keys of DiscoverySettings stand in the table of the models.
     if each.name not in NAMED and each.type is not DiscoverySettings
 }
 TABLES: Final = (*SECTIONS, *NAMED)
-# All of them as they are written, in the order of the file.
+# The headings of all tables, in the order of the file.
 HEADINGS: Final[dict[str, type[Section]]] = {
     **{f"[{name}]": section for name, section in SECTIONS.items()},
     f"[{HOSTS}.NAME]": HostSettings,
@@ -83,7 +83,7 @@ HEADINGS: Final[dict[str, type[Section]]] = {
 
 
 def about(section: type[Section]) -> str:
-    """What a table is for, in one line."""
+    """The purpose of a table, in one line."""
     return " ".join((inspect.getdoc(section) or "").split())
 
 
@@ -101,10 +101,87 @@ def tables_of(settings: Settings) -> Iterator[tuple[Place, Section]]:
 
 
 def label(path: Iterable[str | int]) -> str:
-    """A place in the file as it would be written: `models."a".aliases`, `gateway.port`."""
+    """A place in the file as TOML has it: `models."a".aliases`, `gateway.port`."""
     parts = [each for each in path if isinstance(each, str)]
     return ".".join(
-        # Ids are quoted always: most of them have to be.
+        # Ids are always quoted, as most of them have to be.
         toml_text(part) if index == 1 and parts[0] == MODELS else toml_key(part)
         for index, part in enumerate(parts)
     )
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """The changes that a new configuration makes. Keys are named as in the file, as `queue.depth`;
+    those of a model without its table.
+
+    `live` keys can be applied while requests are served, `restart` ones only by the next start. A
+    group that has changed is one of the live keys. Models come in the order of the new settings,
+    `removed` ones in that of the old.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: dict[str, tuple[str, ...]] = {}
+    live: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.added, self.removed, self.changed, self.live, self.restart))
+
+
+def changes(old: Settings, new: Settings) -> Changes:
+    """The differences between two settings, by their values: 0.5 and "500ms" are the same time."""
+    changed = {
+        model_id: keys
+        for model_id, model in new.models.items()
+        if model_id in old.models and (keys := _differing(old.models[model_id], model))
+    }
+    live: list[str] = []
+    restart: list[str] = []
+    for table, section in SECTIONS.items():
+        for name in _differing(getattr(old, table), getattr(new, table)):
+            taken = restart if keys_of(section)[name].key.restart else live
+            taken.append(f"{table}.{name}")
+    live += [f"{MODELS}.{name}" for name in _differing(old.discovery, new.discovery)]
+    restart += [
+        f"hosts.{name}"
+        for name in {**old.hosts, **new.hosts}
+        if old.hosts.get(name) != new.hosts.get(name)
+    ]
+    names = dict.fromkeys((*new.groups, *old.groups))
+    live += [
+        label((GROUPS, name)) for name in names if old.groups.get(name) != new.groups.get(name)
+    ]
+    return Changes(
+        added=tuple(each for each in new.models if each not in old.models),
+        removed=tuple(each for each in old.models if each not in new.models),
+        changed=changed,
+        live=tuple(live),
+        restart=tuple(restart),
+    )
+
+
+def _differing(old: Section, new: Section) -> tuple[str, ...]:
+    """The names of the keys whose values differ."""
+    return tuple(name for name in keys_of(type(old)) if getattr(old, name) != getattr(new, name))
+
+
+class Reloaded(Struct, frozen=True):
+    """The result of a reload. `added`, `removed` and the keys of `changed` are models; `applied`
+    are keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
+    """
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: dict[str, tuple[str, ...]]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+class InForce:
+    """The settings in force. Code reads a setting here whenever it needs it, so that a reload takes
+    effect at once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings

@@ -1,4 +1,4 @@
-"""TOML with the lines of its keys; what follows a line that is no TOML is read all the same."""
+"""TOML with the lines of its keys. The lines after an invalid one are still read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 
 class TomlDocument(Struct, frozen=True):
-    """`broken` has what is wrong by line; `text` is blank there, and `left_out` has these lines."""
+    """`broken` has messages by lines. Those lines are blank in `text`, and kept in `left_out`."""
 
     text: str
     tables: dict[str, Any]
@@ -34,15 +34,15 @@ class UnreadableFileError(Exception):
 
 
 def read_document(path: Path) -> TomlDocument:
-    """A file's tables, and what is wrong with lines of it.
+    """The tables of a file, and the mistakes in its lines.
 
     Raises:
-        FileNotFoundError: there is none.
-        UnreadableError: it is no file or no text, or can't be opened.
+        FileNotFoundError: there is no file.
+        UnreadableFileError: it is no regular file, too large, or can't be opened.
     """
     try:
         mode = path.stat().st_mode
-        # A pipe is waited for as long as nobody writes, and read once: a reload gets nothing.
+        # Opening a pipe waits for a writer, and its text can be read only once, so not by a reload.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
             raise UnreadableFileError(
                 "it is a pipe or a device: name a file, which can be read again"
@@ -51,7 +51,7 @@ def read_document(path: Path) -> TomlDocument:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:
             raise UnreadableFileError("it is larger than 1 MiB, which no configuration is")
-        # Some editors begin with a byte order mark.
+        # Some editors write a byte order mark.
         return parse(content.decode("utf-8-sig"))
     except FileNotFoundError:
         raise
@@ -63,10 +63,10 @@ def read_document(path: Path) -> TomlDocument:
 
 
 def parse(text: str) -> TomlDocument:
-    """Tables of a text. Lines that are wrong in themselves are noted and left out.
+    """The tables of a text. Invalid lines are noted and left out.
 
-    After a mistake that concerns more than its line, such as a list without an end, what follows
-    can't be trusted: then there are no tables.
+    After a mistake that concerns more than its line, as a list without an end, the lines that
+    follow can't be trusted, and there are no tables.
     """
     lines = text.split("\n")
     broken: dict[int, str] = {}
@@ -86,7 +86,7 @@ def parse(text: str) -> TomlDocument:
                 line = _begin(lines, line)
         broken[line] = f"this is not TOML: {message}"
         if not _is_apart(lines, line, given_twice=message.startswith("Cannot overwrite")):
-            broken[line] += "; what else the file holds was not checked"
+            broken[line] += "; the rest of the file was not checked"
             break
         left_out.append(lines[line - 1])
         lines[line - 1] = ""
@@ -94,7 +94,7 @@ def parse(text: str) -> TomlDocument:
 
 
 def _begin(lines: list[str], end: int) -> int:
-    """Where what goes wrong at a line began: behind the last line up to which all is well."""
+    """The line where a mistake that shows at line `end` begins: the text before it is valid."""
     for well in range(end - 1, max(0, end - _LONGEST_STATEMENT), -1):
         if _parses("\n".join(lines[:well])):
             return well + 1
@@ -102,7 +102,7 @@ def _begin(lines: list[str], end: int) -> int:
 
 
 def _is_apart(lines: list[str], number: int, *, given_twice: bool) -> bool:
-    """Whether what is wrong with a line is so without the others, and none of them belong to it."""
+    """Whether a line is invalid by itself, and is no part of a statement of several lines."""
     before, line, after = lines[: number - 1], lines[number - 1], lines[number:]
     if line.lstrip().startswith("[") or any(line.count(quotes) % 2 for quotes in _LONG_QUOTES):
         return False
@@ -112,7 +112,7 @@ def _is_apart(lines: list[str], number: int, *, given_twice: bool) -> bool:
         return False
     if _parses("\n".join(before)):
         return True
-    # In the middle of a statement; quotes may end what began before it.
+    # The line is in the middle of a statement, and quotes in it may end that.
     without = "\n".join([*before, "", *after])
     return not any(quotes in line for quotes in _LONG_QUOTES) and _parses(without)
 
@@ -125,16 +125,16 @@ def _parses(text: str) -> bool:
     return True
 
 
-# The keys from the top, and indices of lists: ("models", "a", "aliases", 1).
+# A path of keys and of indices of lists, from the top: ("models", "a", "aliases", 1).
 Place: TypeAlias = tuple[str | int, ...]
 
 _LANGUAGE: Final = Language(tree_sitter_toml.language())
 
 
 class Locations:
-    """Lines, from 1, of the places in a text that is valid TOML.
+    """The lines, from 1 on, of the places in a text that is valid TOML.
 
-    What the grammar doesn't make out has the line of what it is in.
+    A place that the grammar doesn't find has the line of the table or list that it is in.
     """
 
     def __init__(self, text: str) -> None:
@@ -151,7 +151,7 @@ class Locations:
                     self._note_pair(table, pair)
 
     def line(self, place: Place) -> int | None:
-        """Where a place is first written, or else what it would be in."""
+        """The first line of a place, or else of the table or list that it would be in."""
         while place:
             if place in self._lines:
                 return self._lines[place]
@@ -189,7 +189,7 @@ def _line(node: Node) -> int:
 def _keys(name: Node) -> list[str]:
     if name.type == "dotted_key":
         return [key for part in name.named_children for key in _keys(part)]
-    # Escapes in quoted keys are what tomllib takes them for.
+    # tomllib resolves escapes in quoted keys.
     return list(tomllib.loads(f"{_text(name)} = 0"))
 
 

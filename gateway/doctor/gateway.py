@@ -16,15 +16,14 @@ import psutil
 from msgspec import Struct
 
 from gateway import VERSION
-from gateway.config.mistakes import Mistake
+from gateway.config.layers import Mistake
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import ConfigurationInForce, Installation, Running, is_stopped
-from gateway.server.starts import UncleanStarts
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.system.processes import alive
-from gateway.system.state_dir import StateDir
+from gateway.system.state_dir import StateDir, UncleanStarts
 from gateway.system.state_file import read_state
 from gateway.workers.leftovers import WorkerRecords
 

@@ -14,11 +14,11 @@ import psutil
 from msgspec import Struct
 
 from gateway.access.key_file import admin_key
-from gateway.config.mistakes import Mistake
+from gateway.config.layers import Mistake
 from gateway.config.read import read_draft
 from gateway.config.settings import Flags, GatewaySettings, Settings
 from gateway.service.definition import service_pid
-from gateway.service.room import PortHealth, ask_health, port_is_free
+from gateway.service.status import PortHealth, ask_health, port_is_free
 from gateway.system.memory import device_info
 from gateway.system.state_dir import (
     StateDir,

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from gateway.config.settings import Settings
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.memory.budget import budget_of, unknown_device
+from gateway.memory.fitting import budget_of, unknown_device
 from gateway.memory.leak_check import read_stranded
 from gateway.system.machine import LEAST_FILES, attainable_files
 from gateway.system.memory import (

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from gateway.memory.estimate.fitting import PROCESS_BYTES
+from gateway.memory.fitting import PROCESS_BYTES
 from gateway.system.memory import BackEnd
 from gateway.system.notation import format_size
 from protocol.errands import AttentionPeak, Environment, StepTimes

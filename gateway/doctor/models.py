@@ -27,10 +27,10 @@ from gateway.config.settings import Settings
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
-from gateway.memory.estimate.fitting import Fit, Learned, fit, whole
-from gateway.memory.estimate.weights import EstimateError, options_in
+from gateway.memory.fitting import Fit, Learned, fit, whole
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
+from gateway.memory.weights import EstimateError, options_in
 from gateway.system.machine import AwayError, DeniedError, away
 from gateway.system.notation import format_size
 from gateway.workers.process import WORKER, worker_environment

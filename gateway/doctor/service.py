@@ -7,14 +7,19 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from gateway.config.mistakes import ConfigError
-from gateway.config.read import read_settings
-from gateway.config.settings import Flags
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.service.command import ServiceError
-from gateway.service.definition import Installed, lasting, owner, service_pid, stop_s
-from gateway.service.manager import Manager, jobs, known, manager, twice
+from gateway.service.definition import (
+    Installed,
+    ServiceError,
+    lasting,
+    owner,
+    service_pid,
+    settings_of,
+    stop_s,
+)
+from gateway.service.init_system import InitSystem, duplicates, jobs, known
+from gateway.service.service import init_system
 from gateway.system.state_dir import StateDir
 
 _CHECK = "service"
@@ -41,47 +46,46 @@ def look_at_service(_installation: Installation) -> Iterator[Finding]:
     if os.geteuid() == 0:
         environment.pop("SUDO_USER", None)
     account = owner(environment, system=False)
-    yield from look_at_both(manager(account, lambda _text: None, system=False))
+    yield from look_at_both(init_system(account, lambda _text: None, system=False))
 
 
-def look_at_both(users: Manager) -> Iterator[Finding]:
+def look_at_both(users: InitSystem) -> Iterator[Finding]:
     """`users` keeps the account's service; the system's stands beside it."""
     found = jobs(users)
-    for keeper in (users, users.other):
-        yield from _look_at(keeper)
+    for init in (users, users.other):
+        yield from _look_at(init)
     one = users if known(users) else users.other
-    for evidence, remedy in twice(one, found):
+    for evidence, remedy in duplicates(one, found):
         yield warning(_CHECK, evidence, remedy)
     if not known(one):
         yield ok(_CHECK, "None is installed.")
 
 
-def _look_at(keeper: Manager) -> Iterator[Finding]:
+def _look_at(init: InitSystem) -> Iterator[Finding]:
     try:
-        if (installed := keeper.read()) is not None:
-            yield from judge_service(_facts(keeper, installed), lasting())
+        if (installed := init.read()) is not None:
+            yield from judge_service(_facts(init, installed), lasting())
     except ServiceError as failure:
         yield error(
             _CHECK,
             str(failure),
             "`bulkhead service uninstall` removes it, and `install` writes a new one.",
-            subject="system" if keeper.system else None,
+            subject="system" if init.system else None,
         )
 
 
-def _facts(keeper: Manager, installed: Installed) -> ServiceFacts:
+def _facts(init: InitSystem, installed: Installed) -> ServiceFacts:
     mistake = needed_s = None
     lock = StateDir(installed.state_dir).lock_path
     try:
-        settings = read_settings(Flags(config=installed.config, state_dir=installed.state_dir), {})
-        needed_s = stop_s(settings.gateway.drain_s)
-    except ConfigError as failure:
-        mistake = str(failure.mistakes[0])
+        needed_s = stop_s(settings_of(installed).gateway.drain_s)
+    except ServiceError as failure:
+        mistake = str(failure)
     return ServiceFacts(
-        path=str(keeper.path),
+        path=str(init.path),
         installed=installed,
         visible=not lock.exists() or os.access(lock, os.R_OK),
-        loaded=keeper.loaded(),
+        loaded=init.loaded(),
         pid=service_pid(installed.state_dir),
         mistake=mistake,
         needed_stop_s=needed_s,

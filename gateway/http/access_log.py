@@ -1,28 +1,105 @@
-"""Every request's id, its line in the log, its span, and its place in the metrics."""
+"""The record of each HTTP request: its id, its line in the log, its span, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import secrets
 import time
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import error_response
-from gateway.http.record import CLIENT_LEFT, HEADER, Record, begin_record, request_id
+from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of
 from gateway.requests.use import Timing
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Faults, Histogram
+from protocol.answers import Usage
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+logger = logging.getLogger(__name__)
+
+REQUEST_ID: Final = b"x-request-id"
+# An id must need no escaping in JSON, log lines and headers.
+_VALID_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:~/+=@-]{0,127}")
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's X-Request-Id if there is exactly one and it is valid, else a new id."""
+    given = [value for name, value in headers if name == REQUEST_ID]
+    if len(given) == 1 and _VALID_ID.fullmatch(given[0]):
+        return given[0].decode("ascii")
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
+
+
+def unique(request_id: str) -> str:
+    """The id with a suffix, since clients may send the same id twice."""
+    return f"{request_id}.{secrets.token_hex(4)}"
+
+
+class Record(Struct):
+    """A request while it is served. `id` is the client's own if it sent a valid one. `key` is the
+    name of the API key; None without keys. Routes that generate set the model, the usage and the
+    timings. `counted`: the usage is in the key's account already.
+    """
+
+    id: str
+    key: str | None = None
+    model: str | None = None
+    usage: Usage | None = None
+    counted: bool = False
+    timings: Sequence[Timing] = ()
+    status: int | None = None
+
+    @property
+    def uncounted(self) -> Usage | None:
+        """The usage that is not in the key's account yet."""
+        return None if self.counted else self.usage
+
+    @property
+    def queue_s(self) -> float | None:
+        """How long the last of the answers waited for a worker, in seconds."""
+        waits = (each.queue_s for each in self.timings if each.queue_s is not None)
+        return max(waits, default=None)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """The time until the first token of any answer, in seconds."""
+        waits = (each.first_token_s for each in self.timings if each.first_token_s is not None)
+        return min(waits, default=None)
+
+
+_RECORD: Final = "record"
+
+
+def begin_record(scope: Scope) -> Record:
+    record = Record(request_id(scope["headers"]))
+    scope.setdefault("state", {})[_RECORD] = record
+    return record
+
+
+def record_of(scope: Scope) -> Record:
+    record: Record = scope["state"][_RECORD]
+    return record
+
+
+def note_usage(scope: Scope, usage: Usage, *, counted: bool = False) -> None:
+    """`counted`: the mailbox has counted it in the key's account already."""
+    record = record_of(scope)
+    record.usage = usage
+    record.counted = counted
 
 
 WHOLE_S: Final = (
@@ -103,8 +180,6 @@ def _endpoint(routes: Iterable[BaseRoute], scope: Scope) -> object:
     return at_path
 
 
-logger = logging.getLogger(__name__)
-
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 # For the spans that have not been sent when the gateway ends.
 _FLUSH_S: Final = 3.0
@@ -131,38 +206,18 @@ class Spans:
     does the sending.
     """
 
-    def __init__(self, provider: TracerProvider) -> None:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self._provider = provider
-        self._tracer = provider.get_tracer("bulkhead")
-        self._propagator = TraceContextTextMapPropagator()
-        self._lane = Lane("spans")
-
-    def tell(self, life: Life) -> None:
-        """Record a span of the whole request and one of each phase. If the client has sent a trace,
-        they belong to it.
+    def __init__(self, tell: Callable[[Life], None], shut_down: Callable[[], None]) -> None:
+        """`tell` records a span of the whole request and one of each phase. `shut_down` sends the
+        spans that are left, and blocks.
         """
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-
-        whole = self._tracer.start_span(
-            life.name,
-            self._propagator.extract(life.headers),
-            SpanKind.SERVER,
-            {name: value for name, value in life.attributes.items() if value is not None},
-            start_time=life.ended_ns - int(life.seconds * _NS),
-        )
-        if life.failed:
-            whole.set_status(Status(StatusCode.ERROR))
-        within = set_span_in_context(whole)
-        for name, begin_ns, end_ns in _phases(life):
-            self._tracer.start_span(name, within, start_time=begin_ns).end(end_ns)
-        whole.end(life.ended_ns)
+        self.tell = tell
+        self._shut_down = shut_down
+        self._lane = Lane("spans")
 
     async def close(self) -> None:
         """Send the spans that are left, within a deadline."""
         try:
-            await self._lane.run(self._provider.shutdown, _FLUSH_S, "the collector of spans")
+            await self._lane.run(self._shut_down, _FLUSH_S, "the collector of spans")
         except OSError as error:
             logger.warning("The last spans were not sent: %s", error)
 
@@ -193,13 +248,33 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as error:
         logger.warning("No spans are sent (%s): pip install 'mlx-bulkhead[otel]'", error)
         return None
     named: dict[str, Any] = {SERVICE_NAME: environment.get("OTEL_SERVICE_NAME", "bulkhead")}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Spans(provider)
+    tracer, propagator = provider.get_tracer("bulkhead"), TraceContextTextMapPropagator()
+
+    def tell(life: Life) -> None:
+        whole = tracer.start_span(
+            life.name,
+            # If the client has sent a trace, the spans belong to it.
+            propagator.extract(life.headers),
+            SpanKind.SERVER,
+            {name: value for name, value in life.attributes.items() if value is not None},
+            start_time=life.ended_ns - int(life.seconds * _NS),
+        )
+        if life.failed:
+            whole.set_status(Status(StatusCode.ERROR))
+        within = set_span_in_context(whole)
+        for name, begin_ns, end_ns in _phases(life):
+            tracer.start_span(name, within, start_time=begin_ns).end(end_ns)
+        whole.end(life.ended_ns)
+
+    return Spans(tell, provider.shutdown)
 
 
 OK: Final = "ok"
@@ -224,14 +299,13 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
-        record = Record(request_id(scope["headers"]))
-        begin_record(scope, record)
+        record = begin_record(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", ())))
-                headers[HEADER.decode()] = record.id
+                headers[REQUEST_ID.decode()] = record.id
                 message["headers"] = headers.raw
             await send(message)
 
@@ -248,7 +322,7 @@ class AccessLog:
             self._end(scope, record, time.monotonic() - began)
 
     def _end(self, scope: Scope, record: Record, seconds: float) -> None:
-        outcome = record.outcome or (CLIENT_LEFT if record.status is None else OK)
+        outcome = outcome_of(scope) or (CLIENT_LEFT if record.status is None else OK)
         route = self._routes.of(scope)
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)

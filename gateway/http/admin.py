@@ -15,11 +15,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from gateway.access.api_key import KeyBody, KeyList, KeyUsage, NewKey, UsageList
+from gateway.access.api_key import KeyBody, KeyList, NewKey
 from gateway.access.key_file import KeyFileError, NoSuchKeyError
 from gateway.access.keys import ApiKeys
-from gateway.config.changes import Reloaded
-from gateway.config.mistakes import ConfigError
+from gateway.access.limits import KeyUsage, UsageList
+from gateway.config.layers import ConfigError
+from gateway.config.tables import Reloaded
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
 from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer

@@ -13,9 +13,9 @@ from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import envelope, error_response
+from gateway.http.access_log import note_usage
+from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome
 from gateway.http.exchange import direct_writer_of
-from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.models.compartment import Compartment
 from gateway.requests.choices import Choice, Choices, Format, pieces
 from gateway.requests.request import AnswerPiece, ClientGoneError, Request

@@ -13,7 +13,6 @@ from gateway.http import (
     admin,
     chat,
     completions,
-    health,
     library,
     messages,
     metrics,
@@ -21,15 +20,15 @@ from gateway.http import (
     openapi,
     page,
     responses,
+    status,
     vectors,
 )
 from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
-from gateway.http.auth import AuthMiddleware
+from gateway.http.auth import AuthMiddleware, OriginMiddleware
 from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import on_defect, on_http_exception, on_refusal
 from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument
-from gateway.http.origins import OriginMiddleware
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
 from gateway.library.library import LastUsed, Library
@@ -41,7 +40,7 @@ from gateway.system.refusal import Refusal
 
 ROUTES: Final = (
     *page.routes,
-    *health.routes,
+    *status.routes,
     *metrics.routes,
     *library.model_routes,
     *chat.routes,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gateway.workers.restarts import LastExit
+from gateway.workers.verdicts import LastExit
 from protocol.life import Ability
 
 

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from gateway.http.access_log import new_request_id, request_id
 from gateway.http.connection_limits import (
     BODY_BYTES_PER_S,
     BODY_S,
@@ -22,9 +23,9 @@ from gateway.http.connection_limits import (
     ConnectionLimiter,
     Doing,
     Place,
+    TrackedConnection,
 )
 from gateway.http.exchange import Exchange, Peer, plain_response
-from gateway.http.record import new_request_id, request_id
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 
@@ -60,10 +61,13 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limiter: ConnectionLimiter,
+        handshake: TrackedConnection | None = None,
     ) -> None:
+        """The connection takes the place of its TLS `handshake`."""
         super().__init__(config, server_state, app_state, _loop)
         self.timeouts = ClientTimeouts(self.loop.time())
         self._limiter = limiter
+        self._handshake = handshake
         self._place = Place.NONE
         # Requests whose answers are not complete; the first is being served.
         self._exchanges: deque[Exchange] = deque()
@@ -80,7 +84,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._peer = Peer(transport)
-        self._place = self._limiter.enter(self, "" if self.client is None else self.client[0])
+        host = "" if self.client is None else self.client[0]
+        self._place = self._limiter.enter(self, host, self._handshake)
+        self._handshake = None
         if self._place in (Place.NONE, Place.TOO_MANY):
             # At once, since descriptors are few.
             self._drops_input = True

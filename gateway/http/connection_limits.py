@@ -1,15 +1,22 @@
-"""The bounds on connections: their number, their times, and the bytes of their bodies."""
+"""The bounds on connections: their number, their times, also in TLS handshakes, and the bytes of
+their bodies.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import math
+import os
+import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Hashable
 from enum import Enum
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
+
+from uvicorn.protocols.utils import get_remote_addr
 
 from gateway.requests.share import ByteBudget
 from gateway.system.notation import is_loopback_address
@@ -239,10 +246,14 @@ class ConnectionLimiter:
         self._table: ConnectionTable[TrackedConnection] = ConnectionTable()
         self._tracked: set[TrackedConnection] = set()
 
-    def enter(self, connection: TrackedConnection, host: str) -> Place:
-        """Add a connection from the address `host`. Even without a place it is watched until it
-        leaves.
+    def enter(
+        self, connection: TrackedConnection, host: str, instead_of: TrackedConnection | None = None
+    ) -> Place:
+        """Add a connection from the address `host`, to which `instead_of` leaves its place. Even
+        without a place it is watched until it leaves.
         """
+        if instead_of is not None:
+            self.leave(instead_of)
         self._tracked.add(connection)
         place, victim = self._table.enter(
             connection, self._capacity(), network_of(host), self._from_one_place()
@@ -292,6 +303,78 @@ class ConnectionLimiter:
             "(gateway.max_connections, and the limit of open files): try again later.",
             retry_after_s=_RETRY_AFTER_S,
         )
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until its TLS handshake is done.
+
+    asyncio's own servers report a connection only after the handshake, so a client that opened
+    thousands and sent nothing would use a descriptor for each, without a bound. Here the connection
+    counts from the beginning, has a deadline for the handshake, and is the first to be ended for
+    another.
+    """
+
+    def __init__(
+        self,
+        connection: Callable[..., asyncio.BaseProtocol],
+        *,
+        limiter: ConnectionLimiter,
+        context: ssl.SSLContext,
+        tasks: Tasks,
+        **of_uvicorn: Any,
+    ) -> None:
+        """`connection` makes the connection that takes the place of this `handshake`. Each
+        handshake is a task in `tasks`.
+        """
+        self.timeouts = ClientTimeouts(asyncio.get_running_loop().time())
+        self._connection = functools.partial(
+            connection, limiter=limiter, handshake=self, **of_uvicorn
+        )
+        self._limiter = limiter
+        self._context = context
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand a copy of the socket to the event loop, which makes a transport with TLS; this
+        transport must read nothing.
+        """
+        # uvloop's transports have the interface of asyncio.Transport, but not its base class.
+        accepted = cast(asyncio.Transport, transport)
+        address = get_remote_addr(accepted)
+        try:
+            place = self._limiter.enter(self, "" if address is None else address[0])
+            if place in (Place.NONE, Place.TOO_MANY):
+                self._limiter.refused[self._limiter.no_place(place).code] += 1
+                self._limiter.leave(self)
+                return
+            self._limiter.turn(self, Doing.HANDSHAKE)
+            try:
+                plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
+            except OSError:
+                # There is no free descriptor.
+                self._limiter.leave(self)
+                return
+            self._task = self._tasks.start(self._shake_hands(plain), "handshake")
+        finally:
+            accepted.abort()
+
+    def make_place(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def overdue(self) -> None:
+        self.make_place()
+
+    async def _shake_hands(self, plain: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(self._connection, plain, ssl=self._context)
+        except OSError:
+            # The client has left, or has no TLS version in common with this server.
+            pass
+        finally:
+            self._limiter.leave(self)
 
 
 # The log, the listener, the event loop, the descriptors of ZeroMQ, files that are read, and

@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.command_bodies import OpenAIErrorBody, OpenAIErrorEnvelope
-from gateway.http.record import note_outcome
 from gateway.system.refusal import Refusal
 
 
@@ -40,6 +39,22 @@ def _allowed(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
 def invalid(message: str, param: str) -> Refusal:
     """The refusal of a request because of one of its fields or headers."""
     return Refusal("invalid_request_error", message, param=param)
+
+
+# An outcome beside the codes of errors.
+CLIENT_LEFT: Final = "client_left"
+_OUTCOME: Final = "outcome"
+
+
+def note_outcome(scope: Scope, outcome: str) -> None:
+    """Note why a request ended, for the log and the metrics: an error's code, or CLIENT_LEFT."""
+    scope.setdefault("state", {})[_OUTCOME] = outcome
+
+
+def outcome_of(scope: Scope) -> str | None:
+    """None: none was noted, so the request's status tells it."""
+    outcome: str | None = scope["state"].get(_OUTCOME)
+    return outcome
 
 
 _TYPES: Final = {
@@ -103,7 +118,7 @@ def envelope(refusal: Refusal, path: str) -> bytes:
 
 
 class ErrorResponse(Response):
-    """A refusal. Sending it notes its code in the request's record."""
+    """A refusal. Sending it notes its code as the request's outcome."""
 
     def __init__(self, refusal: Refusal, path: str, headers: Mapping[str, str]) -> None:
         super().__init__(

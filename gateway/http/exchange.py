@@ -15,8 +15,8 @@ from starlette.types import Scope
 from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.http.access_log import REQUEST_ID
 from gateway.http.errors import error_response
-from gateway.http.record import HEADER
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
 
@@ -135,7 +135,7 @@ def plain_response(refusal: Refusal, request_id: str) -> bytes:
     response = error_response(refusal)
     headers = [
         *response.raw_headers,
-        (HEADER, request_id.encode("ascii")),
+        (REQUEST_ID, request_id.encode("ascii")),
         (b"connection", b"close"),
     ]
     status = HTTPStatus(refusal.status)

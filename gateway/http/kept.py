@@ -16,14 +16,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.http.access_log import note_usage
 from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, until_gone
 from gateway.http.auth import caller_of, seat_of
 from gateway.http.bodies import json_response, read_limit, reads_newest_first
 from gateway.http.chat_writer import ChatFormat
-from gateway.http.errors import envelope, error_response
+from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome
 from gateway.http.model_call import ModelCall, deadline_s
 from gateway.http.openapi import GENERATES, Described, Operation
-from gateway.http.record import CLIENT_LEFT, note_outcome, note_usage
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, Name, Work
 from gateway.mailbox.jobs import AnswerJob
 from gateway.mailbox.mailbox import Mailbox

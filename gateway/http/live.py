@@ -138,7 +138,7 @@ def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatu
     each_model = (
         (
             _status(request, place, compartment.model.id, now)
-            for place, request in islice(compartment.traffic.places, most)
+            for place, request in islice(compartment.traffic.queue.places(), most)
         )
         for compartment in fleet.roster.everyone
     )

@@ -371,7 +371,7 @@ def _counted(fleet: Fleet, http: HttpMeter, limiter: ConnectionLimiter) -> Itera
         Counted(
             each.model.id,
             each.traffic.meter,
-            each.traffic.parked,
+            each.traffic.queue.parked,
             each.traffic.prompt_tokens,
             each.traffic.cached_tokens,
             each.recovery.restarts_by,

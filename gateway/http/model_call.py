@@ -10,14 +10,13 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
+from gateway.http.access_log import record_of, unique
 from gateway.http.answer import EVENTS, Answer, Framing
-from gateway.http.auth import caller_of, take_places
+from gateway.http.auth import caller_of, from_page, take_places
 from gateway.http.bodies import beside_the_loop
 from gateway.http.errors import invalid
 from gateway.http.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
-from gateway.http.origins import from_page
 from gateway.http.pictures import PictureReader, Source, check_pictures, left_out_header
-from gateway.http.record import record_of, unique
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.requests.choices import Format, answers_to
@@ -101,7 +100,7 @@ class ModelCall:
         Raises:
             Refusal: a header or keep_alive can't be read.
         """
-        record = record_of(self.http)
+        record = record_of(self.http.scope)
         record.model = self.model.id
         return Terms(
             id=record.id,
@@ -149,7 +148,7 @@ class ModelCall:
         Raises:
             Refusal: they are too many at once for the key.
         """
-        record_of(self.http).timings = [each.timing for each in requests]
+        record_of(self.http.scope).timings = [each.timing for each in requests]
         take_places(self.http, requests)
 
     def answer(

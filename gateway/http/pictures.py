@@ -7,9 +7,9 @@ import base64
 import binascii
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -23,10 +23,6 @@ from gateway.requests.share import Share
 from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
 from protocol.requests import MOST_PICTURE_BYTES, MOST_PICTURES
-
-if TYPE_CHECKING:
-    from gateway.http.remote_pictures import Remote
-
 
 _LONGEST_REASON: Final = 300
 # The first bytes of PNG, GIF and JPEG files. WebP files begin with RIFF, four bytes of length, and
@@ -144,9 +140,13 @@ _REMOTE_SCHEMES: Final = ("http:", "https:")
 _FETCHED_S: Final = 20.0
 
 
+# Fetches a picture of at most so many bytes within so many seconds.
+Fetch: TypeAlias = Callable[[str, int, float], Awaitable[bytes]]
+
+
 class PictureReader:
     def __init__(self) -> None:
-        self._remote: Remote | None = None
+        self._fetch: Fetch | None = None
         self._files = Lane("picture files")
 
     async def read(
@@ -189,13 +189,13 @@ class PictureReader:
                     "pictures of other machines are not fetched here: send the picture itself, as "
                     "a data URL, or set gateway.remote_images"
                 )
-            if self._remote is None:
+            if self._fetch is None:
                 # Importing an HTTP client takes a tenth of a second, and few installations need
                 # one.
                 from gateway.http.remote_pictures import Remote
 
-                self._remote = Remote()
-            return await self._remote.fetch(url, most_bytes, deadline_s)
+                self._fetch = Remote().fetch
+            return await self._fetch(url, most_bytes, deadline_s)
         if scheme not in ("", FILE_SCHEME) and not url.startswith("/"):
             raise PictureError("send a data URL, as data:image/png;base64,iVBOR...")
         path = path_in(url)

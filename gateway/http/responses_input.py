@@ -12,10 +12,8 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
-from gateway.http.bodies import (
-    beside_the_loop,
-    take_decoded,
-)
+from gateway.http.access_log import unique
+from gateway.http.bodies import beside_the_loop, take_decoded
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     constraint_of,
@@ -26,7 +24,6 @@ from gateway.http.generation import (
 from gateway.http.kept import mailbox_of
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported
-from gateway.http.record import unique
 from gateway.http.responses_bodies import ResponseBody, tools
 from gateway.http.responses_conversation import converse
 from gateway.http.responses_items import (

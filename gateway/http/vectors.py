@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.http.access_log import unique
 from gateway.http.answer import Reply
 from gateway.http.bodies import BodyPart, beside_the_loop, read_json
 from gateway.http.completions import Inputs, count_strings, parse_inputs
@@ -22,7 +23,6 @@ from gateway.http.generation import Priority
 from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import GENERATES, Described, Operation
 from gateway.http.parameters import check_supported, refusing
-from gateway.http.record import unique
 from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal

@@ -1,1 +1,1 @@
-"""The models on the disks, and pulls, which get more of them from the Hugging Face hub."""
+"""The models on the disks, and pulls of more models from the Hugging Face hub."""

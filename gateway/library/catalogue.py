@@ -1,4 +1,4 @@
-"""The models on the disks: who serves each, who needs it, when it was used, and its removal."""
+"""The models on the disks: their ids, their states, their last use, and their removal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gateway.system.notation import nearest_model, suggestion
 
 
 class ModelOnDisk(Struct, frozen=True, kw_only=True):
-    """A model on a disk; null is not known. `source` is a repository of the Hugging Face cache or a
-    folder, `ids` what it is served under, and `problem` why it isn't, or can't be loaded.
-    `size_bytes` would be free without it, `part_bytes` of them are of a pull that has not ended.
-    `state` is that of the first of its ids. `configured` are the ids whose tables in the
-    configuration name it.
+    """A model on a disk; null means not known. `source` is a repository of the Hugging Face cache
+    or a folder. `ids` are those that it is served under, and `problem` is why it isn't served, or
+    can't be loaded. Its removal would free `size_bytes`; `part_bytes` of these are of a pull that
+    has not ended. `state` is that of the first of its ids. `configured` are the ids whose tables in
+    the configuration name it.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Removed(Struct):
 
 
 class ServedModel(Struct, frozen=True):
-    """A model of the gateway's, whether it has a process, and why it could not be served last."""
+    """The state of a served model. A `loaded` one has a process; `failure` is its last trouble."""
 
     state: str
     loaded: bool
@@ -67,13 +67,13 @@ class ServedModel(Struct, frozen=True):
 
 
 class Used(Struct, frozen=True):
-    """When models were used last: Unix times in seconds, by their sources."""
+    """The last use of models: Unix times in seconds, by their sources."""
 
     at: dict[str, float]
 
 
 def with_configured(found: list[FoundModel], configuration: Configuration) -> list[FoundModel]:
-    """And those that only tables name; blocks."""
+    """The found models, and those that only tables of the configuration name; blocks."""
     known = {each.source for each in found}
     more = []
     for located in configuration.located.values():
@@ -91,14 +91,14 @@ def with_configured(found: list[FoundModel], configuration: Configuration) -> li
 def catalogue(
     found: list[FoundModel],
     configuration: Configuration,
-    holders: Mapping[str, ServedModel],
+    served: Mapping[str, ServedModel],
     last_used_at: Mapping[str, float],
 ) -> list[ModelOnDisk]:
-    """By name. `holders` are by ids, `last_used_at` by sources."""
+    """All models, sorted by name. `served` are by ids, `last_used_at` by sources."""
     entries = []
     for each in found:
         ids = tuple(k for k, v in configuration.located.items() if v.path == each.source)
-        holder = holders.get(ids[0]) if ids else None
+        first = served.get(ids[0]) if ids else None
         described = each.description
         entries.append(
             ModelOnDisk(
@@ -112,8 +112,8 @@ def catalogue(
                 context_tokens=described.context_tokens,
                 has_template=described.has_template,
                 abilities=described.abilities,
-                problem=described.problem or (holder.failure if holder else None),
-                state=None if holder is None else holder.state,
+                problem=described.problem or (first.failure if first else None),
+                state=None if first is None else first.state,
                 last_used_at=last_used_at.get(each.source),
                 configured=tuple(k for k in ids if k not in configuration.discovered),
             )
@@ -122,7 +122,7 @@ def catalogue(
 
 
 def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
-    """By id, repository or folder, or the last part of one that only one has."""
+    """The model with this id, repository or folder, or the only one whose source ends so."""
     for each in entries:
         if name in each.ids or name in (each.source, each.path):
             return each
@@ -131,7 +131,7 @@ def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
 
 
 def unknown(entries: list[ModelOnDisk], name: str) -> str:
-    """What is told whoever asks for a name that none has."""
+    """The message for a name that no model has."""
     names = [each.name for each in entries]
     known = ", ".join(names) or "none"
     meant = suggestion(nearest_model(name, names))
@@ -141,15 +141,15 @@ def unknown(entries: list[ModelOnDisk], name: str) -> str:
 def objection(
     entry: ModelOnDisk,
     configuration: Configuration,
-    holders: Mapping[str, ServedModel],
+    served: Mapping[str, ServedModel],
     pulled: str | None,
 ) -> str | None:
-    """Why it can't be removed, in a sentence; None: it can. `pulled` is the pull that is at it."""
+    """Why a model can't be removed, in a sentence; None if it can. `pulled` is its pull's id."""
     if entry.source == str(DEMO_FOLDER):
         return "The demo model is a part of Bulkhead."
     if pulled is not None:
         return f"{entry.source} is being pulled: cancel that first (pull {pulled})."
-    loaded = [each for each in entry.ids if each in holders and holders[each].loaded]
+    loaded = [each for each in entry.ids if each in served and served[each].loaded]
     if loaded:
         return f"{loaded[0]} is loaded: run `bulkhead unload {loaded[0]}` first."
     needed = [
@@ -176,11 +176,10 @@ _ASIDE: Final = ".removing--"
 
 
 def put_aside(entry: ModelOnDisk) -> Path:
-    """Give the folder another name, by which nobody looks for models: what is left of the removal
-    takes time. Blocks.
+    """Rename the folder, so that it is no model any more, as the removal itself takes time. Blocks.
 
     Raises:
-        ValueError: there is more in it than a model; with a sentence.
+        ValueError: it is a link, or contains another model; the text is a sentence.
         OSError: it can't be renamed.
     """
     folder = Path(entry.path)
@@ -189,9 +188,9 @@ def put_aside(entry: ModelOnDisk) -> Path:
     for parent, _, names in os.walk(folder):
         if Path(parent) != folder and "config.json" in names and entry.source.startswith("/"):
             raise ValueError(f"{folder} has another model in it, {parent}: remove it by hand.")
-    # Its own name may be as long as names can be.
+    # The name of the folder may have the greatest length already.
     aside = folder.with_name(_ASIDE + hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16])
-    # What was killed before it had ended.
+    # It may be left from a removal that was interrupted.
     _delete(aside)
     folder.rename(aside)
     return aside
@@ -212,5 +211,5 @@ def _delete(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        # Anything may be in the place of a folder.
+        # It may be something other than a folder.
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a model's files say of it, without loading it."""
+"""A model before it is loaded: a description from its files, and whether it will fit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.caches import language_of
+from gateway.config.model_settings import ModelSettings
+from gateway.library.pull_process import Planned
+from gateway.memory.caches import language_of
+from gateway.memory.estimate import EstimateTerms, estimated
+from gateway.memory.fitting import Fit, fit
+from gateway.memory.weights import EstimateError, Weights
+from gateway.system.memory import back_end
+from gateway.system.notation import format_size
 from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
 
 logger = logging.getLogger(__name__)
@@ -33,9 +40,9 @@ _TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 class Description(Struct, frozen=True):
-    """`abilities`: text, tools, vision, embeddings, by its files; whether it keeps that promise
-    shows when it is loaded. `context_tokens` is its own limit, null if it names none. `problem` is
-    why it isn't offered.
+    """A model by its files. `abilities` are text, tools, vision and embeddings; a load shows
+    whether it really has them. `context_tokens` is its own limit, null if it names none. `problem`
+    is why it isn't offered, null if it is.
     """
 
     architecture: str | None
@@ -50,10 +57,10 @@ NOTHING: Final = Description(None, None, None, False, ())
 
 
 def describe(folder: Path) -> Description:
-    """Reads some small files; blocks. Whatever these have in them, it is this model's problem."""
+    """Read the small files of a model; blocks. Errors become the `problem` of the description."""
     try:
         found = _whole(folder)
-        # What can't be told to anybody is no description.
+        # Text that JSON can't have is no description.
         msgspec.json.encode(found)
         return found
     except Exception as error:
@@ -69,7 +76,7 @@ def _told(problem: str) -> str:
 
 
 def _whole(folder: Path) -> Description:
-    """Raises what reading and understanding does."""
+    """Raises the exceptions of reading and of decoding."""
     try:
         config = read_config(folder)
     except (OSError, ValueError) as error:
@@ -101,7 +108,7 @@ def _described(folder: Path, config: dict[str, Any]) -> Description:
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
-    """As mlx-community names it: 4bit, mxfp4, bf16."""
+    """The quantization, as mlx-community names it: 4bit, mxfp4, bf16."""
     for key in ("quantization", "quantization_config"):
         if isinstance(given := config.get(key), dict):
             mode = given.get("mode")
@@ -135,7 +142,7 @@ def _template(folder: Path) -> str:
 
 
 def _missing(folder: Path) -> str | None:
-    """What keeps the files from being whole: some are cut off, or still to come."""
+    """Why the files are incomplete: some are missing, or cut off. None if they are complete."""
     if not any((folder / each).is_file() for each in _TOKENIZERS):
         return "it is not whole: there is no tokenizer"
     weights = {each.name for each in folder.glob("model*.safetensors")}
@@ -158,7 +165,7 @@ def _missing(folder: Path) -> str | None:
 
 
 def _unknown(config: Mapping[str, Any]) -> str | None:
-    """Why nothing here could load it."""
+    """Why no program here can load the model; None if one can."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "config.json names no model_type"
@@ -175,14 +182,85 @@ def _unknown(config: Mapping[str, Any]) -> str | None:
 
 @functools.cache
 def _architectures() -> frozenset[str]:
-    """What mlx-lm has a module for, by its files: to import it would bring MLX along."""
+    """The architectures of mlx-lm, by its files, as an import of it would import MLX."""
     found = find_spec("mlx_lm")
     if found is None or not found.submodule_search_locations:
         return frozenset()
     package = Path(next(iter(found.submodule_search_locations)))
     names = {each.stem for each in (package / "models").glob("*.py")}
-    # The other names that it knows some of them by.
+    # Other names of some of these.
     text = (package / "utils.py").read_text("utf-8")
     if table := re.search(r"^MODEL_REMAPPING = \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
         names |= set(re.findall(r'"([^"]+)":', table[1]))
     return frozenset(names)
+
+
+_TOKENS: Final = 8_000
+_DEFAULTS: Final = ModelSettings(path="")
+
+Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
+
+
+class Outlook(Struct, frozen=True):
+    """Whether a model will fit: its load needs `needed_bytes` of the `possible_bytes` that it can
+    have beside pinned models. Then `rows` sequences of `row_tokens` have room at once, with a
+    context of `context_tokens`. `sentence` says all of that.
+    """
+
+    fits: bool
+    verdict: Verdict
+    needed_bytes: int
+    possible_bytes: int
+    context_tokens: int
+    rows: int
+    row_tokens: int
+    sentence: str
+
+
+def outlook(
+    planned: Planned, possible_bytes: int, process_bytes: int, ordinary_tokens: int
+) -> Outlook | None:
+    """Whether a model that is to be pulled will fit; None if its configuration doesn't show that.
+    The headers of the weights' files count as weights, as they are small.
+    """
+    try:
+        found = estimated(
+            planned.config,
+            Weights(planned.weight_bytes, planned.element_bytes),
+            EstimateTerms(
+                _DEFAULTS.context_tokens, ordinary_tokens, process_bytes, None, back_end()
+            ),
+            f"config.json of {planned.repository}",
+        )
+    except EstimateError:
+        return None
+    result = fit(found, possible_bytes)
+    tokens = min(_TOKENS, result.context_tokens)
+    rows = found.rows(possible_bytes, tokens)
+    verdict: Verdict = "fits"
+    if not result.fits:
+        verdict = "doesn't fit"
+    elif result.is_cut:
+        verdict = "fits with a shorter context"
+    return Outlook(
+        result.fits,
+        verdict,
+        result.needed_bytes,
+        possible_bytes,
+        result.context_tokens,
+        rows,
+        tokens,
+        _sentence(result, rows, tokens),
+    )
+
+
+def _sentence(found: Fit, rows: int, tokens: int) -> str:
+    asks = (
+        f"its floor is {format_size(found.needed_bytes)}, and "
+        f"{format_size(found.possible_bytes)} can be had beside what is pinned"
+    )
+    if not found.fits:
+        return f"It won't fit: {asks}."
+    cut = f" with {found.context_tokens:,} tokens of context" if found.is_cut else ""
+    sequences = "1 sequence" if rows == 1 else f"{rows:,} sequences"
+    return f"It will fit{cut}: {asks}. {sequences} of {tokens:,} tokens will have room at once."

@@ -1,4 +1,4 @@
-"""Files of a repository: fetched until all of them are there and right, then put into the cache."""
+"""Fetches the files of a repository, checks their content, and puts them into the cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gateway.library.pull_messages import PullError, PullJob
+from gateway.library.pull_process import PullError, PullJob
 from gateway.library.sources import (
     DIGEST,
     ChangedError,
@@ -29,7 +29,7 @@ _LONGEST_ASKED_S: Final = 600.0
 
 
 class Patience:
-    """Pauses that double, until there are bytes again or it has lasted too long."""
+    """Pauses between attempts, which double until bytes arrive, and end after `patience_s`."""
 
     def __init__(self, first_s: float, patience_s: float, now: float) -> None:
         self._first_s = first_s
@@ -42,7 +42,7 @@ class Patience:
         self._since = now
 
     def failed(self, now: float, asked_s: float | None = None) -> float | None:
-        """Seconds until the next attempt, `asked_s` at least; None: there is none."""
+        """Seconds until the next attempt, at least `asked_s`; None: give up."""
         pause_s: float = min(self._first_s * 2**self._failures, _LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 30)
         pause_s = max(pause_s, min(asked_s or 0.0, _LONGEST_ASKED_S))
@@ -59,7 +59,9 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, now: float, done_bytes: int) -> None:
-        """A file that was begun anew takes bytes back: what was seen before says nothing then."""
+        """Note the bytes that are done. If a file was begun anew they are fewer, and earlier notes
+        are dropped.
+        """
         if self._seen and done_bytes < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((now, done_bytes))
@@ -68,7 +70,7 @@ class Pace:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None: it can't be told yet."""
+        """None: it isn't known yet."""
         if not self._seen:
             return None
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
@@ -82,14 +84,14 @@ class Pace:
 
 
 _CHUNK_BYTES: Final = 1 << 20
-# A whole file with a wrong sum is read once more: memory and disks err, too. Not for ever.
+# A whole file with a wrong checksum is read once more, as memory and disks err, too.
 _WRONG_BEFORE: Final = 2
 _MISMATCHES: Final = 8
 
 
 class FileFetch:
-    """`have_bytes` of the file are there, and `trouble` is why no more come at present. Once it is
-    `over` it ends with the next bytes.
+    """Fetches one file. `have_bytes` of it have arrived, and `trouble` is why no more arrive now.
+    With `over` the fetch ends at the next bytes.
     """
 
     def __init__(
@@ -117,8 +119,8 @@ class FileFetch:
         """Blocks until the blob is there.
 
         Raises:
-            PullError: it can't be had.
-            ChangedError: it is another file by now.
+            PullError: the file doesn't arrive.
+            ChangedError: the file has changed at its source.
             OSError: it can't be written.
         """
         wrong = 0
@@ -133,17 +135,17 @@ class FileFetch:
                     if wrong >= _WRONG_BEFORE:
                         raise ChangedError(f"{self._file.name} has a wrong checksum")
                 self._attempt(part)
-            # A blob with a name is trusted by everybody, also after a power failure.
+            # All tools trust a blob by its name, also after a power failure.
             part.flush()
             os.fsync(part.fileno())
         self._part.replace(self._blob)
 
     def _opened(self) -> BinaryIO:
-        # Not for appending: what comes may replace what is there.
+        # The file is not opened for appending, as new bytes may replace earlier ones.
         return os.fdopen(os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
 
     def _read_back(self, part: BinaryIO) -> None:
-        """What an earlier process has written counts in the checksum, too."""
+        """Add the bytes of an earlier process to the checksum."""
         if os.fstat(part.fileno()).st_size > self._file.size_bytes:
             part.truncate(0)
         while chunk := part.read(_CHUNK_BYTES):
@@ -162,7 +164,7 @@ class FileFetch:
         self.have_bytes = 0
 
     def _attempt(self, part: BinaryIO) -> None:
-        """Read on; returns when a piece is over, or after a pause."""
+        """Fetch more bytes; returns after a piece, or after a pause."""
         retry_after_s = None
         before = self.have_bytes
         try:
@@ -183,8 +185,8 @@ class FileFetch:
         if pause_s is None:
             raise PullError(
                 "unreachable",
-                f"{self._file.name} of {self._listing.repository} does not come: {trouble}. What "
-                "is there is kept: pull again to go on.",
+                f"{self._file.name} of {self._listing.repository} does not come: {trouble}. The "
+                "bytes that have come are kept: pull again to go on.",
             )
         self.trouble = trouble
         time.sleep(pause_s)
@@ -202,11 +204,12 @@ class FileFetch:
 
 
 def explained(error: OSError, folder: Path) -> PullError:
-    """What a failed write means."""
+    """The error of a pull for a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return PullError(
             "disk_full",
-            f"The disk of {folder} is full. What is there is kept: free some, then pull again.",
+            f"The disk of {folder} is full. The bytes that have come are kept: free some space, "
+            "then pull again.",
         )
     return PullError("broken", f"{error.filename or folder} can't be written: {error.strerror}.")
 
@@ -217,8 +220,9 @@ _UNSUPPORTED: Final = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSY
 
 
 class CachedRepository:
-    """`blobs/DIGEST` has the files, `snapshots/COMMIT/NAME` links to them, and `refs/main` names
-    the commit. That comes last, so that what is half there is never found.
+    """A repository in the Hugging Face cache. `blobs/DIGEST` are the files, `snapshots/COMMIT/NAME`
+    links to them, and `refs/main` names the commit. That is written last, so that an incomplete
+    repository is never found.
     """
 
     def __init__(self, cache: Path, repository: str) -> None:
@@ -227,12 +231,12 @@ class CachedRepository:
         self._lock: int | None = None
 
     def acquire(self) -> None:
-        """Make the folders, and keep others from pulling the same.
+        """Make the folders, and keep other processes from pulling the same repository.
 
-        The lock is on the folder itself, so no file of it stays; it goes with the process.
+        The lock is on the folder itself, so it leaves no file; it ends with the process.
 
         Raises:
-            PullError: somebody else pulls it.
+            PullError: another process pulls it.
             OSError: it can't be written.
         """
         for each in ("blobs", "snapshots", "refs"):
@@ -243,18 +247,20 @@ class CachedRepository:
         except BlockingIOError:
             raise PullError("busy", f"Another process pulls {self._repository} already.") from None
         except OSError:
-            # Some shares know no locks; then two pulls would at worst spoil each other's part,
-            # which the checksum finds.
+            # Some shares have no locks. Two pulls could then spoil each other's part, which the
+            # checksum shows.
             return
 
     def release(self) -> None:
-        """Let others pull it."""
+        """Let other processes pull it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def has(self, listing: Listing, file: RemoteFile) -> bool:
-        """Whether the file is there already; where links can't be made it is in the snapshot."""
+        """Whether a file has been fetched: as a blob, or in the snapshot where links can't be
+        made.
+        """
         for path in (self.blob(file), self.snapshot(listing) / file.name):
             with contextlib.suppress(OSError):
                 if path.stat().st_size == file.size_bytes:
@@ -268,7 +274,7 @@ class CachedRepository:
         return self.folder / "blobs" / f"{file.digest}{PART}"
 
     def part_bytes(self, file: RemoteFile) -> int:
-        """Of a file, what was pulled before."""
+        """The bytes of a file that an earlier pull has fetched."""
         with contextlib.suppress(OSError):
             return min(self.part(file).stat().st_size, file.size_bytes)
         return 0
@@ -277,7 +283,7 @@ class CachedRepository:
         return self.folder / "snapshots" / listing.commit
 
     def publish(self, listing: Listing) -> Path:
-        """Have the product and every other tool find the files, all of which are there.
+        """Make the files visible to the gateway and all other tools, once all are fetched.
 
         Raises OSError.
         """
@@ -289,15 +295,15 @@ class CachedRepository:
         unfinished.write_text(listing.commit, "ascii")
         unfinished.replace(ref)
         for each in (self.folder / "blobs").glob(f"*{PART}"):
-            # Of an earlier revision. Parts of other tools have longer names.
+            # It is a part of an earlier revision. Parts of other tools have longer names.
             if DIGEST.fullmatch(each.name.removesuffix(PART)):
                 each.unlink(missing_ok=True)
         return snapshot
 
 
 def _link(blob: Path, pointer: Path) -> None:
-    """Where links can't be made, as on exFAT, the file itself goes there: huggingface_hub does the
-    same.
+    """Link to a blob. Where links can't be made, as on exFAT, the file itself is moved there, as
+    huggingface_hub does.
     """
     if not blob.exists() and pointer.is_file():
         return

@@ -1,4 +1,4 @@
-"""Looks for models in folders and the Hugging Face cache, and offers those without a table."""
+"""Finds models in folders and in the Hugging Face cache, and offers those without a table."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _PREFIX: Final = "models--"
 
 
 class FoundModel(Struct, frozen=True):
-    """A model on a disk. `source` is what a worker loads: a repository or an absolute folder.
-    `path` is what holds it, `size_bytes` what its files take, `part_bytes` what of them is from a
-    pull that has not ended.
+    """A model on a disk. A worker loads `source`: a repository or an absolute folder. `path` is its
+    folder on the disk, `size_bytes` the size of its files, and `part_bytes` the part of that which
+    is of a pull that has not ended.
     """
 
     source: str
@@ -38,11 +38,6 @@ class FoundModel(Struct, frozen=True):
     size_bytes: int
     part_bytes: int
     description: Description
-
-    @property
-    def cached(self) -> bool:
-        """It is in the Hugging Face cache."""
-        return not self.source.startswith("/")
 
     @property
     def name(self) -> str:
@@ -85,7 +80,7 @@ def _in_folder(folder: Path) -> FoundModel:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """Those with a config.json. What is in them is theirs: nobody looks further."""
+    """The folders with a config.json. Folders inside these are not searched."""
     waiting = [(root, 0)]
     looked = found = 0
     while waiting and looked < _MOST_FOLDERS and found < _MOST_MODELS:
@@ -114,12 +109,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        # A link that leads to itself.
+        # It is a link that leads to itself.
         return False
 
 
 def _can_be_told(name: str) -> bool:
-    """JSON has no place for names in other encodings."""
+    """Whether JSON can have a name: not one that isn't UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -128,8 +123,8 @@ def _can_be_told(name: str) -> bool:
 
 
 def sizes(folder: Path) -> tuple[int, int]:
-    """Bytes that would be free without it, and of these those of pulls that have not ended. Links
-    take nothing, and neither does a file that has other names.
+    """The bytes that the removal of a folder would free, and the part of these that is of pulls
+    that have not ended. Links take no space, and neither does a file that has other names.
     """
     size_bytes = part_bytes = 0
     for parent, _, names in os.walk(folder):
@@ -146,12 +141,12 @@ def sizes(folder: Path) -> tuple[int, int]:
 
 logger = logging.getLogger(__name__)
 
-# For all places together: a disk that sleeps takes seconds, one that has died takes for ever.
+# For all places together: a disk that sleeps takes seconds, and a dead one never answers.
 _ANSWER_S: Final = 10.0
 
 
 class Finder:
-    """Asks all places at once."""
+    """Searches all places at once."""
 
     def __init__(self) -> None:
         self._inquiries: Inquiries[str, list[FoundModel]] = Inquiries()
@@ -159,8 +154,8 @@ class Finder:
         self._said: set[str] = set()
 
     def find(self, settings: Settings) -> list[FoundModel]:
-        """Everything there is, whole or not; blocks. Of a place that can't be read it is what was
-        there before: nobody's model is to end for a share that is away for a moment.
+        """All models, complete or not; blocks. For a place that can't be read these are the models
+        of its last search, so that no model ends because a share is away for a moment.
         """
         places = settings.discovery.discover
         for place in places:
@@ -172,8 +167,8 @@ class Finder:
         return list(found.values())
 
     def with_found(self, configuration: Configuration) -> Configuration:
-        """With the models that are whole and have no table; blocks. What was found before and isn't
-        there any more is left out.
+        """The configuration with all complete models that have no table; blocks. Models that were
+        found before and are gone are left out.
         """
         settings = configuration.settings
         own = {
@@ -218,8 +213,8 @@ def offered_ids(
     settings: Settings,
     found: list[FoundModel],
 ) -> dict[str, str]:
-    """Sources by the ids that they are offered under: the name, or with its owner or folder if
-    somebody else has that.
+    """The sources of models by the ids that they are offered under: the name, or the name with its
+    owner or folder if another model has the name.
     """
     taken = {*own, *(alias for each in own.values() for alias in each.aliases)}
     served = {each.path for each in located.values()}

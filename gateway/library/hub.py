@@ -1,6 +1,6 @@
-"""The Hugging Face hub, or a mirror that speaks as it does.
+"""The Hugging Face hub, or a mirror with its API.
 
-Only the process of a pull imports this module: huggingface_hub is imported nowhere else.
+Only the process of a pull imports this module, and no other module imports huggingface_hub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from huggingface_hub import constants, get_token, hf_hub_url
 from huggingface_hub.utils import build_hf_headers
 from msgspec import Struct
 
-from gateway.library.pull_messages import COMMUNITY, PullError, Reference
+from gateway.library.pull_process import COMMUNITY, PullError, Reference
 from gateway.library.sources import (
     DIGEST,
     Body,
@@ -32,7 +32,7 @@ from gateway.library.sources import (
     UnreachableError,
 )
 
-# The hub's CDN gives no file of more than 50 GB whole (huggingface_hub.constants), parts of it yes.
+# The hub's CDN sends files of more than 50 GB only in parts (huggingface_hub.constants).
 _PIECE_BYTES: Final = 8 << 30
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _FOR_A_WHILE: Final = (408, 409, 421, 425, 429)
@@ -79,17 +79,17 @@ def hub_cache() -> Path:
 
 
 class Hub:
-    """Of huggingface_hub it takes what finds the endpoint and the token, and reads by HTTP itself.
+    """The hub, read by HTTP. Only endpoint and token come from huggingface_hub.
 
-    The library's own download would not do: it writes to a file with a new name each time, which it
-    deletes when it fails, and which a SIGKILL leaves behind for good, so nothing is ever resumed;
-    it compares sizes and no checksums; and a file that several attempts don't get is given up.
+    That library's own download would not do. It writes to a file with a new name each time, which
+    it deletes when it fails and which a SIGKILL leaves behind, so no download is ever resumed. It
+    compares sizes, but no checksums, and gives a file up after several attempts.
     """
 
     def __init__(self, endpoint: str | None, stall_s: float) -> None:
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._stall_s = stall_s
-        # The token is for the hub's own host: httpx leaves it out where another is redirected to.
+        # The token is for the hub's own host: httpx leaves it out of requests that are redirected.
         headers = build_hf_headers(library_name="bulkhead") | {"accept-encoding": "identity"}
         self._http = httpx.Client(
             headers=headers, timeout=httpx.Timeout(stall_s), follow_redirects=True
@@ -111,14 +111,14 @@ class Hub:
         return Listing(repository, found.sha, files, dtypes)
 
     def alike(self, reference: Reference) -> list[str]:
-        """Repositories with such a name, for whoever asked for one that isn't there."""
+        """Repositories with a similar name, for the message that one is missing."""
         name = reference.repository.rpartition("/")[2]
         query: dict[str, str | int] = {"author": COMMUNITY, "search": name, "limit": _LISTED}
         try:
             answer = self._ask("/api/models", query, name)
             names = sorted(each.id for each in self._decoded(answer, list[_Named]))
         except (PullError, TroubleError):
-            # Not to be found has been told of already: this was to be more helpful.
+            # The message that the repository is missing doesn't need these.
             return []
         exact = [each for each in names if each.startswith(f"{COMMUNITY}/{name}-")]
         return (exact or names)[:_SHOWN]
@@ -137,7 +137,7 @@ class Hub:
             return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
             raise PullError(
-                "broken", f"What answers at {self.endpoint} is no Hugging Face hub ({error})."
+                "broken", f"The server at {self.endpoint} is no Hugging Face hub ({error})."
             ) from error
 
     @contextmanager
@@ -174,7 +174,7 @@ class Hub:
                 raise MismatchError(f"{file.name} has {found[3]} bytes, not {file.size_bytes}")
             return Body(begin, response.iter_raw())
         if status == 200:
-            # Ranges aren't known there, or it is empty.
+            # The server doesn't support ranges, or the file is empty.
             length = response.headers.get("content-length", "")
             if length.isdigit() and int(length) != file.size_bytes:
                 raise MismatchError(f"{file.name} has {length} bytes, not {file.size_bytes}")
@@ -190,7 +190,9 @@ class Hub:
 
 
 def _refused(status: int, headers: httpx.Headers, repository: str, endpoint: str) -> Never:
-    """Raises what a status means: the hub says 401 of private repositories as of missing ones."""
+    """Raise the error for a status. The hub answers 401 for private and for missing
+    repositories.
+    """
     if status in _FOR_A_WHILE or status >= 500:
         why = "says that we ask too often" if status == 429 else f"answers {status}"
         raise TroubleError(f"{endpoint} {why}", _retry_after_s(headers.get("retry-after")))
@@ -220,5 +222,5 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 def _said(error: BaseException) -> str:
-    """Addresses at a CDN are signed and long: they are left out."""
+    """The text of an error without addresses, as those of a CDN are signed and long."""
     return re.sub(r"https?://\S+", "...", str(error)) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The gateway's library: the models on the disks, and when they were used last."""
+"""The gateway's library: the models on the disks, and their last use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# Those that there are by then.
+# Gives the models that exist when it is called.
 Everyone: TypeAlias = Callable[[], Iterable[Compartment]]
 
 _EVERY_S: Final = 30.0
@@ -40,7 +40,7 @@ _DISK_S: Final = 5.0
 
 
 class LastUsed:
-    """Noted now and then, and at the end."""
+    """The last use of models, written to a file now and then, and at the end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class LastUsed:
                 functools.partial(read_state, self._path, Used), _DISK_S, str(self._path)
             )
         except OSError as error:
-            logger.warning("It isn't known when models were used before: %s", error)
+            logger.warning("The last use of models can't be read: %s", error)
             found = None
         if found is not None:
             self.at = {**found.at, **self.at}
@@ -85,7 +85,7 @@ class LastUsed:
                 functools.partial(write_state, self._path, Used(present)), _DISK_S, str(self._path)
             )
         except OSError as error:
-            logger.warning("When models were used is not written down: %s", error)
+            logger.warning("The last use of models can't be written: %s", error)
         else:
             self._written = present
 
@@ -98,7 +98,7 @@ _REMOVE_S: Final = 600.0
 
 
 class Library:
-    """Looks beside the event loop."""
+    """Lists and removes models, beside the event loop."""
 
     def __init__(
         self, finder: Finder, fleet: Fleet, reloader: Reloader, pulls: Pulls, last_used: LastUsed
@@ -112,7 +112,7 @@ class Library:
         self._removals = Lane("removals")
 
     async def entries(self) -> list[ModelOnDisk]:
-        """Raises: Refusal, if the disks don't answer."""
+        """All models on the disks. Raises: Refusal: the disks don't answer."""
         configuration = self._reloader.present
         found = await self._beside(
             self._looks,
@@ -120,7 +120,7 @@ class Library:
             _LOOK_S,
         )
         self._last_used.note(lambda: self._fleet.roster.everyone)
-        return catalogue(found, configuration, self._holders(), self._last_used.at)
+        return catalogue(found, configuration, self._served(), self._last_used.at)
 
     async def find(self, name: str) -> ModelOnDisk:
         """Raises: Refusal."""
@@ -139,7 +139,7 @@ class Library:
             ),
             None,
         )
-        reason = objection(entry, self._reloader.present, self._holders(), pulled)
+        reason = objection(entry, self._reloader.present, self._served(), pulled)
         if reason is not None:
             raise Refusal("invalid_request_error", reason)
 
@@ -153,7 +153,7 @@ class Library:
             "removed", None, source=entry.source, reclaimed_bytes=entry.size_bytes
         )
 
-    def _holders(self) -> dict[str, ServedModel]:
+    def _served(self) -> dict[str, ServedModel]:
         return {
             each.model.id: ServedModel(
                 str(each.state), each.worker is not None, each.condition.trouble

@@ -1,40 +1,197 @@
-"""A pull's process, from the side of whoever started it: the gateway, or a command without one."""
+"""The process of a pull, which the gateway or a command without one starts, and its messages.
+
+Each message is a line of JSON. The process ends when its standard input ends, and so with the
+process that started it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
-from gateway.library.pull_messages import GO, PullJob, Said, decode_said
 from gateway.system.lane import start_thread
 
+# Why a pull fails.
+Code: TypeAlias = Literal[
+    "not_found",
+    "not_allowed",
+    "no_model",
+    "busy",
+    "offline",
+    "unreachable",
+    "disk_full",
+    "wrong_bytes",
+    "insufficient_memory",
+    "broken",
+]
+
+
+class PullJob(Struct, frozen=True):
+    """The first line of the input. If `folder` is given, models are copied from there, and the hub
+    isn't asked. A connection is given up after `stall_s` without a byte. The first pause before the
+    next is `pause_s`, and the pull is given up after `patience_s` without a byte. A hub that has
+    not answered at all is given up after `answer_s`, unless this pull `goes_on` with an earlier
+    one.
+    """
+
+    model: str
+    endpoint: str | None = None
+    folder: str | None = None
+    stall_s: float = 30.0
+    pause_s: float = 1.0
+    patience_s: float = 1800.0
+    answer_s: float = 20.0
+    goes_on: bool = False
+
+
+# The second line, which accepts the plan.
+GO: Final = b"go\n"
+
+
+class Planned(Struct, frozen=True, tag="planned"):
+    """The plan of a pull, which then waits for `GO`. `config` is the model's config.json. Elements
+    of the weights' most common floating-point type have `element_bytes`.
+    """
+
+    repository: str
+    commit: str
+    files: int
+    total_bytes: int
+    missing_bytes: int
+    free_bytes: int
+    config: dict[str, Any]
+    weight_bytes: int
+    element_bytes: int
+
+
+class Progressed(Struct, frozen=True, tag="progressed"):
+    """`trouble` is why no bytes arrive now, None if they do."""
+
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float | None
+    seconds_left: float | None
+    trouble: str | None = None
+
+
+class PullFinished(Struct, frozen=True, tag="finished"):
+    """All files have arrived, with the right content."""
+
+    repository: str
+    commit: str
+    folder: str
+
+
+class PullFailed(Struct, frozen=True, tag="failed"):
+    """`message` is a sentence for people: what has failed, why, and what to do."""
+
+    code: Code
+    message: str
+
+
+Said: TypeAlias = Planned | Progressed | PullFinished | PullFailed
+decode_said: Final = msgspec.json.Decoder(Said).decode
+
+
+class PullError(Exception):
+    """Why a pull ends without a model."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code: Code = code
+        self.message = message
+
+
+# The organization that quantizes most models for MLX, each quantization as a repository.
+COMMUNITY: Final = "mlx-community"
+_PREFIXES: Final = (
+    "https://huggingface.co/",
+    "http://huggingface.co/",
+    "https://hf.co/",
+    "huggingface.co/",
+    "hf.co/",
+)
+# The names that the hub allows (huggingface_hub's validate_repo_id), always with an owner.
+_NAME: Final = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
+_REFERENCE: Final = re.compile(rf"({_NAME}/{_NAME})(?::([\w.-]+))?", re.ASCII)
+_LONGEST: Final = 96
+
+
+class Reference(Struct, frozen=True):
+    """A model of the hub. `quantization` is as it was written: 4bit, 8bit, bf16, 4bit-DWQ."""
+
+    repository: str
+    quantization: str | None = None
+
+    def __str__(self) -> str:
+        suffix = "" if self.quantization is None else f":{self.quantization}"
+        return self.repository + suffix
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The repositories that may be meant, the likeliest first.
+
+        For MLX a quantization is neither a file nor a branch of a repository, but a repository
+        whose name ends with it, and most belong to mlx-community.
+        """
+        if self.quantization is None:
+            return (self.repository,)
+        suffix = f"-{self.quantization}"
+        name = self.repository.rpartition("/")[2]
+        own = f"{self.repository}{suffix}"
+        whole = (self.repository,) if name.lower().endswith(suffix.lower()) else ()
+        return tuple(dict.fromkeys((*whole, own, f"{COMMUNITY}/{name}{suffix}")))
+
+
+def parse_reference(text: str) -> Reference:
+    """The model that a text names, as a name or as an address of the hub.
+
+    Raises:
+        ValueError: it names none; the text is a sentence with examples.
+    """
+    bare = text.strip()
+    for prefix in _PREFIXES:
+        if bare.startswith(prefix):
+            bare = bare.removeprefix(prefix).removesuffix("/").removesuffix("/tree/main")
+    found = _REFERENCE.fullmatch(bare)
+    if found is None or "--" in found[1] or ".." in found[1] or len(found[1]) > _LONGEST:
+        owner = "" if "/" in bare else f" Name its owner, too: {COMMUNITY}/{bare}?"
+        raise ValueError(
+            f"{text!r} is no model of the hub: expected OWNER/NAME or OWNER/NAME:QUANT, as "
+            f"{COMMUNITY}/Qwen3-4B-4bit or Qwen/Qwen3-4B:4bit.{owner if bare else ''}"
+        )
+    return Reference(found[1], found[2])
+
+
 _LAST_LINES: Final = 5
-# After so many deaths without a byte between them another one is not tried.
+# After so many deaths without a byte between them no other process is started.
 _MOST_DEATHS: Final = 5
 
 
 class PullProcess:
-    """Whoever kills it has cancelled it. A thread reads what it says and reaps it."""
+    """One process of a pull. A thread reads its messages and reaps it."""
 
     def __init__(
         self, order: PullJob, on_said: Callable[[Said], None], on_end: Callable[[str], None]
     ) -> None:
-        """Both are called from the thread; `on_end` once, with how it ended.
+        """The thread calls `on_said` with each message, and `on_end` once, with how it ended.
 
         Raises:
-            OSError: there is no process, or no thread for it.
+            OSError: no process or no thread can be started.
         """
         self._on_said = on_said
         self._on_end = on_end
-        # Before the process, so that there never is one that nobody reaps; None: there is none.
+        # The thread starts before the process, so that it reaps each; None: there is no process.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         start_thread(lambda: self._read(begun), "pull")
         try:
@@ -50,15 +207,15 @@ class PullProcess:
         return self._popen.pid
 
     def agree(self) -> None:
-        """Let it begin with what it has planned."""
+        """Accept its plan."""
         self._write(GO)
 
     def kill(self) -> None:
-        """After its end this does nothing."""
+        """Kill it, unless it has ended."""
         self._popen.kill()
 
     def _write(self, line: bytes) -> None:
-        # It may have ended. A pipe takes some lines without waiting.
+        # The process may have ended. A pipe takes some lines without a wait.
         stdin = self._popen.stdin
         with contextlib.suppress(BrokenPipeError, ValueError):
             if stdin is not None:
@@ -74,7 +231,7 @@ class PullProcess:
             try:
                 said = decode_said(line)
             except msgspec.MsgspecError:
-                # A traceback, which goes the same way.
+                # It is a line of a traceback, as stderr is the same pipe.
                 other.append(line.decode("utf-8", "replace").rstrip())
                 continue
             self._on_said(said)
@@ -88,21 +245,21 @@ class PullProcess:
 
 
 class Deaths:
-    """How often a pull's process ended without a last word, since there were bytes."""
+    """Counts how often the process of a pull has died since bytes arrived."""
 
     def __init__(self) -> None:
         self._deaths = 0
         self._done_bytes = 0
 
     def another(self, done_bytes: int) -> bool:
-        """Whether to start another one after a death with so much done."""
+        """Whether to start another process after a death, when so many bytes are done."""
         self._deaths = 1 if done_bytes > self._done_bytes else self._deaths + 1
         self._done_bytes = done_bytes
         return self._deaths < _MOST_DEATHS
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # As workers are started: by posix_spawn on macOS. What runs is what is installed.
+    # Without close_fds it is started by posix_spawn on macOS, as workers are.
     return subprocess.Popen(
         [sys.executable, "-P", "-u", "-m", "gateway.library.puller"],
         stdin=subprocess.PIPE,

@@ -1,5 +1,5 @@
-"""The program that pulls one model: takes an order from its input, says on its output what becomes
-of it, and ends with either.
+"""The program that pulls one model: it reads an order from its input, writes messages to its
+output, and ends when the pull or its input does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.library.fetch import CachedRepository, FileFetch, Pace, Patience, explained
 from gateway.library.hub import Hub, hub_cache, is_offline
-from gateway.library.pull_messages import (
+from gateway.library.pull_process import (
     Planned,
     Progressed,
     PullError,
@@ -45,15 +45,15 @@ from gateway.library.sources import (
 from gateway.system.lane import Inquiries
 from gateway.system.notation import format_size
 
-# Requests to the gateway go first.
+# Requests to the gateway have priority.
 _NICE: Final = 5
-# More than one, since a CDN bounds each connection; few, since a disk is one.
+# Several, as a CDN bounds each connection; few, as they share one disk.
 _AT_ONCE: Final = 4
 _LARGEST_CONFIG_BYTES: Final = 10 << 20
-# What stays free on the disk for everybody else.
+# Bytes that stay free on the disk for other programs.
 _LEFT_BYTES: Final = 256_000_000
 _TOLD_EVERY_S: Final = 0.5
-# A repository may be pushed to while it is pulled, and a mirror may not know of commits.
+# A repository may change while it is pulled, and a mirror may ignore the commit.
 _MOST_LISTINGS: Final = 3
 _ELSEWHERE: Final = (
     "Is there a network? hub.endpoint, or HF_ENDPOINT where the gateway is started, names another "
@@ -62,8 +62,8 @@ _ELSEWHERE: Final = (
 
 
 class Download:
-    """One model: its plan, which must be agreed to, and then its files. Everything here blocks; to
-    end it, end the process.
+    """The download of one model: its plan, which must be accepted, and then its files. Everything
+    here blocks, and only the end of the process ends it early.
     """
 
     def __init__(
@@ -73,12 +73,13 @@ class Download:
         say: Callable[[Said], None],
         agreed: Callable[[], object],
     ) -> None:
-        """`agreed` returns once the plan is agreed to."""
+        """`agreed` returns once the plan is accepted."""
         self._order = order
         self._cache = cache
         self._say = say
         self._agreed = agreed
-        # An earlier pull's hub had answered, and a folder's files are read as long as they are.
+        # The hub of an earlier pull has answered, and the files of a folder take as long as they
+        # take.
         self._answered = order.goes_on or order.folder is not None
         self._source: Hub | ModelFolder = (
             Hub(order.endpoint, order.stall_s)
@@ -107,7 +108,7 @@ class Download:
         return PullFinished(listing.repository, listing.commit, str(folder))
 
     def _fetch_newest(self, listing: Listing, repository: CachedRepository) -> Listing:
-        """The listing whose files are there in the end."""
+        """Fetch all files; return their listing, which may be newer than the given one."""
         for _ in range(_MOST_LISTINGS):
             try:
                 self._fetch_all(listing, repository)
@@ -119,12 +120,12 @@ class Download:
                     break
         raise PullError(
             "wrong_bytes",
-            f"What comes of {listing.repository} is not what the hub says it is: {change}. Pull "
+            f"The files of {listing.repository} differ from the hub's list of them: {change}. Pull "
             "again later, or from another endpoint.",
         ) from change
 
     def _find(self, reference: Reference) -> Listing:
-        """The first of the repositories that it may be, if the hub has any."""
+        """The listing of the first repository that may be meant and that the hub has."""
         for candidate in reference.candidates:
             try:
                 return checked(self._patiently(lambda name=candidate: self._source.listing(name)))  # type: ignore[misc]
@@ -166,7 +167,7 @@ class Download:
         )
 
     def _config(self, listing: Listing) -> dict[str, Any]:
-        """Kept in memory: nothing is written before the plan is agreed to."""
+        """Read config.json into memory, as nothing is written before the plan is accepted."""
         file = next(each for each in listing.files if each.name == "config.json")
         if file.size_bytes > _LARGEST_CONFIG_BYTES:
             raise PullError("no_model", f"config.json of {listing.repository} is no configuration.")
@@ -202,10 +203,11 @@ class Download:
                 return answer
 
     def _within(self, ask: Callable[[], Any], deadline: float) -> Any:
-        """What the call returns, or raises. It alone has no time limit: a name is looked up in it.
+        """Return what the call returns, or raise its exception. The call itself may take for ever,
+        as it looks up the name of a host.
 
         Raises:
-            UnreachableError: there is no answer by then.
+            UnreachableError: there is no answer until the deadline.
         """
         inquiries: Inquiries[str, Any] = Inquiries()
         inquiries.ask("hub", ask, "first question")
@@ -265,7 +267,7 @@ class Download:
                 continue
             workers -= 1
             if isinstance(outcome, ChangedError):
-                # Nobody may write to these files any more when they are begun anew.
+                # All threads must have stopped before these files are begun anew.
                 for fetch in fetches:
                     fetch.over = True
                 for _ in range(workers):
@@ -280,14 +282,14 @@ def _once(listing: Listing) -> list[RemoteFile]:
 
 
 def _free_bytes(folder: Path) -> int:
-    """On the disk where the folder is, or will be."""
+    """The free bytes of the disk on which the folder is, or will be."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(os.fspath(folder)).free
 
 
 def main() -> int:
-    # A Ctrl-C is meant for the gateway or the command that has asked for the pull.
+    # A Ctrl-C is meant for the gateway or the command that has started the pull.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=PullJob)
@@ -306,7 +308,7 @@ def main() -> int:
 
 
 def _watch_input(agreed: threading.Event) -> None:
-    """Each line agrees to the plan; the end of the input ends this process, whatever it does."""
+    """A line accepts the plan; the end of the input ends this process at once."""
     while sys.stdin.buffer.readline():
         agreed.set()
     os._exit(1)
@@ -319,6 +321,6 @@ def _say(said: Said) -> None:
 
 if __name__ == "__main__":
     status = main()
-    # Threads that still read would be waited for.
+    # A normal exit would wait for threads that still read.
     sys.stdout.flush()
     os._exit(status)

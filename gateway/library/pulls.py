@@ -1,4 +1,4 @@
-"""The gateway's pulls: each in a process of its own, which it reaps, and which ends with it."""
+"""The gateway's pulls, each in a process of its own, which ends with the gateway."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.library.outlook import Outlook, outlook_beside
-from gateway.library.pull_messages import (
+from gateway.library.description import Outlook, outlook
+from gateway.library.pull_process import (
     Code,
+    Deaths,
     Planned,
     Progressed,
     PullFailed,
     PullFinished,
     PullJob,
+    PullProcess,
     Reference,
     Said,
     parse_reference,
 )
-from gateway.library.pull_process import Deaths, PullProcess
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
@@ -36,7 +37,7 @@ from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# Disks and networks are shared by them all.
+# All pulls share disks and networks.
 _AT_ONCE: Final = 3
 _RETRY_AFTER_S: Final = 60
 _REMEMBERED: Final = 50
@@ -46,9 +47,9 @@ State: TypeAlias = Literal["preparing", "pulling", "done", "failed", "cancelled"
 
 
 class PullStatus(Struct, frozen=True, kw_only=True):
-    """What is known of a pull; null is not known yet. `model` is what was asked for, `repository`
-    what that turned out to be, and `offered_as` the id that requests can use once it is done.
-    `reason` says why it failed, or why nothing comes at present.
+    """The status of a pull; null means not known yet. `model` is the name in the request,
+    `repository` the one that was found for it, and `offered_as` the id that requests can use once
+    it is done. `reason` says why it failed, or why no bytes arrive now.
     """
 
     id: str
@@ -77,13 +78,13 @@ class _Wanted(Struct, frozen=True):
 
 
 class _Unfinished(Struct, frozen=True):
-    """What the next gateway goes on with."""
+    """The pulls that the next gateway goes on with."""
 
     pulls: tuple[_Wanted, ...]
 
 
 class Pull:
-    """One pull. `changed` is set and renewed whenever its status is another."""
+    """One pull, with its status, its process, and those that wait for a change."""
 
     def __init__(self, pull_id: str, reference: Reference, *, force: bool, goes_on: bool) -> None:
         self.reference = reference
@@ -107,7 +108,7 @@ class Pull:
 
 
 class Pulls:
-    """Everything runs on the event loop, but for the reading of what processes say."""
+    """All pulls. Everything runs on the event loop, but for the reading of messages."""
 
     def __init__(self, fleet: Fleet, reloader: Reloader, state_path: Path) -> None:
         self._fleet = fleet
@@ -115,7 +116,7 @@ class Pulls:
         self._state_path = state_path
         self._events = fleet.events
         self._ids = itertools.count(1)
-        # Ids of an earlier gateway's pulls mean others.
+        # Ids must differ from those of an earlier gateway's pulls.
         self._prefix = f"{int(time.time()):x}"
         self._pulls: dict[str, Pull] = {}
         self._loop = asyncio.get_running_loop()
@@ -135,10 +136,10 @@ class Pulls:
         return pull
 
     def begin(self, model: str, *, force: bool, goes_on: bool = False) -> Pull:
-        """Start a pull, or join the one of the same model. `goes_on`: an earlier gateway began it.
+        """Start a pull, or return that of the same model. `goes_on`: an earlier gateway began it.
 
         Raises:
-            Refusal: that is no name of a model, or there are too many pulls.
+            Refusal: `model` is no name of a model, or there are too many pulls.
         """
         try:
             reference = parse_reference(model)
@@ -164,7 +165,7 @@ class Pulls:
         return pull
 
     async def resume(self) -> None:
-        """Go on with what an earlier gateway was at."""
+        """Go on with the pulls of an earlier gateway."""
         try:
             found = await self._lane.run(
                 functools.partial(read_state, self._state_path, _Unfinished), _END_S, "pulls"
@@ -179,7 +180,7 @@ class Pulls:
                 logger.warning("%s is not pulled on: %s", each.model, refusal.message)
 
     async def cancel(self, pull: Pull) -> None:
-        """Returns when its process is gone. What it has got is kept for another time."""
+        """Cancel a pull; returns at the end of its process. Bytes that have arrived are kept."""
         if pull.status.over:
             return
         self._end(pull, "cancelled")
@@ -228,7 +229,7 @@ class Pulls:
             ) from error
 
     def _call(self, take: Callable[..., None], pull: Pull, what: object) -> None:
-        """From a thread; the loop may be closed by now."""
+        """Call `take` on the event loop, from a thread; the loop may be closed by now."""
         try:
             self._loop.call_soon_threadsafe(take, pull, what)
         except RuntimeError:
@@ -256,7 +257,12 @@ class Pulls:
                 self._tasks.start(self._offer(pull, said.repository), f"offer {said.repository}")
 
     def _judge(self, pull: Pull, plan: Planned) -> None:
-        found = outlook_beside(self._fleet, plan)
+        found = outlook(
+            plan,
+            self._fleet.scheduler.admission.ledger.possible_bytes,
+            self._fleet.process_bytes,
+            self._fleet.settings.memory.ordinary_tokens,
+        )
         pull.update(
             repository=plan.repository,
             outlook=found,
@@ -289,7 +295,7 @@ class Pulls:
             self._end(pull, "done", offered_as=offered_as)
 
     def _id_of(self, repository: str) -> str | None:
-        """The id by which requests can use a model that was pulled."""
+        """The id by which requests can use a repository; None if there is none."""
         for model_id, located in self._reloader.present.located.items():
             if located.path == repository:
                 return model_id
@@ -310,8 +316,8 @@ class Pulls:
         self._end(
             pull,
             "failed",
-            f"Its process ended again and again ({how}). What is there is kept: pull again to go "
-            "on.",
+            f"Its process ended again and again ({how}). The bytes that have come are kept: pull "
+            "again to go on.",
             "broken",
         )
 

@@ -1,4 +1,4 @@
-"""Where a model's files come from: the hub, a mirror of it, or a folder of models."""
+"""The sources of a model's files: the hub or a mirror of it, and a folder of models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from gateway.library.pull_messages import PullError, Reference
+from gateway.library.pull_process import PullError, Reference
 from gateway.system.notation import alike
 
-# What mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), less programs: remote code is
-# never trusted here. Encoders keep their last layers in folders of their own.
+# The files that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), without programs, as
+# remote code is never trusted here. Encoders have their last layers in folders of their own.
 _WANTED: Final = (
     "*.json",
     "model*.safetensors",
@@ -27,7 +27,7 @@ _WANTED: Final = (
     "*.jsonl",
     "*.jinja",
 )
-# Of other programs, in folders of their own.
+# Files of other programs.
 _UNWANTED: Final = ("onnx/*", "openvino/*", "coreml/*", "gguf/*", ".*")
 _WEIGHTS: Final = "model*.safetensors"
 DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -45,8 +45,8 @@ class RemoteFile(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """A repository at one commit. `dtypes` are how many elements the weights have by their type,
-    where the hub says it.
+    """A repository at one commit. `dtypes` has the numbers of the weights' elements by type, and is
+    empty where the hub doesn't give them.
     """
 
     repository: str
@@ -55,16 +55,12 @@ class Listing(Struct, frozen=True):
     dtypes: dict[str, int]
 
     @property
-    def total_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.files)
-
-    @property
     def weight_bytes(self) -> int:
         return sum(each.size_bytes for each in self.files if fnmatchcase(each.name, _WEIGHTS))
 
 
 class Body(Struct):
-    """Bytes from `begin` on, of a file that has so many in all."""
+    """The bytes of a file from `begin` on."""
 
     begin: int
     chunks: Iterator[bytes]
@@ -75,17 +71,17 @@ class FileSource(Protocol):
         """Raises: PullError, TroubleError."""
 
     def alike(self, reference: Reference) -> list[str]:
-        """Repositories with such a name, for whoever asked for one that isn't there."""
+        """Repositories with a similar name, for the message that one is missing."""
 
     def read(self, listing: Listing, file: RemoteFile, begin: int) -> AbstractContextManager[Body]:
-        """The bytes from there on, or from the beginning if that can't be had.
+        """The bytes from `begin` on, or from 0 on if the source can't send a part.
 
         Raises: PullError, TroubleError, ChangedError.
         """
 
 
 class TroubleError(Exception):
-    """It may work in a while, after `retry_after_s` if that was said."""
+    """An error that may pass, after `retry_after_s` if the source has said that."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -93,26 +89,26 @@ class TroubleError(Exception):
 
 
 class UnreachableError(TroubleError):
-    """Nothing answers there."""
+    """The source doesn't answer."""
 
 
 class MismatchError(TroubleError):
-    """What came is of another size than what was listed; some proxies send pages of their own."""
+    """The size differs from the listed one, as when a proxy sends a page of its own."""
 
 
 class ChangedError(Exception):
-    """A file is not what was listed."""
+    """A file differs from the listed one."""
 
 
 class MissingError(PullError):
-    """There is no such repository, or not for us."""
+    """There is no such repository, or the token may not read it."""
 
 
 def checked(listing: Listing) -> Listing:
     """The listing with the files that are wanted.
 
     Raises:
-        PullError: it would write elsewhere, can't be checked, or is of no model that MLX loads.
+        PullError: a name is unsafe, a checksum is missing, or it is no model that MLX loads.
     """
     repository = listing.repository
     if not _COMMIT.fullmatch(listing.commit):
@@ -152,8 +148,8 @@ def _kinds(names: list[str]) -> str:
 
 
 def element_bytes(listing: Listing, config: dict[str, Any]) -> int:
-    """Of the floating-point type that most elements have, as `gateway.memory.estimate.weights`
-    reads it from the headers, which aren't there yet.
+    """The size of the most common floating-point type. `gateway.memory.weights` reads it
+    from the headers of files, which have not been fetched yet.
     """
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
     counts = {each: count for each, count in listing.dtypes.items() if each in sizes}
@@ -174,22 +170,22 @@ class Digest(Protocol):
 
 
 def new_digest(expected: str, size_bytes: int) -> Digest:
-    """What is to become `expected`: a SHA-256, or git's SHA-1 of a blob with its header."""
+    """A new digest of the kind of `expected`: a SHA-256, or git's SHA-1 of a blob."""
     if len(expected) == _SHA256_DIGITS:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
 
 
 _CHUNK_BYTES: Final = 1 << 20
-# The hub keeps larger files in its store of large files, by their SHA-256.
+# Larger files are in the hub's store of large files, by their SHA-256.
 _LARGE_BYTES: Final = 10 << 20
 _SHA1_DIGITS: Final = 40
 
 
 class ModelFolder:
-    """Has models as `OWNER/NAME`, or as a Hugging Face cache has them.
+    """A folder of models, as `OWNER/NAME` or as in a Hugging Face cache.
 
-    What it copies is compared with what it read before: a disk may be wrong as well as a network.
+    Copies are compared with the checksums of an earlier reading, as a disk may err, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -203,7 +199,7 @@ class ModelFolder:
         except OSError as error:
             raise TroubleError(f"{folder} can't be read: {error.strerror}") from error
         if commit is None:
-            # Of what is in it: the same files are the same revision.
+            # It is made of the content: the same files are the same revision.
             lines = "".join(f"{each.digest} {each.name}\n" for each in files)
             commit = hashlib.sha1(lines.encode(), usedforsecurity=False).hexdigest()
         return Listing(repository, commit, files, {})
@@ -212,7 +208,7 @@ class ModelFolder:
         try:
             return alike(reference.repository, self._repositories())
         except OSError:
-            # Not to be found has been told of already: this was to be more helpful.
+            # The message that the repository is missing doesn't need these.
             return []
 
     @contextmanager
@@ -226,14 +222,14 @@ class ModelFolder:
             raise TroubleError(f"{file.name} is gone from {folder}") from error
 
     def _repositories(self) -> list[str]:
-        """In either form. Raises: OSError."""
+        """All repositories, in both forms. Raises: OSError."""
         plain = [f"{each.parent.name}/{each.name}" for each in self._folder.glob("[!.]*/[!.]*/")]
         cached = [each.name.split("--", 2)[1:] for each in self._folder.glob("models--*--*/")]
         inside = (each for each in plain if not each.startswith("models--"))
         return sorted((*inside, *map("/".join, cached)))
 
     def _find(self, repository: str) -> tuple[Path, str | None]:
-        """The folder, and the commit that it is of where that is known.
+        """The folder, and its commit if that is known.
 
         Raises: MissingError, PullError.
         """

@@ -1,4 +1,4 @@
-"""The mailbox's file as the event loop sees it: beside it, with deadlines and clear refusals."""
+"""The mailbox's file for the event loop: calls beside it, with deadlines and refusals."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-# Longer than the store waits for whoever else has the file open.
+# Longer than the store waits for another program that has the file locked.
 ANSWER_S: Final = 10.0
 _RETRY_AFTER_S: Final = 30
 
 
 class Archive:
-    """`trouble` is why the file isn't open, in words, and `failure` why the last write failed; both
-    None: it is, and didn't. `renewals` is how often a damaged file was replaced by an empty one.
+    """The store beside the event loop. `trouble` is why the file isn't open, None if it is;
+    `failure` is why the last write failed, None if it didn't. `renewals` is how often a damaged
+    file was replaced by an empty one.
     """
 
     def __init__(self, path: Path, events: EventLog) -> None:
@@ -41,8 +42,8 @@ class Archive:
         self._tried = asyncio.Event()
 
     async def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
-        """Those that are still to be made, and aren't being made `elsewhere`; none if it can't be
-        opened, which is told once.
+        """Open the file; return the answers that are still to be made, without those that are being
+        made `elsewhere`; none if it can't be opened, which is an event.
         """
         try:
             pending = await self._lane.run(
@@ -61,10 +62,10 @@ class Archive:
             self._tried.set()
 
     async def read(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """What a call of the store returns.
+        """Make a call of the store, and return its result.
 
         Raises:
-            Refusal: it can't be done; the text says why.
+            Refusal: the call failed; the text says why.
         """
         if not self._tried.is_set():
             await asyncio.wait({asyncio.create_task(self._tried.wait())}, timeout=ANSWER_S)
@@ -83,7 +84,7 @@ class Archive:
             raise _unavailable(str(error)) from error
 
     async def _run(self, call: Callable[[], T]) -> T:
-        """With a file that is damaged or gone once more, in the one that comes after it."""
+        """Make a call; if the file is damaged or gone, make it again with the new file."""
         try:
             return await self._lane.run(call, ANSWER_S, "the mailbox")
         except MailboxDamagedError as error:
@@ -94,7 +95,7 @@ class Archive:
         return await self._lane.run(call, ANSWER_S, "the mailbox")
 
     async def write(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """As `read`. That it fails is told once, until it doesn't any more."""
+        """As `read`. The first failure after a success is an event."""
         try:
             result = await self.read(call, *arguments)
         except Refusal as refusal:
@@ -123,7 +124,7 @@ class Archive:
         return pending
 
     def _tell(self, reason: str) -> None:
-        """Everything else goes on without it."""
+        """Note why the file isn't open; a new reason is an event."""
         if reason != self.trouble:
             self.trouble = reason
             self._events.emit("mailbox", None, reason=reason)
@@ -132,6 +133,6 @@ class Archive:
 def _unavailable(reason: str) -> Refusal:
     return Refusal(
         "storage_unavailable",
-        f"Nothing can be stored, or fetched from what was: {reason}.",
+        f"Answers can't be stored or fetched: {reason}.",
         retry_after_s=_RETRY_AFTER_S,
     )

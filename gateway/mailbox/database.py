@@ -1,4 +1,4 @@
-"""The mailbox's file as SQLite has it: its tables, its connection, and what its errors mean."""
+"""The mailbox's SQLite file: its tables, its connection, and its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 VERSION: Final = 1
-# For whoever else reads the file, as a backup does.
+# The wait for another program that has the file locked, as a backup does.
 _BUSY_S: Final = 5.0
 _JOURNAL_BYTES: Final = 16 << 20
 _HEAD_BYTES: Final = 100
@@ -42,7 +42,7 @@ CREATE TABLE answers (
 ) STRICT;
 CREATE INDEX by_end ON answers (ended_at);
 """
-# What rows take stands behind their contents, which are long to read past.
+# An index of sizes, as in a row `bytes` stands behind the contents, which take long to skip.
 _INDEX: Final = """
 CREATE INDEX IF NOT EXISTS by_owner ON answers (owner, ended_at, number, bytes)
 """
@@ -53,26 +53,26 @@ class StoreError(Exception):
 
 
 class MailboxDamagedError(StoreError):
-    """What is in the file is no mailbox, or none any more, or the file is gone."""
+    """The file is damaged, is no mailbox, or is gone."""
 
 
 class TakenError(StoreError):
-    """There is an answer of this name already."""
+    """There is already an answer of this name."""
 
 
 class _Seen(NamedTuple):
-    """A file as it was when it was looked at: which one, and how long."""
+    """The identity and the size of a file at one look."""
 
     identity: tuple[int, int]
     size_bytes: int
 
 
 class Database:
-    """A file that is damaged is put aside, and the next `open` begins a new one; one of a newer
-    version stays as it is. Every call blocks, and one runs at a time.
+    """The connection to the file. A damaged file is put aside, and the next `connect` begins a new
+    one; a file of a newer version stays as it is. Every call blocks, and one runs at a time.
 
-    SQLite goes on with a file that was removed or cut off, and what it writes there ends with the
-    process. So file and log are looked at before and after each call.
+    SQLite goes on with a file that was removed or cut off, and what it writes there is lost with
+    the process. Therefore file and log are checked before and after each call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,25 +84,26 @@ class Database:
 
     @property
     def aside(self) -> Path:
-        """Where a damaged file goes."""
+        """The path to which a damaged file is moved."""
         return self._path.with_suffix(".damaged")
 
     @property
     def sql(self) -> sqlite3.Connection:
-        """Raises: StoreError: it is not open."""
+        """The open connection. Raises: StoreError: it is not open."""
         if self._connection is None:
             raise StoreError("it is not open")
         return self._connection
 
-    def open(self) -> None:
-        """
+    def connect(self) -> None:
+        """Open the file, or begin a new one.
+
         Raises:
             MailboxDamagedError: the file was put aside.
             StoreError: the file can't be opened, or is of a newer version.
         """
         self._make_file()
         with self.explained():
-            self._connect()
+            self._open_connection()
             self._file, self._log = _look(self._path), _look(self._log_path)
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """What SQLite raises within it is raised as errors of the store."""
+        """Turn exceptions of SQLite into errors of the store."""
         try:
             self._check_in_place()
             yield
@@ -127,7 +128,7 @@ class Database:
             raise StoreError(f"{self._path} can't be used: {error}") from error
 
     def _make_file(self) -> None:
-        """For this account alone. SQLite gives the same rights to the files beside it."""
+        """Make the file, for this account alone. SQLite gives its other files the same rights."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self._path, flags, 0o600)
@@ -140,8 +141,8 @@ class Database:
         except OSError as error:
             raise StoreError(f"{self._path} can't be opened: {error.strerror or error}") from error
 
-    def _connect(self) -> None:
-        # One call at a time, but each on whatever thread its lane has by then.
+    def _open_connection(self) -> None:
+        # One call runs at a time, but not always on the same thread.
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -155,10 +156,10 @@ class Database:
             )
         if (version == VERSION) != (tables > 0):
             raise self._damaged("it has other tables")
-        # Before there is a table.
+        # This must come before the first table.
         sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
         sql.execute("PRAGMA journal_mode = WAL").fetchone()
-        # What was accepted outlives a power failure too.
+        # Accepted answers survive a power failure, too.
         sql.execute("PRAGMA synchronous = FULL")
         sql.execute("PRAGMA secure_delete = ON").fetchone()
         sql.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}").fetchone()
@@ -167,7 +168,7 @@ class Database:
         sql.execute(_INDEX)
 
     def _check_in_place(self) -> None:
-        """Raises: MailboxDamagedError: they are not what was opened, or not all of it."""
+        """Raises: MailboxDamagedError: file or log were replaced, or cut off."""
         if self._connection is None:
             return
         file, log = _look(self._path), _look(self._log_path)
@@ -180,13 +181,13 @@ class Database:
         if log_before is not None:
             if log is None or log.identity != log_before.identity:
                 raise self._gone("has lost its log")
-            # SQLite itself cuts it off there.
+            # SQLite itself cuts the log off at this size.
             if log.size_bytes < min(log_before.size_bytes, _JOURNAL_BYTES):
                 raise self._gone("has lost part of its log")
         self._file, self._log = file, log
 
     def _least_bytes(self) -> int:
-        """How long the file is by its own head."""
+        """The size of the file by its own header."""
         head = _read_head(self._path)
         if len(head) < _HEAD_BYTES:
             return _HEAD_BYTES
@@ -197,12 +198,12 @@ class Database:
     def _gone(self, what: str) -> MailboxDamagedError:
         self.close()
         return MailboxDamagedError(
-            f"{self._path} {what} while it was in use: what is there is opened, or a new one begun"
+            f"{self._path} {what} while it was in use: the file there is opened, or a new one begun"
         )
 
     def _damaged(self, reason: str) -> MailboxDamagedError:
         """Put the file aside."""
-        # First: what is closed writes its log into its file.
+        # Before the connection is closed, which writes the log into the file of this path.
         with contextlib.suppress(OSError):
             self._path.replace(self.aside)
         self.close()
@@ -214,7 +215,7 @@ class Database:
 
 
 def _look(path: Path) -> _Seen | None:
-    """None: it isn't there. Raises OSError."""
+    """None: there is no file. Raises: OSError."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the mailbox knows of an answer."""
+"""An answer in the mailbox: its entry, its work, its outcome; and the rules of what is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol.answers import RequestField
 from protocol.requests import Generate
 
 Api: TypeAlias = Literal["responses", "chat"]
-# As OpenAI's Responses have them.
+# The statuses of OpenAI's Responses.
 Status: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
 ]
@@ -25,9 +25,9 @@ PENDING: Final[tuple[Status, ...]] = ("queued", "in_progress")
 class MailboxEntry(Struct, kw_only=True):
     """One answer, without its contents. Times are Unix times in seconds.
 
-    `owner` is that of the API key that it belongs to, empty without keys; `key` is its name.
-    `attempts` says how often it was begun, and `deaths` how often the gateway died meanwhile. With
-    `background` nobody waits for it; with `streams` its events are kept.
+    `owner` is that of the API key that it belongs to, empty without keys; `key` is the key's name.
+    `attempts` counts how often it was begun, and `deaths` how often the gateway died meanwhile.
+    With `background` no client waits for it; with `streams` its events are kept.
     """
 
     owner: str
@@ -58,9 +58,9 @@ class MailboxEntry(Struct, kw_only=True):
 
 
 class Work(Struct):
-    """What it takes to make so many `answers` to a task, after a crash as well. `form` is what its
-    API's writer is made from. With `cut_is_incomplete` one that its limit cuts has that for its
-    status.
+    """All that is needed to make so many `answers` to a task, also after a crash. The API's writer
+    is made from `form`. With `cut_is_incomplete` an answer that its limit cuts off has the status
+    "incomplete".
     """
 
     request_id: str
@@ -77,12 +77,12 @@ class Work(Struct):
 
     @classmethod
     def decode(cls, data: bytes) -> Work:
-        """Raises: msgspec.MsgspecError: another version has written it."""
+        """Raises: msgspec.MsgspecError: another version has encoded it."""
         return msgspec.msgpack.decode(data, type=cls)
 
 
 class AnswerOutcome(Struct, frozen=True):
-    """How an answer ended: its body as its client gets it, with what HTTP status."""
+    """The end of an answer: its body and HTTP status, as its client gets them."""
 
     status: Status
     http_status: int
@@ -91,8 +91,8 @@ class AnswerOutcome(Struct, frozen=True):
 
 
 class StoredAnswer(Struct, frozen=True):
-    """An answer and its contents, as far as they are there. `items` are what a response answers, a
-    JSON list; `events` a whole stream.
+    """An answer with the contents that were asked for. `items` are the input items of a response, a
+    JSON list; `events` are a whole stream.
     """
 
     entry: MailboxEntry
@@ -102,12 +102,12 @@ class StoredAnswer(Struct, frozen=True):
     events: bytes
 
 
-# What an entry takes beside its contents. Without it, empty ones would have no bound.
+# The size of an entry without contents. If it were 0, empty entries would have no bound.
 OVERHEAD_BYTES = 4096
 
 
 class Retention(Struct, frozen=True):
-    """Answers are kept for `keep_s` once they are there, and all together within `size_bytes`."""
+    """Answers are kept for `keep_s` after their end, and all together take at most `size_bytes`."""
 
     keep_s: float
     size_bytes: int
@@ -116,25 +116,22 @@ class Retention(Struct, frozen=True):
     def of(cls, settings: MailboxSettings) -> Retention:
         return cls(settings.keep_s, settings.size_bytes)
 
-    def expired(self, ended_at: float, now: float) -> bool:
-        return ended_at <= self.expires_before(now)
-
     def expires_before(self, now: float) -> float:
-        """Who ended by then has waited long enough."""
+        """Answers that ended at this time, or earlier, are removed."""
         return now - self.keep_s
 
     def excess_bytes(self, held_bytes: int, more_bytes: int) -> int:
-        """How much must go before so much more can come."""
+        """The bytes that must be removed before `more_bytes` can be added."""
         return max(0, held_bytes + more_bytes - self.size_bytes)
 
 
 def share_of_free(total: int, others: int) -> int:
-    """How much one owner may have of a total while others have so much: half of what they leave, so
-    that nobody takes all, whoever comes later.
+    """How much of a total one owner may have while others have `others`: half of the rest, so that
+    there is always room for another owner.
     """
     return max(0, total - others + 1) // 2
 
 
 def charged_bytes(*contents: bytes) -> int:
-    """What an entry with these contents counts for."""
+    """The bytes that an entry with these contents counts for."""
     return OVERHEAD_BYTES + sum(map(len, contents))

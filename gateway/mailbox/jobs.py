@@ -1,4 +1,4 @@
-"""Answers on their way: a job for each, how one is made, and the queue of those that wait."""
+"""Answers that are not over: a job for each, how one is made, and the queue of those that wait."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from gateway.requests.share import Share
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
-# Each attempt numbers its events beyond those of the one before: who comes back with a number of
-# an attempt that a crash has ended gets the whole new stream.
+# Each attempt numbers its events beyond those of the one before: a follower that returns with a
+# number of an attempt that a crash has ended gets the whole new stream.
 NUMBERS_PER_ATTEMPT: Final = 1_000_000
 _END: Final = b"\n\n"
-# A request whose deadline has passed is refused by the model's queue, which needs one to judge.
+# The shortest deadline of a request. The model's queue refuses it when that has passed.
 _LEAST_S: Final = 0.001
 
 
 class AnswerFamily(Protocol):
-    """`body` is that of an answer which isn't there yet. Events have numbers, where the API numbers
-    them.
+    """How one API writes its answers. `body` is that of an answer which isn't over. Events have
+    numbers if the API has them.
     """
 
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        """The writer of an answer that begins now; its next event has this number."""
+        """The writer of an answer that begins now; its first event has this number."""
 
     def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
-        """How an answer ends that fails."""
+        """The outcome of an answer that fails."""
 
     def cancellation(self, body: bytes) -> AnswerOutcome:
-        """How an answer ends that its owner has cancelled."""
+        """The outcome of an answer that its owner has cancelled."""
 
     def first_events(self, body: bytes, number: int) -> bytes:
-        """Of an answer that waits for its turn."""
+        """The events of an answer that waits for its turn."""
 
     def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
-        """Of a stream that ends without the rest of its answer."""
+        """The last event of a stream that ends without the rest of its answer."""
 
 
 class AnswerJob:
-    """With `streams` its events are recorded, for followers who come back as well. Everything runs
-    on the event loop.
+    """An answer until its end. With `streams` its events are recorded, also for followers that
+    return. Everything runs on the event loop.
     """
 
     def __init__(
         self, entry: MailboxEntry, *, streams: bool, renewals: int, seat: Seat | None = None
     ) -> None:
-        """`renewals` is how often the file had been begun anew when it was written there. The job
-        releases the `seat` of its key.
+        """`renewals` is that of the archive when the entry was written. The job releases the `seat`
+        of its key.
         """
         self.entry = entry
         self.streams = streams
@@ -80,7 +80,7 @@ class AnswerJob:
 
     @property
     def over(self) -> bool:
-        """Nothing more will come of it, at least until the gateway's next start."""
+        """Whether it has ended, at least until the gateway's next start."""
         return self.settled.is_set()
 
     @property
@@ -89,17 +89,17 @@ class AnswerJob:
 
     @property
     def usage(self) -> Usage | None:
-        """What was computed for it, whatever came of it; None: nothing was."""
+        """The tokens that were computed for it, also if it failed; None if none were."""
         spent = [each.spent for each in self.requests if each.spent is not None]
         return usage_of(spent, len(spent)) if spent else None
 
     def hold(self, share: Share) -> None:
-        """What it is made from is in memory, whether or not its client is there."""
+        """Count the memory of its work in this share, as its client may disconnect."""
         share.hold()
         self._share = share
 
     def let_go(self) -> None:
-        """What it is made from isn't in memory any more."""
+        """Release the share, as its work isn't in memory any more."""
         share, self._share = self._share, None
         if share is not None:
             share.release()
@@ -113,31 +113,31 @@ class AnswerJob:
             self.cancel()
 
     def counted(self) -> None:
-        """What it took is in its key's account by now."""
+        """Its tokens are in the account of its key by now."""
         if self._seat is not None:
             self._seat.answers = ()
 
     def cancel(self) -> None:
-        """Whoever makes it stops."""
+        """Stop the making of it."""
         self.cancelled = True
         self.release()
         for each in self.requests:
             each.abandon()
 
     def release(self) -> None:
-        """Nobody reads its requests any more."""
+        """Cancel its requests, as no code reads them any more."""
         for each in self.requests:
             if not each.over and self._compartment is not None:
                 self._compartment.traffic.cancel(each)
 
     def record(self, chunk: bytes) -> None:
-        """Some whole events."""
+        """Record some whole events."""
         if chunk and self.streams:
             self.events += split(chunk)
             self._notify()
 
     def end(self, outcome: AnswerOutcome | None, refusal: Refusal | None) -> None:
-        """Without an outcome it is made after the gateway's next start."""
+        """End the job. Without an outcome the answer is made after the gateway's next start."""
         self.outcome, self.refusal = outcome, refusal
         self.let_go()
         if self._seat is not None:
@@ -156,11 +156,11 @@ class AnswerJob:
         finally:
             self._followers.discard(follower)
             if not self._followers and not self.entry.streams:
-                # Whoever fetches it later gets it whole.
+                # A client that fetches it later gets its body.
                 self.streams = False
                 self.events.clear()
             elif not self._followers and self._share is None and not self.over:
-                # As long as it waits they can be made anew from what is written down.
+                # As long as it waits its events can be made again from its body in the file.
                 self.events.clear()
 
     def _notify(self) -> None:
@@ -169,7 +169,7 @@ class AnswerJob:
 
 
 def first_number(attempts_before: int) -> int:
-    """Of the events of the next attempt."""
+    """The number of the first event of the next attempt."""
     return attempts_before * NUMBERS_PER_ATTEMPT
 
 
@@ -186,13 +186,13 @@ class Made(Struct, frozen=True):
 
 
 async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, now: float) -> Made:
-    """Have it made. `now` is a Unix time.
+    """Make the answer of a job. `now` is a Unix time.
 
     Raises:
-        Refusal: it ends here; `job.requests` are empty if it wasn't even taken.
+        Refusal: it failed; `job.requests` are empty if the model's queue refused it.
         ClientGoneError: it was cancelled.
     """
-    # Who asked for it was allowed to.
+    # The right to use the model was checked when the answer was accepted.
     compartment = fleet.roster.find(job.entry.model, ANYBODY)
     terms = Terms(
         id=work.request_id,
@@ -223,12 +223,12 @@ async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, n
     return Made(outcome, closing)
 
 
-# Behind everybody who waits for an answer.
+# Behind all requests whose clients wait.
 LOWEST_PRIORITY: Final = -1000
 
 
 class QueuePlace(Struct, frozen=True):
-    """Somebody's place in the queue."""
+    """The place of an answer in the queue."""
 
     name: Name
     model: str
@@ -237,14 +237,16 @@ class QueuePlace(Struct, frozen=True):
 
 
 class BackgroundQueue:
-    """By priority, then first come, first served; each model makes so many at a time."""
+    """Answers that wait in the background, by priority and then by age. Each model makes a limited
+    number at a time.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[QueuePlace] = []
         self._running: dict[Name, QueuePlace] = {}
 
     def add(self, turn: QueuePlace) -> None:
-        """Whoever calls has seen that no more wait than may."""
+        """Add a place. The caller has checked that the queue isn't full."""
         place = len(self._waiting)
         while place and self._waiting[place - 1].priority < turn.priority:
             place -= 1
@@ -252,14 +254,14 @@ class BackgroundQueue:
 
     @property
     def owners(self) -> Counter[str]:
-        """How many of each owner's wait."""
+        """The number of waiting answers of each owner."""
         return Counter(owner for owner, _ in (each.name for each in self._waiting))
 
     def next(
         self, concurrency: int, without: Collection[str] = (), spent: Collection[str] = ()
     ) -> QueuePlace | None:
-        """Who runs from now on, if anybody may; nobody of the models in `without`, or of the owners
-        in `spent`.
+        """Take the next answer that may run, if there is one; none of the models in `without`, and
+        none of the owners in `spent`.
         """
         busy = Counter(each.model for each in self._running.values())
         for place, turn in enumerate(self._waiting):
@@ -279,7 +281,7 @@ class BackgroundQueue:
         return name in self._running
 
     def take(self, name: Name) -> bool:
-        """Let it run before its turn, whatever else does; False: it doesn't wait."""
+        """Let an answer run before its turn and beyond the limit; False: it doesn't wait."""
         for place, turn in enumerate(self._waiting):
             if turn.name == name:
                 del self._waiting[place]
@@ -288,7 +290,7 @@ class BackgroundQueue:
         return False
 
     def put_back(self, name: Name) -> bool:
-        """It couldn't run after all: it is the first of its priority again. False: it didn't."""
+        """Make a running answer the first that waits of its priority; False: it isn't running."""
         if (turn := self._running.pop(name, None)) is None:
             return False
         place = 0
@@ -298,12 +300,14 @@ class BackgroundQueue:
         return True
 
     def remove(self, name: Name) -> None:
-        """Forget it, wherever it is."""
+        """Forget an answer, whether it waits or runs."""
         self._running.pop(name, None)
         self._waiting = [each for each in self._waiting if each.name != name]
 
     def take_overdue(self, now: float) -> list[QueuePlace]:
-        """Who has waited until the deadline; they run from now on, to be told."""
+        """The answers whose deadline has passed. They run from now on, so that their clients
+        are told.
+        """
         overdue = [each for each in self._waiting if each.deadline_at <= now]
         for turn in overdue:
             self.take(turn.name)

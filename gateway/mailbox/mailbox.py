@@ -1,4 +1,4 @@
-"""Accepts answers that are to be made whatever happens, keeps them, and gives them out."""
+"""Accepts answers that are made even after a crash, keeps them, and returns them to clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RETRY_AFTER_S: Final = 30
 
 
 class Mailbox:
-    """Everything runs on the event loop, but for the file. `maker` makes the answers."""
+    """`maker` makes the answers. Everything runs on the event loop, but for the file."""
 
     def __init__(
         self,
@@ -45,28 +45,28 @@ class Mailbox:
         owners: Owners,
         budget: ByteBudget,
     ) -> None:
-        """`budget` is what all requests share."""
+        """`budget` is the memory that all requests share."""
         self._fleet = fleet
         self._archive = Archive(path, fleet.events)
         self.maker = Maker(fleet, families, owners, budget, self._archive)
         self._tasks = Tasks("mailbox's file")
-        # How many of each owner's are being written down to wait.
+        # The number of each owner's answers that are being written to the file, to wait.
         self._accepting: Counter[str] = Counter()
-        # What the gateway before this one is making yet.
+        # The answers that the gateway before this one still makes.
         self._elsewhere: frozenset[Name] = frozenset()
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be stored at present, in words; None: as far as is known, it can."""
+        """Why answers can't be stored now, in words; None: as far as is known, they can."""
         return self._archive.trouble or self._archive.failure
 
     def start(self) -> None:
-        """Go on with what was accepted before, and look after it from now on."""
+        """Go on with the answers that were accepted before, and begin the care of the file."""
         self._tasks.keep(self._look_after, "file", _EXPIRE_S)
         self.maker.start()
 
     async def close(self) -> None:
-        """To be called once all requests were refused; what isn't there is the next start's."""
+        """Call this once all requests were refused. The next start makes unfinished answers."""
         await self.maker.close()
         await self._tasks.cancel_all()
         await self._archive.close()
@@ -74,28 +74,30 @@ class Mailbox:
     # From one gateway to the next
 
     def hand_over(self) -> list[Name]:
-        """Begin with nothing more; which answers go on to be made here, or before this gateway."""
+        """Begin no more answers. Returns those that are being made here, or by an earlier
+        gateway.
+        """
         self.maker.leaving = True
         return [*self.maker.begun, *self._elsewhere]
 
     def take_back(self) -> None:
-        """There is no other gateway after all."""
+        """Begin answers again, as no other gateway has taken over."""
         self.maker.leaving = False
         self.maker.wake()
 
     def leave(self) -> None:
-        """Another gateway makes those that wait."""
+        """Give up the answers that wait, as another gateway makes them."""
         self.maker.let_go_of_waiting(_made_elsewhere())
 
     def leave_out(self, names: Collection[Name]) -> None:
-        """An earlier gateway is making these. To be called before `start`."""
+        """Leave out these answers, which an earlier gateway makes. Call this before `start`."""
         self._elsewhere = frozenset(names)
 
     async def restore(self) -> None:
-        """That gateway is gone: what it has not made is made here."""
+        """Make the answers here that the earlier gateway, which has ended, has not made."""
         names, self._elsewhere = self._elsewhere, frozenset()
         if not names or self.maker.leaving:
-            # Or the next gateway makes them, once this one is gone.
+            # When this one is leaving, the next gateway makes them.
             return
         with contextlib.suppress(Refusal):
             for entry in await self._archive.read(self._archive.store.pending, names):
@@ -114,12 +116,12 @@ class Mailbox:
         *,
         streams: bool = False,
     ) -> AnswerJob:
-        """It will be made from now on: at once, or in the background when its turn has come. It
-        holds the `seat` of who asks until its end, and if it is made at once the `share`, too. With
-        `streams` somebody follows its events now, whether or not they are kept.
+        """Accept an answer. It is made at once, or in the background when its turn has come. Its
+        job holds the `seat` of its key until its end, and if it is made at once the `share`, too.
+        With `streams` a client follows its events now, whether or not they are kept.
 
         Raises:
-            Refusal: its queue is full, it can't be written down, or its name is taken.
+            Refusal: the queue is full, it can't be written to the file, or its name is taken.
         """
         self._fleet.check_serves()
         if entry.background:
@@ -143,7 +145,7 @@ class Mailbox:
         return job
 
     def _check_depth(self, owner: str) -> None:
-        """Raises: Refusal: as many wait as may."""
+        """Raises: Refusal: the queue, or the owner's part of it, is full."""
         depth = self._fleet.settings.mailbox.depth
         waiting = self.maker.waiting + self._accepting
         total = waiting.total()
@@ -158,7 +160,7 @@ class Mailbox:
             )
 
     async def put(self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes) -> None:
-        """Keep an answer that is there. Raises: Refusal: it can't be written down."""
+        """Keep an answer that is over. Raises: Refusal: it can't be written to the file."""
         archive = self._archive
         await archive.write(archive.store.put, entry, outcome, items, self._retention)
 
@@ -167,7 +169,7 @@ class Mailbox:
     async def find(
         self, name: Name, share: Share, *, items: bool = False, events: bool = False
     ) -> StoredAnswer | None:
-        """With its items and events, if these are wanted; `share` counts them.
+        """An answer, with its items and events if these are wanted; `share` counts their bytes.
 
         Raises:
             Refusal: it can't be read, or the share has no room for it.
@@ -191,12 +193,15 @@ class Mailbox:
         *,
         newest_first: bool,
     ) -> list[tuple[MailboxEntry, bytes]]:
-        """Raises: Refusal: the file can't be read, or the share has no room for it."""
+        """`count` answers of an owner with their bodies, behind the one with the id `after`.
+
+        Raises: Refusal: the file can't be read, or the share has no room.
+        """
         look = functools.partial(self._archive.store.entries, newest_first=newest_first)
         return await self._archive.read(look, owner, api, after, count, share.take)
 
     async def cancel(self, name: Name) -> None:
-        """End it, if it isn't over; returns once it is, or after a while."""
+        """Cancel an answer, unless it is over; returns at its end, or after a while."""
         if (job := self.maker.job(name)) is None:
             return
         self.maker.cancel(job)
@@ -205,7 +210,7 @@ class Mailbox:
                 await job.settled.wait()
 
     async def delete(self, name: Name) -> bool:
-        """Whether there was one. Raises: Refusal: the file can't be written."""
+        """Delete an answer; whether there was one. Raises: Refusal: the file can't be written."""
         existed = await self._archive.write(self._archive.store.delete, name)
         self.maker.forget_unwritten(name)
         if (job := self.maker.job(name)) is not None:
@@ -216,7 +221,7 @@ class Mailbox:
     # Inside
 
     async def _look_after(self) -> None:
-        """Open the file if it isn't open, and let go of what is too old."""
+        """Open the file if it isn't open, and remove answers that are too old."""
         archive = self._archive
         if archive.trouble is not None:
             for entry in await archive.open(self._elsewhere):

@@ -1,7 +1,7 @@
-"""Makes the answers of the mailbox: at once or when their turn has come, and to their end.
+"""Makes the answers of the mailbox, at once or when their turn has come.
 
-An end is written down first and told afterwards. One that can't be written down is kept, and
-nothing new begins until it is.
+An outcome is written to the file before followers get it. One that can't be written is kept, and no
+other answer begins until it is written.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ from protocol.answers import Usage
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-# An answer that ends the gateway each time must not do so for ever.
+# So many attempts of an answer may end the gateway before it is given up.
 _MOST_DEATHS: Final = 16
 
 
 class Owners(Protocol):
-    """Those whom answers belong to, by their keys."""
+    """The owners of answers, and their keys."""
 
     def opens(self, owner: str) -> bool:
-        """Whether the key was not revoked."""
+        """Whether the owner's key exists, and was not revoked."""
 
     def spend(self, owner: str, usage: Usage) -> None:
-        """Count what was computed for it: no request that ends does that here."""
+        """Add tokens to the usage of the owner's key, as no HTTP request does it for these
+        answers.
+        """
 
     def seat(self, owner: str) -> Seat | None:
-        """A place among those that the key has at once; None: it has no bound."""
+        """A place among the answers that the key may have at once; None: it has no limits."""
 
     def exhausted(self, owner: str) -> bool:
-        """Whether the key has had what it may have in a minute."""
+        """Whether the key has had all tokens that it may have in a minute."""
 
 
 class Maker:
-    """Everything runs on the event loop, but for the file. With `leaving` another gateway makes
-    what waits here.
+    """Makes answers. With `leaving` it begins no more, as another gateway makes them. Everything
+    runs on the event loop, but for the file.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Maker:
         budget: ByteBudget,
         archive: Archive,
     ) -> None:
-        """`budget` is what all requests share."""
+        """`budget` is the memory that all requests share."""
         self.leaving = False
         self._fleet = fleet
         self._families = families
@@ -74,9 +76,9 @@ class Maker:
         self._tasks = Tasks("mailbox")
         self._queue = BackgroundQueue()
         self._jobs: dict[Name, AnswerJob] = {}
-        # Ends that couldn't be written down yet.
+        # The outcomes that couldn't be written to the file yet.
         self._unwritten: dict[Name, tuple[AnswerJob, AnswerOutcome]] = {}
-        # Models whose own queues were full when this was looked at last.
+        # Models whose own queues were full in this turn.
         self._full: set[str] = set()
         self._wake = asyncio.Event()
 
@@ -85,12 +87,12 @@ class Maker:
 
     @property
     def making(self) -> int:
-        """Answers that aren't over here."""
+        """The number of answers that aren't over, or aren't written to the file."""
         return len(self._jobs) + len(self._unwritten)
 
     @property
     def waiting(self) -> Counter[str]:
-        """How many answers of each owner wait for their turn."""
+        """The number of each owner's answers that wait for their turn."""
         return self._queue.owners
 
     @property
@@ -99,60 +101,60 @@ class Maker:
         return [name for name in self._jobs if not self._queue.waits(name)]
 
     def job(self, name: Name) -> AnswerJob | None:
-        """None: the answer is not on its way."""
+        """The job of an answer; None: it has none, or is over."""
         return self._jobs.get(name)
 
     def unwritten(self, name: Name) -> tuple[AnswerJob, AnswerOutcome] | None:
-        """How an answer has ended whose end is not in the file yet."""
+        """The outcome of an answer, if it is not in the file yet."""
         return self._unwritten.get(name)
 
     def begin(self, job: AnswerJob, share: Share, work: Work, body: bytes) -> None:
-        """Make it now: the job holds the `share` until its end."""
+        """Make an answer now. The job holds the `share` until its end."""
         self._jobs[job.entry.name] = job
         job.hold(share)
         self._tasks.start(self._run(job, work, body), job.entry.id)
 
     def queue(self, job: AnswerJob) -> None:
-        """Make it when its turn has come."""
+        """Make an answer when its turn has come."""
         entry = job.entry
         self._jobs[entry.name] = job
         self._queue.add(QueuePlace(entry.name, entry.model, entry.priority, entry.deadline_at))
         self._wake.set()
 
     def queue_again(self, entry: MailboxEntry) -> None:
-        """An answer of the file that was accepted before."""
+        """Queue an answer of the file that was accepted before."""
         if entry.name not in self._jobs:
             seat, renewals = self._owners.seat(entry.owner), self._archive.renewals
             self.queue(AnswerJob(entry, streams=entry.streams, renewals=renewals, seat=seat))
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Begin the next turn now."""
         self._wake.set()
 
     def open(self, job: AnswerJob, body: bytes) -> None:
-        """Record the first events of a job that waits, by its body, if they aren't there."""
+        """Record the first events of a job, made from its body, unless it has events."""
         if not job.events:
             job.record(self._families[job.entry.api].first_events(body, job.next_number))
 
     def cancel(self, job: AnswerJob) -> None:
-        """It is settled soon, whether it waits or is being made."""
+        """Cancel a job, whether it waits or is being made; it is settled soon."""
         job.cancel()
         if self._queue.take(job.entry.name):
             self._start(job.entry.name)
 
     def forget_unwritten(self, name: Name) -> None:
-        """The answer was deleted."""
+        """Forget the outcome of an answer that was deleted."""
         self._unwritten.pop(name, None)
 
     def let_go_of_waiting(self, refusal: Refusal) -> None:
-        """Somebody else makes what waits; its followers get the refusal."""
+        """Give up the answers that wait; their followers get the refusal."""
         for job in list(self._jobs.values()):
             if self._queue.waits(job.entry.name):
                 self._forget(job)
                 job.end(None, refusal)
 
     async def close(self) -> None:
-        """To be called once all requests were refused; what isn't there is the next start's."""
+        """Call this once all requests were refused. The next start makes unfinished answers."""
         self.let_go_of_waiting(_made_later())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
@@ -164,7 +166,7 @@ class Maker:
     # Turns
 
     async def _turn(self) -> None:
-        """Wait until there may be something to do, and do it."""
+        """Wait for `wake` or for a tick, and begin the answers whose turn has come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TICK_S):
                 await self._wake.wait()
@@ -179,7 +181,7 @@ class Maker:
             self._start(turn.name)
 
     def _revoked(self, job: AnswerJob) -> bool:
-        """Its key opens nothing any more, so nobody could fetch it."""
+        """Whether its key was revoked, so that no client could fetch it."""
         owner = job.entry.owner
         return bool(owner) and not job.cancelled and not self._owners.opens(owner)
 
@@ -201,7 +203,7 @@ class Maker:
         entry.attempts += 1
         share = Share(self._budget)
         job.hold(share)
-        # From here on the job alone holds it.
+        # From now on only the job holds it.
         share.release()
         try:
             found = await self._archive.write(self._archive.store.begin, entry, share.take)
@@ -210,7 +212,7 @@ class Maker:
             self._queue.put_back(entry.name)
             return
         if found is None:
-            # Deleted meanwhile, or lost with a damaged file.
+            # It was deleted meanwhile, or lost with a damaged file.
             self._forget(job)
             job.end(None, Refusal("not_found", f"{entry.id} is not in the mailbox any more."))
             return
@@ -249,7 +251,7 @@ class Maker:
                 else:
                     await self._fail(job, body, refusal)
             else:
-                # Its client hears that it wasn't taken.
+                # Its client gets the refusal.
                 await self._drop(job, refusal)
         except Exception:
             logger.exception("%s failed", entry.id)
@@ -257,7 +259,7 @@ class Maker:
             await self._fail(job, body, Refusal("internal_error", reason))
 
     def _check(self, job: AnswerJob) -> None:
-        """Raises: ClientGoneError: it was cancelled; Refusal: it is too late for it."""
+        """Raises: ClientGoneError: it was cancelled; Refusal: too late, or tried too often."""
         entry = job.entry
         if job.cancelled:
             raise ClientGoneError
@@ -271,8 +273,8 @@ class Maker:
         if entry.deaths >= _MOST_DEATHS:
             raise Refusal(
                 "internal_error",
-                f"The gateway ended {entry.deaths} times while this was made, and it isn't tried "
-                "again: see its log.",
+                f"The gateway ended {entry.deaths} times while this answer was made, which isn't "
+                "tried again: see the gateway's log.",
                 lasting=True,
             )
 
@@ -283,7 +285,7 @@ class Maker:
         await self._settle(job, outcome, last, refusal)
 
     async def _leave(self, job: AnswerJob) -> None:
-        """For the next start."""
+        """End a job whose answer is made after the next start."""
         with contextlib.suppress(Refusal):
             await self._archive.write(self._archive.store.put_back, job.entry)
         self._forget(job)
@@ -302,7 +304,7 @@ class Maker:
         last_events: bytes,
         refusal: Refusal | None,
     ) -> None:
-        """Written down first, told afterwards."""
+        """End a job: write the outcome to the file, and then give it to followers."""
         entry, usage = job.entry, job.usage
         entry.status, entry.ended_at = outcome.status, time.time()
         if entry.owner and usage is not None:
@@ -339,12 +341,12 @@ class Maker:
                 store.finish, job.entry, outcome, Retention.of(self._fleet.settings.mailbox)
             )
             if not written and job.renewals != archive.renewals and not job.deleted:
-                # Its place was lost with a damaged file.
+                # Its entry was lost with a damaged file.
                 await archive.write(
                     store.put, job.entry, outcome, b"", Retention.of(self._fleet.settings.mailbox)
                 )
         except Refusal as refusal:
-            logger.warning("%s is not written down yet: %s", job.entry.id, refusal.message)
+            logger.warning("%s is not in the mailbox's file yet: %s", job.entry.id, refusal.message)
             self._unwritten[job.entry.name] = job, outcome
 
     async def _write_unwritten(self) -> None:

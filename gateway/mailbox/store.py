@@ -1,9 +1,7 @@
-"""What is asked of the mailbox's file. Every call blocks, and one runs at a time."""
+"""Reads and writes of the mailbox's file. Every call blocks, and one runs at a time."""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -29,47 +27,42 @@ _ENTRY: Final = (
 )
 _IS_PENDING: Final = f"status IN {PENDING}"
 _PAGES_AT_ONCE: Final = 4096
-# Of what was packed, ahead of what is counted.
+# The bytes that are unpacked before they are counted.
 _UNPACKED_BYTES: Final = 1 << 20
 
-# Counts bytes that are read for somebody, and raises what ends that if they are too many.
+# Counts bytes that are read for a request, and raises if they are too many.
 Take: TypeAlias = Callable[[int], None]
 
 
-class Store:
-    """Contents are compressed, but for bodies that clients ask for most."""
+class Store(Database):
+    """The answers in the file. Contents are compressed, but for bodies, which are read most."""
 
     def __init__(self, path: Path) -> None:
-        self._database = Database(path)
-        # By owners, with what goes on in another gateway's process as it was when this one looked.
+        super().__init__(path)
+        # Bytes by owners. Those of answers that another gateway makes are as of the opening.
         self._held: Counter[str] = Counter()
 
     @property
     def held_bytes(self) -> int:
         return self._held.total()
 
-    @property
-    def aside(self) -> Path:
-        """Where a damaged file goes."""
-        return self._database.aside
-
     def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
-        """Those that are still to be made, in the order in which they came. Under those that ran
-        the gateway has died, but for those that are being made `elsewhere`.
+        """Open the file; return the answers that are still to be made, by age, without those that
+        are being made `elsewhere`. For the others that ran, the death of the gateway is counted.
 
         Raises:
-            MailboxDamagedError: it is put aside; another try opens a new one.
-            StoreError: it can't be opened, or is of a newer version.
+            MailboxDamagedError: the file is put aside; another try begins a new one.
+            StoreError: the file can't be opened, or is of a newer version.
         """
         try:
-            self._database.open()
-            with self._explained():
+            self.connect()
+            with self.explained():
                 held = "SELECT owner, sum(bytes) FROM answers GROUP BY owner"
-                self._held = Counter(dict(self._sql.execute(held)))
-                running = self._sql.execute(
+                self._held = Counter(dict(self.sql.execute(held)))
+                running = self.sql.execute(
                     "SELECT owner, id FROM answers WHERE status = 'in_progress'"
                 ).fetchall()
-                self._sql.executemany(
+                self.sql.executemany(
                     "UPDATE answers SET status = 'queued', deaths = deaths + 1 "
                     "WHERE owner = ? AND id = ?",
                     [each for each in running if each not in elsewhere],
@@ -80,68 +73,65 @@ class Store:
             raise
 
     def pending(self, names: Collection[Name]) -> list[MailboxEntry]:
-        """Of these, those that are still to be made, in the order in which they came."""
-        with self._explained():
+        """The answers of these names that are still to be made, by age."""
+        with self.explained():
             return [each for each in self._pending() if each.name in names]
 
     def _pending(self) -> list[MailboxEntry]:
         columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
-        return [_entry(row) for row in self._sql.execute(columns)]
-
-    def close(self) -> None:
-        self._database.close()
+        return [_entry(row) for row in self.sql.execute(columns)]
 
     def add(
         self, entry: MailboxEntry, work: bytes, items: bytes, body: bytes, keep: Retention
     ) -> None:
-        """Take one in that is to be made.
+        """Add an answer that is to be made.
 
         Raises:
             TakenError: the name is taken.
             StoreError: there is no room, or it can't be written.
         """
         packed = zlib.compress(work, 1), zlib.compress(items, 1)
-        with self._explained():
+        with self.explained():
             self._insert(entry, 202, body, *packed, b"", keep)
 
     def put(
         self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes, keep: Retention
     ) -> None:
-        """Take one in that is there. Raises: StoreError, as `add`."""
+        """Add an answer that is over. Raises: StoreError, as `add`."""
         packed = zlib.compress(items, 1)
-        with self._explained():
+        with self.explained():
             self._insert(entry, outcome.http_status, outcome.body, b"", packed, b"", keep)
 
     def begin(self, entry: MailboxEntry, take: Take) -> tuple[bytes, bytes] | None:
-        """Note that it runs; returns its work, and its body until it is there. None: it isn't to
+        """Note that an answer runs; return its work, and its body until its end. None: it isn't to
         be made any more.
         """
-        with self._explained():
-            self._sql.execute(
+        with self.explained():
+            self.sql.execute(
                 "UPDATE answers SET status = 'in_progress', attempts = ? "
                 f"WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 (entry.attempts, *entry.name),
             )
-            row = self._sql.execute(
+            row = self.sql.execute(
                 f"SELECT work, body FROM answers WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 entry.name,
             ).fetchone()
             return None if row is None else (_unpacked(row[0], take), row[1])
 
     def put_back(self, entry: MailboxEntry) -> None:
-        """It is to be made later: the gateway ends in order."""
-        with self._explained():
-            self._sql.execute(
+        """Note that an answer is made later, as the gateway ends in order."""
+        with self.explained():
+            self.sql.execute(
                 "UPDATE answers SET status = 'queued' WHERE owner = ? AND id = ? "
                 "AND status = 'in_progress'",
                 entry.name,
             )
 
     def finish(self, entry: MailboxEntry, outcome: AnswerOutcome, keep: Retention) -> bool:
-        """Write down how it ended, unless it had ended before. False: it had, or is gone."""
+        """Write the outcome of an answer. False: it was over already, or is gone."""
         events = zlib.compress(outcome.events, 1) if outcome.events else b""
-        with self._explained():
-            row = self._sql.execute(
+        with self.explained():
+            row = self.sql.execute(
                 "SELECT bytes, length(items) FROM answers "
                 f"WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 entry.name,
@@ -150,9 +140,9 @@ class Store:
                 return False
             before_bytes, items_bytes = row
             size = charged_bytes(outcome.body, events) + items_bytes
-            # An answer is written whatever room there is: it was accepted.
+            # The outcome is written even without room, as the answer was accepted.
             self._make_room(entry.owner, size - before_bytes, keep)
-            self._sql.execute(
+            self.sql.execute(
                 "UPDATE answers SET status = ?, ended_at = ?, http_status = ?, body = ?, "
                 "work = x'', events = ?, bytes = ? WHERE owner = ? AND id = ?",
                 (
@@ -169,17 +159,17 @@ class Store:
             return True
 
     def find(self, name: Name, items: bool, events: bool, take: Take) -> StoredAnswer | None:
-        """With its items and events, if these are wanted: they may be large."""
+        """An answer, with its items and events if these are wanted, as they may be large."""
         named = "FROM answers WHERE owner = ? AND id = ?"
         columns = f"{_ENTRY}, http_status, body"
         columns += ", items" if items else ", x''"
         columns += ", events" if events else ", x''"
-        with self._explained():
-            size = self._sql.execute(f"SELECT length(body) {named}", name).fetchone()
+        with self.explained():
+            size = self.sql.execute(f"SELECT length(body) {named}", name).fetchone()
             if size is None:
                 return None
             take(*size)
-            row = self._sql.execute(f"SELECT {columns} {named}", name).fetchone()
+            row = self.sql.execute(f"SELECT {columns} {named}", name).fetchone()
             http_status, body, *packed = row[-4:]
             contents = [_unpacked(each, take) for each in packed]
             return StoredAnswer(_entry(row[:-4]), http_status, body, *contents)
@@ -187,15 +177,15 @@ class Store:
     def entries(
         self, owner: str, api: Api, after: str | None, count: int, take: Take, *, newest_first: bool
     ) -> list[tuple[MailboxEntry, bytes]]:
-        """So many with their bodies, behind the one with the id `after`."""
+        """`count` answers of an owner with their bodies, behind the one with the id `after`."""
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
         behind = ""
         arguments: list[str | int] = [owner, api]
         if after is not None:
             behind = f"AND number {beyond} (SELECT number FROM answers WHERE owner = ? AND id = ?)"
             arguments += (owner, after)
-        with self._explained():
-            rows = self._sql.execute(
+        with self.explained():
+            rows = self.sql.execute(
                 f"SELECT {_ENTRY}, body FROM answers WHERE owner = ? AND api = ? {behind} "
                 f"ORDER BY number {order} LIMIT ?",
                 (*arguments, count),
@@ -207,26 +197,19 @@ class Store:
             return found
 
     def delete(self, name: Name) -> bool:
-        """Whether there was one."""
-        with self._explained():
+        """Delete an answer; whether there was one."""
+        with self.explained():
             return self._delete("WHERE owner = ? AND id = ?", *name)
 
     def expire(self, keep: Retention, now: float) -> None:
-        """Let go of what has waited long enough, or is more than there may be by now."""
-        with self._explained():
+        """Remove answers that were kept long enough, or that exceed the bound."""
+        with self.explained():
             self._delete("WHERE ended_at <= ?", keep.expires_before(now))
             self._make_room(None, 0, keep)
-            # A script is stepped to its end; a statement without rows only once, which is a page.
-            self._sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
+            # A script runs to its end; a single statement without rows would free only one page.
+            self.sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
 
     # Inside
-
-    @property
-    def _sql(self) -> sqlite3.Connection:
-        return self._database.sql
-
-    def _explained(self) -> contextlib.AbstractContextManager[None]:
-        return self._database.explained()
 
     def _insert(
         self,
@@ -243,9 +226,10 @@ class Store:
             self._check_share(entry.owner, size, keep)
         if excess := self._make_room(entry.owner, size, keep):
             raise StoreError(
-                f"it would hold {excess} bytes more than mailbox.size, and nothing in it may go yet"
+                f"it would hold {excess} bytes more than mailbox.size, and no answer in it may be "
+                "removed yet"
             )
-        self._sql.execute(
+        self.sql.execute(
             f"INSERT INTO answers ({_ENTRY}, http_status, body, work, items, events, bytes) "
             f"VALUES ({', '.join('?' * 19)})",
             (
@@ -273,8 +257,8 @@ class Store:
         self._held[entry.owner] += size
 
     def _check_share(self, owner: str, more_bytes: int, keep: Retention) -> None:
-        """Raises: StoreError: so much of one key's would wait that it could keep out all others."""
-        rows = self._sql.execute(
+        """Raises: StoreError: answers of this key that wait would exceed the key's share."""
+        rows = self.sql.execute(
             "SELECT owner, sum(bytes) FROM answers WHERE ended_at IS NULL GROUP BY owner"
         )
         waiting = Counter(dict(rows))
@@ -282,13 +266,13 @@ class Store:
         most = share_of_free(keep.size_bytes, others)
         if waiting[owner] + more_bytes > most:
             raise StoreError(
-                f"what this API key has waiting would take more than {most} bytes, its share of "
-                "mailbox.size"
+                f"the waiting answers of this API key would take more than {most} bytes, its share "
+                "of mailbox.size"
             )
 
     def _make_room(self, owner: str | None, more_bytes: int, keep: Retention) -> int:
-        """Delete the oldest of those that are there, of whoever holds most: somebody who comes with
-        more pushes out nobody who holds less. Returns the bytes that are still too many.
+        """Delete the oldest finished answers of the owner with the most bytes, so that an owner
+        with more never displaces one with less. Returns the bytes that are still too many.
         """
         held = self._held.copy()
         if owner is not None:
@@ -306,9 +290,9 @@ class Store:
         return 0
 
     def _victim(self, owners: Iterable[str], held: Counter[str]) -> tuple[str, int, int] | None:
-        """Whose answer goes, its number and its bytes."""
+        """The owner, the number and the bytes of the answer that is deleted next."""
         for owner in sorted(owners, key=lambda each: -held[each]):
-            row = self._sql.execute(
+            row = self.sql.execute(
                 "SELECT number, bytes FROM answers WHERE owner = ? AND ended_at IS NOT NULL "
                 "ORDER BY ended_at, number LIMIT 1",
                 (owner,),
@@ -318,7 +302,7 @@ class Store:
         return None
 
     def _delete(self, where: str, *arguments: str | float) -> bool:
-        gone = self._sql.execute(
+        gone = self.sql.execute(
             f"DELETE FROM answers {where} RETURNING owner, bytes",
             arguments,
         ).fetchall()
@@ -328,7 +312,9 @@ class Store:
 
 
 def _unpacked(packed: bytes, take: Take) -> bytes:
-    """Raises: zlib.error: it is damaged; and what `take` raises, before much more is made."""
+    """Raises: zlib.error: the content is damaged; and the exceptions of `take`, early enough to
+    bound the memory.
+    """
     if not packed:
         return b""
     unpacking = zlib.decompressobj()

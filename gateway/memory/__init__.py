@@ -1,1 +1,1 @@
-"""What processes and the machine hold."""
+"""The account of memory: who holds how much, and who gets it next."""

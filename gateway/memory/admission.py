@@ -1,4 +1,5 @@
-"""Which models may hold memory, and how much: who is loaded next, what is lent and called back.
+"""Which models may hold memory, and how much: which one is loaded next, which loans are given and
+called back.
 
 No I/O and no clock here; `gateway.memory.scheduler` feeds it and does what it decides. Times are
 seconds on the caller's clock, sizes are bytes.
@@ -8,67 +9,68 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Final
 
 from gateway.config.model import Group, Groups
 from gateway.memory.admission_round import AdmissionRound
-from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import NOISE_BYTES, Decision, MemoryOrders, Refuse
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.allocation import NEVER, MemoryNeed
+from gateway.memory.ledger import NOISE_BYTES, Claim, Decision, Ledger, MemoryOrders, Refuse
 from gateway.memory.reclaim import worth
+from gateway.system.memory_reading import Pressure
 
 
 class Admission:
     """Keeps the sum of floors and loans within the budget.
 
-    Whoever waits gets memory in the order of priority, then of time; but those that have waited for
-    `patience_s` come first, and only they, or a higher priority, may displace a model that is busy.
-    What makes room, in this order:
+    Models that wait get memory in the order of priority, then of time. Those that have waited for
+    `patience_s` come first, and only they, or a higher priority, may displace a busy model. Room is
+    made in this order:
 
-    1. what is free;
-    2. loans that stand idle;
+    1. free bytes;
+    2. idle loans;
     3. idle models, the one that is least missed first;
-    4. the running sequences of models that don't matter more: they leave their batch, and go on
+    4. the running sequences of models with no higher priority: they leave their batch, and go on
        when there is room again;
     5. busy models.
 
-    Memory that is becoming free for one isn't given to another behind it; while one waits for busy
-    models, others that fit may pass. What nobody waits for is lent (`gateway.memory.loans`). For
-    requests that merely want more the spare and idle models go after a while
-    (`gateway.memory.reclaim`).
+    Bytes that are being freed for one model aren't given to another behind it. While one waits for
+    busy models, others that fit may pass. Bytes that no model waits for are lent
+    (`gateway.memory.loans`). Where requests of a loaded model could use more, the spare and idle
+    models go after a while (`gateway.memory.reclaim`).
 
-    Models of a group that loads `together` get their memory in one turn or not at all. Of one that
-    has them `swap` one holds memory at a time: another waits until it has gone, as it would where
-    memory is short. Room that a group keeps (`reserve`) is lent, and given to no load but theirs.
+    Models of a group that loads `together` get their memory in one turn or not at all. Of a group
+    with `swap` one model holds memory at a time, and another waits until it has ended. Room that a
+    group keeps (`reserve`) may be lent, and is given to no load but its own.
     """
 
     def __init__(self, budget_bytes: int, patience_s: float, spare_bytes: int = 0) -> None:
-        """`spare_bytes` is what workers without a model shall hold, if there is room for them."""
+        """`spare_bytes` are for spares, if there is room."""
         self.ledger = Ledger(budget_bytes)
         self._wanted_spare_bytes = spare_bytes
         self._patience_s = patience_s
         self._claims: dict[str, Claim] = {}
         # Models that were evicted before they could run anything, and since when they wait.
         self._unserved: dict[str, float] = {}
-        # Models that will ask soon.
+        # Models that will ask soon, as one that they are loaded with has.
         self._expected: set[str] = set()
 
     @property
     def claims(self) -> Iterable[Claim]:
-        """Of models that wait to be loaded."""
+        """Those of models that wait to be loaded."""
         return self._claims.values()
 
-    # What happens
+    # Events
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Other groups from now on."""
+        """Take other groups."""
         self.ledger.arrange(Groups(groups))
 
     def know(self, model_id: str, floor_bytes: int) -> None:
-        """What a model will ask for, so that room can be kept for it."""
+        """Note the floor of a model, so that room can be kept for it."""
         self.ledger.floors[model_id] = floor_bytes
 
     def expect(self, model_id: str) -> None:
-        """A model will ask soon, or withdraw: the models that are loaded with it wait for that."""
+        """A model will ask soon, or withdraw: models that are loaded with it wait for that."""
         if self.ledger.allocation(model_id) is None and model_id not in self._claims:
             self._expected.add(model_id)
 
@@ -93,13 +95,13 @@ class Admission:
         claim.pinned = pinned
 
     def withdraw(self, model_id: str) -> None:
-        """A model isn't to be loaded any more."""
+        """A model doesn't wait for memory any more."""
         self._expected.discard(model_id)
         self._claims.pop(model_id, None)
         self._unserved.pop(model_id, None)
 
     def note(self, model_id: str, *, priority: int, busy: bool, last_used: float) -> None:
-        """How much a model matters at present."""
+        """Note how a model is used."""
         if (claim := self._claims.get(model_id)) is not None:
             claim.priority = priority
         if (allocation := self.ledger.allocation(model_id)) is not None:
@@ -108,15 +110,13 @@ class Admission:
             allocation.last_used = last_used
 
     def note_footprint(self, model_id: str, footprint_bytes: int, kept_bytes: int) -> None:
-        """A process holds so much, by a reading that began while its worker kept to a limit of
-        `kept_bytes`.
-        """
+        """Note a reading, which began while the worker kept to a limit of `kept_bytes`."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.footprint_bytes = footprint_bytes
             allocation.read_at_bytes = kept_bytes
 
     def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """A worker could use so much, and keeps to a limit of `kept_bytes`."""
+        """Note what a worker could use, and that it keeps to a limit of `kept_bytes`."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.need = need
             allocation.kept_bytes = kept_bytes
@@ -148,7 +148,7 @@ class Admission:
             allocation.pinned = pinned
 
     def ending(self, model_id: str) -> None:
-        """Its process is on its way out."""
+        """Its process is being ended."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.ending = True
 
@@ -159,13 +159,13 @@ class Admission:
             self._unserved[model_id] = allocation.thirsty_since
 
     def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
-        """Other limits from now on. The next decisions evict the models that don't fit any more."""
+        """Take other limits. The next decisions evict the models that don't fit any more."""
         self.ledger.budget_bytes = budget_bytes
         self._patience_s = patience_s
         self._wanted_spare_bytes = spare_bytes
 
     def reserve_spare(self, spare_bytes: int) -> None:
-        """Workers without a model were measured: keep so much for them."""
+        """Keep so much for spares, which were measured."""
         self._wanted_spare_bytes = spare_bytes
 
     # Decisions
@@ -180,10 +180,9 @@ class Admission:
         return self.ledger.possible_for(model_id) + self.ledger.undecided_bytes
 
     def decide(self, now: float) -> list[Decision]:
-        """What follows from all that; to be called after each change, and as time passes.
+        """Decide by the present account; to be called after each change, and as time passes.
 
-        What it decides is entered into the account at once, so no two decisions use the same
-        bytes.
+        Each decision is entered into the account at once, so no two use the same bytes.
         """
         self.ledger.share_companions(self._claims)
         this_round = AdmissionRound(self.ledger, now, self._patience_s)
@@ -209,8 +208,8 @@ class Admission:
     def foresee(
         self, floors: dict[str, int], priority: int, now: float
     ) -> tuple[list[Decision], list[Decision]]:
-        """What the load of these would bring about, if nothing else happened: at once, and once it
-        had waited for its patience. Nothing is decided.
+        """The decisions that a load of these models would bring about, if nothing else happened: at
+        once, and after it had waited for `patience_s`. Nothing is decided.
         """
         found = []
         for later_s in (0.0, self._patience_s):
@@ -222,8 +221,8 @@ class Admission:
         return found[0], found[1]
 
     def relieve(self, now: float, *, all_idle: bool) -> list[Decision]:
-        """The whole machine is short of memory: loans that stand idle go back; if there are none,
-        the idle model that is least missed has to go, or with `all_idle` every idle one.
+        """The whole machine is short of memory: idle loans are called back; if there are none, the
+        idle model that is least missed is evicted, or with `all_idle` every idle one.
         """
         orders = MemoryOrders(self.ledger, now)
         lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
@@ -238,7 +237,7 @@ class Admission:
         return orders.decisions
 
     def _decide_on_spare(self, this_round: AdmissionRound) -> None:
-        """The spare has what nobody else needs."""
+        """Spares get only memory that no model waits for."""
         ledger = self.ledger
         if ledger.spare_bytes > self._wanted_spare_bytes or ledger.free_bytes < 0:
             ledger.spare_bytes = 0
@@ -254,7 +253,7 @@ class Admission:
     def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
             overdue = this_round.reclaim.overdue(claim)
-            # Memory that is kept for a sequence anyway is of no use without the sequence.
+            # A place that a model keeps is of no use without the sequence that it is kept for.
             allocation = self.ledger.allocation(claim.model_id)
             urgent = allocation is not None and this_round.reclaim.keeps_place(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
@@ -262,7 +261,7 @@ class Admission:
         return sorted([*self._whole_claims(), *this_round.thirsts()], key=key)
 
     def _whole_claims(self) -> list[Claim]:
-        """One for all that are loaded together."""
+        """The claims, with one for all models that are loaded together."""
         found = []
         taken: set[str] = set()
         for model_id, claim in self._claims.items():
@@ -275,7 +274,7 @@ class Admission:
         return found
 
     def _waits_for(self, claim: Claim) -> bool:
-        """A model that is loaded with these will ask soon, or may ask once it has ended."""
+        """Whether it waits for a companion, which will ask soon, or may ask once it has ended."""
         if not self.ledger.groups.all:
             return False
         companions = self.ledger.groups.companions_of(claim.model_ids)
@@ -296,3 +295,37 @@ def _joined(parts: list[Claim]) -> Claim:
         min(each.since for each in parts),
         parts=tuple(parts),
     )
+
+
+_LEVELS: Final[tuple[Pressure, ...]] = ("warn", "critical")
+# A pressure that passes sooner is none.
+_LASTS_S: Final = 5.0
+# Until the memory that was given back shows in the machine's figures.
+_BETWEEN_RELIEFS_S: Final = 10.0
+
+
+class Shortage:
+    """Whether the whole machine is short of memory, by readings that come a few times a second."""
+
+    def __init__(self) -> None:
+        self._since: dict[Pressure, float] = {}
+        self._relieved_at = NEVER
+
+    def to_relieve(self, pressure: Pressure | None, now: float) -> Pressure | None:
+        """The level that is to be relieved now; None: there is none, or the last relief may not
+        show yet.
+        """
+        lasting = self.lasting(pressure, now)
+        if lasting is None or now - self._relieved_at < _BETWEEN_RELIEFS_S:
+            return None
+        self._relieved_at = now
+        return lasting
+
+    def lasting(self, pressure: Pressure | None, now: float) -> Pressure | None:
+        """The highest level that the machine has been at, or above, for some seconds; None: it is
+        not short.
+        """
+        reached = _LEVELS[: _LEVELS.index(pressure) + 1] if pressure in _LEVELS else ()
+        self._since = {each: self._since.get(each, now) for each in reached}
+        lasting = [each for each in reached if now - self._since[each] >= _LASTS_S]
+        return lasting[-1] if lasting else None

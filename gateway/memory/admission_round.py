@@ -1,4 +1,4 @@
-"""One round of decisions: what is held too much, and then who waits, each in its turn.
+"""One round of decisions: first memory that is held beyond limits, then the claims in their turn.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -8,19 +8,18 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
-from gateway.memory.decisions import NOISE_BYTES, MemoryOrders
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
 from gateway.memory.loans import Loans
 from gateway.memory.reclaim import IdleEviction, Reclaim, smallest_set, worth
 
-# A worker answers between two steps, and a chunk of prefill is bounded in time.
+# A worker answers a recall between two steps, and a chunk of a prompt is bounded in time.
 RECALL_S: Final = 15.0
-# What is over its limit while the budget has no room gets so long to shrink.
+# A worker over its limit gets so long to shrink while the budget has no room.
 OVERGROWN_S: Final = 10.0
 
 
 class AdmissionRound:
-    """`settle` comes first, then `serve` for each that waits, and `lend` last."""
+    """`settle` comes first, then `serve` for each claim, and `lend` last."""
 
     def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
         self.orders = MemoryOrders(ledger, now)
@@ -35,11 +34,11 @@ class AdmissionRound:
         # By model: bytes that are free, or being freed, and promised to it.
         self._promised_bytes: dict[str, int] = {}
         self._place_kept = False
-        # What loads that wait leave to those that room is kept for: to be free when they come.
+        # Bytes that have to be free when a load that waits comes, as groups keep them.
         self._kept_bytes = 0
 
     def settle(self) -> None:
-        """Account for what workers really hold, and take back what is too much."""
+        """Account for the memory that workers really hold, and take back what is too much."""
         self._settle_recalls()
         self._settle_footprints()
         self._settle_prompts()
@@ -51,27 +50,27 @@ class AdmissionRound:
         self._coming_bytes = self._ledger.coming_bytes + min(0, self._ledger.free_bytes)
 
     def _settle_recalls(self) -> None:
-        """Close those whose worker has given what it can; one that doesn't answer hangs."""
+        """Close recalls whose workers have given back all they can; one without an answer hangs."""
         for each in self._ledger.steady:
             if not each.returning_bytes:
                 if each.recalled_at is not None and _is_over(each):
-                    # What it holds on to can't be lent out again, nor called back.
+                    # The rest can't be lent to others, nor called back: it becomes its floor.
                     held_bytes = each.footprint_bytes if self._has_room else each.limit_bytes
                     each.stuck_bytes += held_bytes - each.floor_bytes
                     each.floor_bytes = held_bytes
                 each.recalled_at = None
             elif each.recalled_at is None or each.kept_bytes != each.recalled_from_bytes:
-                # It answers, if only what it was told before the last.
+                # It answers, if only an earlier recall than the last.
                 each.recalled_at, each.recalled_from_bytes = self._now, each.kept_bytes
             elif self._now - each.recalled_at >= RECALL_S:
                 if each.answered:
-                    # No reading comes: the last one counts.
+                    # No reading has come: the last one counts.
                     each.read_at_bytes = each.kept_bytes
                 else:
                     self.orders.give_up(each, self._now - each.recalled_at)
 
     def _settle_footprints(self) -> None:
-        """Where the budget has room, a limit follows its footprint."""
+        """Where the budget has room, limits follow the footprints of workers that exceed them."""
         for each in self._ledger.steady:
             loosened_bytes = min(each.stuck_bytes, each.floor_bytes - each.footprint_bytes)
             if loosened_bytes > 0:
@@ -104,7 +103,7 @@ class AdmissionRound:
                 prompt.ended_at = self._now
 
     def _part_rivals(self) -> None:
-        """Two that exclude each other may be loaded since before they did."""
+        """Evict one of two loaded models that exclude each other by a new configuration."""
         for each in sorted(self._ledger.steady, key=self._worth):
             rivals = self._ledger.rivals([each.model_id])
             present = [other for other in rivals if not other.ending]
@@ -115,7 +114,7 @@ class AdmissionRound:
         return worth(allocation, self._now)
 
     def _cover(self, missing_bytes: int) -> None:
-        """More is held than may be, since workers outgrew their limits or the budget shrank."""
+        """Take back bytes beyond the budget: workers outgrew their limits, or the budget shrank."""
         steady = sorted(
             self._ledger.steady, key=lambda each: (each.overgrown_since is None, *self._worth(each))
         )
@@ -129,12 +128,12 @@ class AdmissionRound:
                 self.orders.replace(each)
                 return
         if not overgrown:
-            # What is left is floors: the budget is smaller than they are.
+            # Only floors are left: the budget is smaller than these.
             missing_bytes -= self._end([each for each in steady if each.yields], missing_bytes)
             self._end([each for each in steady if each.leaves], missing_bytes)
 
     def _end(self, candidates: list[Allocation], missing_bytes: int) -> int:
-        """Returns what their ends bring."""
+        """Evict the smallest set of them that brings so many bytes, and return what it brings."""
         chosen = smallest_set(candidates, missing_bytes, self._now, lambda each: each.going_bytes)
         brought_bytes = sum(each.going_bytes for each in chosen)
         for each in chosen:
@@ -142,19 +141,18 @@ class AdmissionRound:
         return brought_bytes
 
     def thirsts(self) -> list[Claim]:
-        """Of models that are loaded and can't go on: their next sequence needs more than they have.
-
-        They may borrow like all others; this is for those that would wait for ever.
+        """Claims of loaded models that can't go on: their next sequence needs more than they have.
+        Loans alone would leave some of them waiting for ever.
         """
         found = []
         for each in self._ledger.steady:
-            # For more than is possible it would wait in vain; its worker refuses that.
+            # It would wait in vain for more than is possible; its worker refuses such a sequence.
             least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
             if least_bytes <= each.limit_bytes:
                 each.thirsty_since = None
                 continue
             if each.thirsty_since is None:
-                # Who has just been loaded has waited for that too.
+                # A model that has just been loaded has waited for this sequence too.
                 fresh = self.reclaim.fresh(each)
                 each.thirsty_since = each.claimed_at if fresh else self._now
             found.append(
@@ -175,7 +173,7 @@ class AdmissionRound:
         wanted_bytes = claim.needed_bytes + kept_bytes
         own_bytes = self._own_bytes(claim)
         if wanted_bytes > self._unclaimed_bytes + own_bytes and self._ledger.spare_bytes:
-            # A load adopts the spare, or needs its room more.
+            # A load adopts the spare, or needs the room more.
             self._unclaimed_bytes += self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
         if wanted_bytes <= max(self._unclaimed_bytes, 0) + own_bytes and not rivals:
@@ -195,22 +193,22 @@ class AdmissionRound:
             return False  # Busy models are in its way. Others may pass until its turn.
         allocation = self._ledger.allocation(claim.model_id)
         if allocation is not None and (comes or not self._place_kept):
-            # What comes for it would come for nothing otherwise. Of those that wait for each
-            # other's places one keeps its own, or they would take turns at nothing.
+            # Without its place the bytes that are freed for it would be freed in vain. Of models
+            # that wait for each other's places one keeps its own: no other order would end.
             allocation.placed_at = self._now
             self._place_kept = True
         if comes:
             self._promised_bytes[claim.model_id] = claim.needed_bytes
         self._kept_bytes = max(self._kept_bytes, kept_bytes)
         self._coming_bytes += self._ledger.coming_bytes - before_bytes
-        # It waits, and what is free or coming is its own.
+        # It waits: bytes that are free, or being freed, are its own up to its claim.
         taken_bytes = min(max(self._unclaimed_bytes, 0), claim.needed_bytes)
         self._coming_bytes -= claim.needed_bytes - taken_bytes
         self._unclaimed_bytes -= claim.needed_bytes
         return False
 
     def _own_bytes(self, claim: Claim) -> int:
-        """What it was told to give back, and may keep: nobody who comes before waits for it."""
+        """Bytes that it was told to give back and may keep, as no earlier claim waits for them."""
         allocation = self._ledger.allocation(claim.model_id)
         if allocation is None:
             return 0
@@ -218,8 +216,8 @@ class AdmissionRound:
         return max(0, min(allocation.returning_bytes, claim.needed_bytes, returning_bytes))
 
     def _kept_from(self, claim: Claim) -> int:
-        """What has to be free beside its own, for those that room is kept for. Loans may have that
-        room, as they can be called back; so nothing has to be while they come up to it.
+        """Bytes that have to be free beside its own, as groups keep them. Loans may take that room,
+        as they can be called back: as long as they cover it, no bytes have to be free.
         """
         groups = self._ledger.groups
         if claim.loan or all(map(groups.reserved, claim.model_ids)):
@@ -230,7 +228,7 @@ class AdmissionRound:
         return kept_bytes if claim.needed_bytes + kept_bytes > soon_bytes else 0
 
     def lend(self) -> None:
-        """What nobody waits for."""
+        """Lend the bytes that no model waits for."""
         kept_bytes = min(self._kept_bytes, max(0, self._unclaimed_bytes))
         free_bytes = self._unclaimed_bytes - kept_bytes
         coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
@@ -249,5 +247,5 @@ class AdmissionRound:
 
 
 def _is_over(allocation: Allocation) -> bool:
-    """It holds more than it may, beyond noise."""
+    """It holds more than its limit, beyond noise."""
     return allocation.footprint_bytes - allocation.limit_bytes > NOISE_BYTES

@@ -1,4 +1,4 @@
-"""What each model was found to need, with the context that is possible beside the others."""
+"""Estimates of the models that are configured, with the context that is possible beside others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.memory.admission import Admission
-from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import Learned, Outline, guess, outline_of, shortened, whole
-from gateway.memory.estimate.weights import options_of
+from gateway.memory.estimate import Estimate
+from gateway.memory.fitting import Learned, Outline, guess, outline_of, shortened, whole
+from gateway.memory.weights import options_of
 from gateway.system.events import EventLog
 from gateway.system.lane import HangsError, Lane
 from gateway.system.log_lines import about
@@ -24,49 +24,49 @@ from gateway.system.machine import away, denied
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0
-# What is short just now says nothing of the files.
+# These errors say that the system lacks something now, and nothing of the files.
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 class UnreadableFilesError(Exception):
-    """The files can't be read now, and may be later; the text says why."""
+    """The files can't be read now, and may be later; the message says why."""
 
 
 class AbsentError(UnreadableFilesError):
-    """Their disk isn't mounted. Somebody looks out for it."""
+    """Their disk isn't mounted; `gateway.models.watch` looks out for it."""
 
 
 class Estimated(Struct, frozen=True):
-    """`key` is what measurements of it are kept by."""
+    """An estimate, and the `key` that measurements of the model are kept by."""
 
     key: str
     estimate: Estimate
 
 
 class RoughEstimate(Struct, frozen=True):
-    """Bytes to ask for where the files aren't understood, and what isn't."""
+    """Bytes to ask for where the files aren't understood, and `why` they aren't."""
 
     bytes: int
     why: str
 
 
 class Estimator:
-    """Reads each place in a lane of its own: one that hangs costs its own models only, and one
-    thread, however often it is asked for.
+    """Reads each model's files in a lane of its own: a disk that hangs delays its own models alone,
+    and takes one thread.
     """
 
     def __init__(self, learned: Learned, ordinary_tokens: int) -> None:
-        """`ordinary_tokens` of a sequence are to be had at a load."""
+        """At its load each model must have room for a sequence of `ordinary_tokens`."""
         self.ordinary_tokens = ordinary_tokens
         self._learned = learned
         self._lanes: dict[str, Lane] = {}
 
     async def estimate(self, model: Model) -> Estimated | RoughEstimate:
-        """With its whole context.
+        """Estimate a model with its whole context.
 
         Raises:
             UnreadableFilesError: no answer comes in time, the files aren't there, the system denies
-                them to us, or there are no threads or descriptors left.
+                access, or there are no threads or descriptors left.
         """
         lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
         read = functools.partial(_estimate, model, self.ordinary_tokens, self._learned)
@@ -79,7 +79,7 @@ class Estimator:
 
 
 def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | RoughEstimate:
-    """Raises: OSError if something is short just now that reading takes; UnreadableFilesError."""
+    """Raises: UnreadableFilesError; OSError: the system lacks something now that reading takes."""
     settings = model.settings
     for place in _places(model):
         if (absent := away(place)) is not None:
@@ -111,7 +111,7 @@ def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated
         return RoughEstimate(guessed_bytes, why)
     except Exception as error:
         _raise_what_may_pass(error)
-        # The worker will find out more, and say it better.
+        # The worker will say better what is wrong.
         return RoughEstimate(learned.process_bytes, why)
 
 
@@ -131,12 +131,12 @@ def _raise_what_may_pass(error: BaseException) -> None:
 
 logger = logging.getLogger(__name__)
 
-# A worker that holds less than this part of its weights and process hasn't read them all.
+# A worker that holds less than this part of the estimate hasn't read all weights yet.
 _PLAUSIBLE: Final = 0.9
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """Of one model, for another gateway to go on from."""
+    """The estimates of one model, for another gateway to go on from."""
 
     key: str | None
     estimate: Estimate | None
@@ -145,21 +145,21 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 class Estimates:
-    """On the event loop; files are read beside it."""
+    """The estimates of all models. It runs on the event loop; files are read beside that."""
 
     def __init__(self, admission: Admission, estimator: Estimator, events: EventLog) -> None:
         self._admission = admission
         self._estimator = estimator
         self._events = events
-        # With the context that is possible, and with the whole one.
+        # With the context in force, and with the whole one.
         self.all: dict[str, Estimate] = {}
         self._whole: dict[str, Estimate] = {}
         self._keys: dict[str, str] = {}
-        # What each could get at best in the last round.
+        # The most that each could get in the last round.
         self._attainable: dict[str, int] = {}
 
     async def needed_bytes(self, model: Model) -> int:
-        """What a model asks for, which is kept in mind.
+        """The floor that a model asks for; the estimate is remembered.
 
         Raises:
             UnreadableFilesError: its files can't be read now.
@@ -176,7 +176,7 @@ class Estimates:
         return self.all[model.id].floor_bytes
 
     async def floor_bytes(self, model: Model) -> int:
-        """What a model will ask for, as things are.
+        """The floor that a model would ask for now.
 
         Raises:
             UnreadableFilesError: its files can't be read now.
@@ -188,7 +188,7 @@ class Estimates:
         return shortened(found.estimate, possible_bytes).floor_bytes
 
     async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
-        """What is to be told of it; None if its files aren't understood.
+        """The outline of a model; None if its files aren't understood.
 
         Raises:
             UnreadableFilesError: they can't be read now.
@@ -202,10 +202,10 @@ class Estimates:
         return outline_of(found.estimate, max(0, possible_bytes), kept_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:
-        """By what its worker's `fixed_bytes` are kept; None if they are to be kept by nothing."""
+        """The key to keep its worker's `fixed_bytes` by; None: they aren't to be kept."""
         key, estimated = self._keys.get(model_id), self.all.get(model_id)
         if estimated is None or fixed_bytes < estimated.calculated_fixed_bytes * _PLAUSIBLE:
-            # Not all of the weights are in memory yet: a floor for less would be broken at once.
+            # Not all weights are in memory yet: the next floor would be too small.
             return None
         return key
 
@@ -227,11 +227,11 @@ class Estimates:
             self._attainable[model_id] = known.attainable_bytes
 
     def gone(self, model_id: str) -> None:
-        """Its process has ended: it can get nothing."""
+        """Its process has ended: it can get no memory."""
         self._attainable.pop(model_id, None)
 
     def follow(self, model_id: str) -> None:
-        """Contexts follow what is possible: pins, other budgets and lost memory change it."""
+        """Fit a model's context anew, if pins, the budget or stranded memory changed its room."""
         bytes_ = self._admission.attainable_bytes(model_id)
         before_bytes = self._attainable.get(model_id)
         if bytes_ is None or bytes_ == before_bytes:

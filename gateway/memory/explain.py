@@ -1,4 +1,4 @@
-"""The account of memory in sentences: why a model waits, why it can't be had."""
+"""The account of memory in sentences: why a model waits, and why it can't be loaded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from gateway.config.model import Group, label_of
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import Refuse
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Ledger, Refuse
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 
 
 def waiting(ledger: Ledger, claim: Claim) -> str:
-    """The cause first; numbers of memory only where they are one, or nothing else is."""
+    """Why a model waits: causes first; numbers if memory is a cause, or if there is no other."""
     causes = [*_obstacles(ledger, claim.model_id)]
     if not causes or claim.needed_bytes > ledger.free_bytes:
         causes.append(
@@ -25,7 +24,7 @@ def waiting(ledger: Ledger, claim: Claim) -> str:
 
 
 def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
-    """What it waits for beside memory."""
+    """Rivals and ending models, which it waits for."""
     for rival in ledger.rivals([model_id]):
         if (group := ledger.groups.between(model_id, rival.model_id)) is not None:
             yield _place_of(rival, group)
@@ -34,7 +33,7 @@ def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
 
 
 def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
-    """What groups add to what it needs."""
+    """Memory that is needed beside its own, because of groups."""
     groups = ledger.groups
     companions = [
         each for each in sorted(groups.companions(model_id)) if ledger.allocation(each) is None
@@ -68,7 +67,7 @@ def displaced(model_id: str, other_id: str, group: Group) -> str:
 
 
 def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:
-    """The room that members of groups have or will have, and these never."""
+    """Bytes that groups keep, or have for loaded members, and that these models can't get."""
     rivals = ledger.groups.rivals(model_ids)
     there = (
         each.floor_bytes
@@ -89,13 +88,13 @@ def _and(names: list[str]) -> str:
 
 
 def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
-    """Why requests wait inside a model that is loaded; None if none does for memory."""
+    """Why requests wait for memory in a loaded model; None if none does."""
     allocation = ledger.allocation(model_id)
     if not requests or allocation is None:
         return None
     wanted_bytes = allocation.need.wanted_bytes - allocation.limit_bytes
     if wanted_bytes <= 0:
-        return None  # It was lent just now, and will be taken with the next step.
+        return None  # It was lent just now, and is used from the next step on.
     who = "1 request waits" if requests == 1 else f"{requests} requests wait"
     text = f"{who} for memory: {format_size(wanted_bytes)} more is wanted"
     if allocation.returning_bytes:
@@ -104,7 +103,7 @@ def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
 
 
 def returning(ledger: Ledger, model_id: str) -> str | None:
-    """That a loan is on its way back; None if none is."""
+    """That a loan is being called back; None if none is."""
     allocation = ledger.allocation(model_id)
     if allocation is None or not allocation.returning_bytes:
         return None
@@ -112,7 +111,7 @@ def returning(ledger: Ledger, model_id: str) -> str | None:
 
 
 def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
-    """Why a model that is loaded can't get more than so much."""
+    """Why a loaded model can't get more than so many bytes."""
     keeping = [
         f"{each.model_id} keeps {format_size(each.floor_bytes)} (pinned)"
         for each in ledger.allocations
@@ -129,7 +128,7 @@ def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
 
 
 def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
-    """Models that aren't pinned would go for it, so they are no reason."""
+    """Why a model can't be admitted. Models that aren't pinned are no reason, as they would go."""
     pinned = [each for each in ledger.allocations if each.pinned]
     reasons = [
         f"{each.model_id} holds {format_size(each.committed_bytes)} (pinned)" for each in pinned

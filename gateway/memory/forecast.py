@@ -1,4 +1,4 @@
-"""What a load would bring about, before anybody orders it."""
+"""What a load would bring about, before it is ordered."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
 from gateway.memory.admission import Admission
-from gateway.memory.decisions import Admit, Decision, Evict, Refuse
-from gateway.memory.estimate.fitting import Learned, Outline, whole
-from gateway.memory.estimate.weights import EstimateError, options_in
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.fitting import Learned, Outline, whole
+from gateway.memory.ledger import Admit, Claim, Decision, Evict, Ledger, Refuse
+from gateway.memory.weights import EstimateError, options_in
 from gateway.system.notation import format_size
 
 
 class Forecast(Struct, frozen=True):
-    """`loads` are the floors of the models that it takes, in bytes: those of its group that aren't
-    loaded among them. They would have `usable_bytes` with all others. `evicts` are idle models that
-    would go at once; `displaces` busy ones, if it waits for as long as `queue.max_wait_s`. `about`
-    says all that. `outline` is None if the model's files aren't understood.
+    """What the load of a model would bring about, in bytes. `loads` are the floors of the models
+    that would be loaded: its own, and those of its group. All models together have
+    `usable_bytes`. It `evicts` idle models at once, and `displaces` busy ones once it has waited
+    for `queue.max_wait_s`. `about` says all that in sentences. `outline` is None if the model's
+    files aren't understood.
     """
 
     model: str
@@ -85,7 +85,7 @@ def _sentences(
     if kept_bytes:
         yield f"{format_size(kept_bytes)} more are kept for groups with reserve."
     if not found.fits:
-        yield "That doesn't fit, whatever goes."
+        yield "That doesn't fit, whatever is evicted."
     elif admitted:
         yield f"There is room for it: {format_size(found.free_bytes)} are free."
     elif found.evicts:
@@ -97,8 +97,8 @@ def _sentences(
 
 
 class Possible(NamedTuple):
-    """Bytes that can be had for a model, and those that others keep since they are pinned or of a
-    group. `companions` are the floors of those that are loaded with it.
+    """Bytes that can be had for a model, and bytes that pinned models and groups keep.
+    `companions` are the floors of the models that are loaded with it.
     """
 
     bytes: int
@@ -109,8 +109,8 @@ class Possible(NamedTuple):
 def possible_beside(
     model: ModelSettings, settings: Settings, usable_bytes: int, learned: Learned
 ) -> Possible:
-    """`usable_bytes` is the budget less what is stranded. Pinned models count as loaded, with their
-    floors, as they do once they are; and so do groups (`gateway.memory.ledger`).
+    """The bytes that a model of the configuration could have. `usable_bytes` is the budget less the
+    stranded bytes. Pinned models count as loaded, with their floors, and groups keep their room.
     """
     own = next((each for each, known in settings.models.items() if known is model), "")
     ledger = _ledger(settings, usable_bytes, learned, without=own)
@@ -122,7 +122,7 @@ def possible_beside(
 
 
 def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator[tuple[str, str]]:
-    """Groups by their names that can't have the room they need, and why."""
+    """Names of groups that can't have the room they need, each with the reason."""
     ledger = _ledger(settings, budget_bytes, learned, without=None)
     for group in ledger.groups.all:
         if group.together:
@@ -148,7 +148,7 @@ def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator
 def _ledger(
     settings: Settings, usable_bytes: int, learned: Learned, *, without: str | None
 ) -> Ledger:
-    """With pinned models in it, but this one, and the floors of groups' members."""
+    """A ledger with the floors of groups' members, and all pinned models but this one."""
     ledger = Ledger(usable_bytes)
     groups = Groups(groups_of(settings))
     members = {name for each in groups.all for name in each.models}
@@ -165,7 +165,7 @@ def _ledger(
 
 
 def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:
-    """0 if nothing can be said of it, which `doctor` says better."""
+    """0 if the files can't be read or understood; `doctor` says why."""
     try:
         folder = find_folder(locate(model.path))
         _, found = whole(

@@ -10,8 +10,8 @@ macOS only (omlx#2184). The rule asks the machine's wired pages and the workers'
    neither other programs nor living workers can have wired is stranded.
 
 An exit in order needs no check: the worker unwires its memory before it ends. Less may be found
-than is stranded: living workers count with all they hold, and what another program or worker
-unwires in that minute counts as come back.
+than is stranded: living workers count with all that they hold, and pages that another program or
+worker unwires in that minute count as come back.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from gateway.system.memory import host_memory
 from gateway.system.state_file import read_state, write_state
 
 _RETURNS_S: Final = 60.0
-# The end of a process may be known only after its pages have come back.
+# The pages of a process may come back so long before its end is known.
 _TEARDOWN_S: Final = 15.0
-# Of what a worker had wired, and of the machine's memory: what is less isn't looked for.
+# Smaller losses are not looked for: a part of the worker's wired memory, and of the machine's.
 _MISSING_SHARE: Final = 0.5
 _LEAST_SHARE: Final = 1 / 32
 # How often the figures are written down, for a gateway that finds this one and its workers dead.
 _WRITTEN_EVERY_S: Final = 60.0
-# After two such times and a restart too much else can have moved.
+# An older record says nothing: after two such times and a restart too much else may have moved.
 FRESH_S: Final = 120.0
 
 
@@ -60,7 +60,7 @@ class WiredReading(NamedTuple):
 
 
 class Leak(NamedTuple):
-    """What is missing of what the ended worker of a model had wired."""
+    """Bytes that the ended worker of a model had wired, and the part of them that is stranded."""
 
     model_id: str
     held_bytes: int
@@ -68,7 +68,7 @@ class Leak(NamedTuple):
 
 
 class WiredClaim(NamedTuple):
-    """What a living worker can have wired."""
+    """The most bytes that a living worker can have wired."""
 
     model_id: str
     wired_bytes: int
@@ -76,8 +76,8 @@ class WiredClaim(NamedTuple):
 
 class StrandedRecord(Struct, frozen=True):
     """For the next gateway of the same boot. `bytes` were stranded at the Unix time `at`, when the
-    machine had `wired_bytes`, and `unloaded_bytes` while no model was loaded, less what is
-    stranded; None: not known.
+    machine had `wired_bytes`. While no model was loaded it had `unloaded_bytes`, without those that
+    are stranded; None: not known.
     """
 
     bytes: int = 0
@@ -93,7 +93,7 @@ class _BootRecord(Struct, frozen=True):
 
 
 def read_stranded(path: Path) -> StrandedRecord:
-    """What was found since the present boot."""
+    """The record of the present boot; empty if there is none."""
     record = read_state(path, _BootRecord)
     if record is None or record.boot != present_boot():
         return StrandedRecord()
@@ -108,8 +108,8 @@ def write_stranded(path: Path, record: StrandedRecord) -> None:
 def leak_check_at_start(
     path: Path, *, follows_crash: bool, takes_over: bool, platform: str = sys.platform
 ) -> LeakCheck | None:
-    """With what an earlier gateway has found; None where nothing is ever stranded. To be called
-    before a model is loaded, unless this gateway `takes_over` loaded ones.
+    """A check that goes on from the record of an earlier gateway; None where nothing is ever
+    stranded. To be called before a model is loaded, unless this gateway `takes_over` loaded ones.
     """
     if platform != "darwin":
         return None
@@ -123,7 +123,7 @@ def leak_check_at_start(
 
 
 class _Watch:
-    """A killed worker had at most `held_bytes` wired while the machine had `before_bytes`."""
+    """A killed worker: it had at most `held_bytes` wired while the machine had `before_bytes`."""
 
     def __init__(self, model_id: str, held_bytes: int, before_bytes: int, since: float) -> None:
         self.model_id = model_id
@@ -132,7 +132,7 @@ class _Watch:
         self._before_bytes = self._lowest_bytes = before_bytes
 
     def observe(self, wired_bytes: int) -> None:
-        """What rises after a fall is somebody else's."""
+        """Pages that are wired after a fall are another program's."""
         self._lowest_bytes = min(self._lowest_bytes, wired_bytes)
 
     @property
@@ -141,7 +141,7 @@ class _Watch:
 
 
 class LeakCheck:
-    """`bytes` are stranded, `undecided_bytes` may still come back. No I/O; readings come in."""
+    """`bytes` are stranded, `undecided_bytes` may still come back. No I/O: readings are given."""
 
     def __init__(self, total_bytes: int, record: StrandedRecord) -> None:
         """With the machine's memory, and the record of an earlier gateway: the workers of its
@@ -158,12 +158,12 @@ class LeakCheck:
 
     @property
     def undecided_bytes(self) -> int:
-        """Nobody should count on it, for a minute at most."""
+        """Bytes that are missing and may still come back, for a minute at most."""
         missing_bytes = sum(each.missing_bytes for each in self._watches)
         return min(missing_bytes, self._unowned_bytes(self._recent[-1])) if self._recent else 0
 
     def ended(self, pid: int, now: float) -> None:
-        """A worker's process has ended, and not in order."""
+        """A worker was killed, or has crashed."""
         lives = [each for each in self._recent if pid in each.workers]
         if lives and self._unloaded_bytes is not None:
             before_bytes = max(each.wired_bytes for each in lives)
@@ -171,7 +171,7 @@ class LeakCheck:
             self._watch(_Watch(model_id, self._wired_by(pid), before_bytes, now))
 
     def observe(self, reading: WiredReading) -> list[Leak]:
-        """Returns what is found to be stranded by it."""
+        """Take in a reading; returns the leaks that it proves."""
         now, wired_bytes = reading.at, reading.wired_bytes
         self._take_up(now)
         self._recent.append(reading)
@@ -239,7 +239,7 @@ class LeakCheck:
         return min(held_bytes, max(self._unowned_bytes(each, but=pid) for each in lives))
 
     def _unowned_bytes(self, reading: WiredReading, but: int | None = None) -> int:
-        """What is wired beyond what is without models, is stranded, or may be of living workers."""
+        """Wired bytes beyond those without models, of living workers, and stranded already."""
         if self._unloaded_bytes is None:
             return 0
         owned_bytes = sum(

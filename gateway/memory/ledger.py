@@ -1,4 +1,5 @@
-"""The account of memory: all who hold some, and what is left of the budget beside them.
+"""The account of memory: what each model holds and waits for, what is left of the budget, and the
+decisions that change it.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -6,6 +7,7 @@ No I/O and no clock here; times are seconds on the caller's clock, sizes are byt
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -14,11 +16,11 @@ from gateway.memory.allocation import NEVER, Allocation
 
 
 class Claim(Struct):
-    """Memory that is waited for, since when, and how much the requests behind it matter.
+    """Memory that a model waits for, since when, and how much the requests behind it matter.
 
-    That of a model without a process is for its floor. That of a model that is loaded (`loan`) is
-    for what its next sequence needs before anything can go on. Models that are loaded together
-    have one claim, named after one of them, with a part for each.
+    A model without a process claims its floor. A model that is loaded (`loan`) claims the bytes
+    without which its next sequence can't go on. Models that are loaded together have one claim,
+    named after one of them, with a part for each.
     """
 
     model_id: str
@@ -45,12 +47,12 @@ class Ledger:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.stranded_bytes = 0
-        # Of that, what may still come back.
+        # The part of that which may still come back.
         self.undecided_bytes = 0
         # For workers without a model.
         self.spare_bytes = 0
         self.groups = Groups()
-        # What members of groups ask for at their load, as far as it is known.
+        # The floors of members of groups, as far as they are known.
         self.floors: dict[str, int] = {}
         self._allocations: dict[str, Allocation] = {}
         self._asking: Collection[str] = ()
@@ -70,17 +72,17 @@ class Ledger:
 
     @property
     def coming_bytes(self) -> int:
-        """What is on its way back, of models that end and of loans that were recalled."""
+        """Bytes that are being freed, by models that end and by recalls."""
         return sum(each.coming_bytes for each in self._allocations.values())
 
     @property
     def ending_bytes(self) -> int:
-        """Of that, what is held by models that end."""
+        """The part of that which models that end hold."""
         return sum(each.committed_bytes for each in self._allocations.values() if each.ending)
 
     @property
     def usable_bytes(self) -> int:
-        """The budget less what no process holds and nobody can give back."""
+        """The budget less the stranded bytes."""
         return max(0, self.budget_bytes - self.stranded_bytes)
 
     @property
@@ -89,12 +91,12 @@ class Ledger:
 
     @property
     def possible_bytes(self) -> int:
-        """What a model of no group could get at best."""
+        """The most bytes that a model of no group could get."""
         return self.possible_among(())
 
     def possible_among(self, model_ids: Collection[str]) -> int:
-        """What these could get at best, together: pinned ones stay and keep their floors, as do
-        those that room is kept for, and those that these are loaded with.
+        """The most bytes that these models could get together. Pinned models keep their floors, as
+        do those that room is kept for, and those that these are loaded with.
         """
         going = self.groups.rivals(model_ids)
         companions = self.groups.companions_of(model_ids)
@@ -113,8 +115,8 @@ class Ledger:
         return self.usable_bytes - sum(staying.values()) - kept
 
     def possible_for(self, model_id: str) -> int:
-        """What one of them could get at best; whom it is loaded with has room beside it, loaded or
-        not.
+        """The most bytes that one model could get. The models that it is loaded with have room
+        beside it, whether they are loaded yet or not.
         """
         companions = self.groups.companions(model_id)
         absent = [each for each in companions if not self.has_room(each)]
@@ -124,12 +126,12 @@ class Ledger:
         return self.possible_among({model_id}) - absent_bytes + counted_bytes
 
     def kept_beside(self, model_ids: Iterable[str]) -> int:
-        """The room that has to be left free when these are loaded: what it is kept for isn't."""
+        """Bytes to keep free beside these models, for reserved ones that aren't loaded."""
         there = filter(self.has_room, self._allocations)
         return self._kept_bytes({*there, *model_ids})
 
     def kept_for(self, group: Group) -> int:
-        """Of that, what one group keeps."""
+        """Bytes to keep free for the members of one group."""
         there = {each for each in group.models if self.has_room(each)}
         return kept_bytes(group, self.floors, there)
 
@@ -137,19 +139,19 @@ class Ledger:
         return sum(kept_bytes(each, self.floors, present) for each in self.groups.reserving)
 
     def has_room(self, model_id: str) -> bool:
-        """It is loaded, or about to be, and not on its way out."""
+        """It is loaded, or about to be, and isn't ending."""
         allocation = self._allocations.get(model_id)
         return allocation is not None and not allocation.ending
 
     def arrange(self, groups: Groups) -> None:
-        """Other groups from now on."""
+        """Take other groups."""
         self.groups = groups
         for each in self._allocations.values():
             each.reserved = groups.reserved(each.model_id)
             each.companions_busy, each.companions_used, each.companions_placed = False, NEVER, NEVER
 
     def share_companions(self, asking: Collection[str]) -> None:
-        """Those that are loaded together are missed together; who asks for memory is busy."""
+        """Note for each model how its companions are used; one that asks for memory is busy."""
         self._asking = asking
         for each in self._allocations.values() if self.groups.all else ():
             names = self.groups.companions(each.model_id)
@@ -160,12 +162,12 @@ class Ledger:
             each.companions_placed = max((other.own_place for other in companions), default=NEVER)
 
     def rivals(self, model_ids: Iterable[str]) -> list[Allocation]:
-        """Who holds memory, and may not beside these."""
+        """Models that hold memory, and may not be loaded beside these."""
         names = self.groups.rivals(model_ids)
         return [self._allocations[name] for name in names if name in self._allocations]
 
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
-        """What these keep as long as they are loaded; of those that aren't, nothing."""
+        """The floors of those of these models that are loaded."""
         allocations = map(self._allocations.get, model_ids)
         return sum(each.floor_bytes for each in allocations if each is not None and not each.ending)
 
@@ -188,9 +190,130 @@ class Ledger:
         self.share_companions(self._asking)
 
     def adopt(self, allocation: Allocation) -> None:
-        """One that had its memory from an earlier gateway."""
+        """Enter a model that got its memory from an earlier gateway."""
         self._allocations[allocation.model_id] = allocation
 
     def remove(self, model_id: str) -> Allocation | None:
         """Its process has ended: what it held is free."""
         return self._allocations.pop(model_id, None)
+
+
+class Admit(Struct, frozen=True):
+    """The model may start; the bytes of its floor are reserved."""
+
+    model_id: str
+    floor_bytes: int
+
+
+class LimitChange(Struct, frozen=True):
+    """The model's limit is now this: a higher one is a loan, a lower one a recall."""
+
+    model_id: str
+    limit_bytes: int
+    recall: bool
+
+
+class Evict(Struct, frozen=True):
+    """The model has to end, for another one, or as the budget has no room for it any more. Nothing
+    is free until it has ended.
+    """
+
+    model_id: str
+    for_model_id: str | None
+    busy: bool
+
+
+class Replace(Struct, frozen=True):
+    """The worker holds more than its limit, did not shrink, and the budget has no room for that."""
+
+    model_id: str
+    footprint_bytes: int
+    limit_bytes: int
+
+
+class Unanswered(Struct, frozen=True):
+    """The worker was told to give memory back, and has not answered for so long."""
+
+    model_id: str
+    seconds: float
+
+
+class Refuse(Struct, frozen=True):
+    """The model can't be admitted, whatever is evicted. `needed_bytes` are its floor and those of
+    the models that it is loaded `together` with.
+    """
+
+    model_id: str
+    needed_bytes: int
+    possible_bytes: int
+    together: tuple[str, ...] = ()
+
+
+Decision: TypeAlias = Admit | LimitChange | Evict | Replace | Unanswered | Refuse
+
+
+# A smaller difference between readings says nothing.
+NOISE_BYTES: Final = 32_000_000
+
+
+class MemoryOrders:
+    """The decisions of one round, entered into the ledger as they are made."""
+
+    def __init__(self, ledger: Ledger, now: float) -> None:
+        self.decisions: list[Decision] = []
+        self._ledger = ledger
+        self._now = now
+
+    def admit(self, claim: Claim) -> None:
+        self._ledger.enter(claim)
+        self.decisions.append(Admit(claim.model_id, claim.needed_bytes))
+
+    def lend(self, allocation: Allocation, limit_bytes: int) -> None:
+        self._set_limit(allocation, limit_bytes, recall=False)
+        if not allocation.returning_bytes:
+            allocation.recalled_at = None
+
+    def recall(self, allocation: Allocation, limit_bytes: int) -> None:
+        if allocation.recalled_at is None or allocation.answered:
+            allocation.recalled_at = self._now
+            allocation.recalled_from_bytes = allocation.kept_bytes
+        self._set_limit(allocation, limit_bytes, recall=True)
+
+    def recall_some(self, allocation: Allocation, wanted_bytes: int, most_bytes: int) -> int:
+        """Call back the wanted bytes, up to a bound; returns how many."""
+        bytes_ = min(wanted_bytes, most_bytes)
+        if bytes_ <= 0:
+            return 0
+        self.recall(allocation, allocation.limit_bytes - bytes_)
+        return bytes_
+
+    def evict(self, allocation: Allocation, for_model_id: str | None) -> None:
+        self._end(allocation, Evict(allocation.model_id, for_model_id, allocation.busy))
+
+    def replace(self, allocation: Allocation) -> None:
+        self._end(
+            allocation,
+            Replace(allocation.model_id, allocation.footprint_bytes, allocation.limit_bytes),
+        )
+
+    def give_up(self, allocation: Allocation, seconds: float) -> None:
+        """The worker hasn't answered for so long."""
+        self._end(allocation, Unanswered(allocation.model_id, seconds))
+
+    def _end(self, allocation: Allocation, decision: Decision) -> None:
+        allocation.ending = True
+        self._untell(allocation)
+        self.decisions.append(decision)
+
+    def _set_limit(self, allocation: Allocation, limit_bytes: int, *, recall: bool) -> None:
+        """Of several limits in one round only the last is told."""
+        allocation.limit_bytes = limit_bytes
+        self._untell(allocation)
+        self.decisions.append(LimitChange(allocation.model_id, limit_bytes, recall))
+
+    def _untell(self, allocation: Allocation) -> None:
+        self.decisions = [
+            each
+            for each in self.decisions
+            if not (isinstance(each, LimitChange) and each.model_id == allocation.model_id)
+        ]

@@ -1,4 +1,4 @@
-"""Lends what nobody waits for, and calls back what others should have of it.
+"""Lends free memory that no model waits for, and calls loans back for models that should have more.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -12,8 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import NOISE_BYTES, MemoryOrders
-from gateway.memory.ledger import Ledger
+from gateway.memory.ledger import NOISE_BYTES, Ledger, MemoryOrders
 
 
 class Borrower(Struct, frozen=True):
@@ -25,11 +24,11 @@ class Borrower(Struct, frozen=True):
 
 
 def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
-    """What each should have lent of a pool.
+    """The loan that each should have of a pool, in bytes.
 
-    A higher priority is served before a lower one. Among equals it is max-min fair: nobody gets
-    more than it wants, and nobody has less than another while it wants more (Bertsekas, Gallager:
-    Data Networks, 6.5.2).
+    A higher priority is served before a lower one. Among equals it is max-min fair: no model gets
+    more than it wants, or has less than another while it wants more (Bertsekas, Gallager: Data
+    Networks, 6.5.2).
     """
     result: dict[str, int] = {}
     left_bytes = max(0, pool_bytes)
@@ -43,18 +42,18 @@ def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
     return result
 
 
-# Rows that leave a batch are computed anew: equals take turns at this distance at most, and only
-# where one has less than this share of what is fair.
+# A sequence that leaves its batch is computed anew. So loans move between equals no more often than
+# this, and only where one has less than this part of its fair share.
 REBALANCE_S: Final = 5.0
 _UNFAIR: Final = 0.75
-# Between two requests of one client a model is idle for less.
+# A model is idle for less than this between two requests of one client.
 QUIET_S: Final = 1.0
-# A worker without a model is started for what has stood idle for so long.
+# A loan that was idle for so long is called back for a spare.
 IDLE_LOAN_S: Final = 10.0
 
 
 class Loans:
-    """In one round of decisions, after those that wait for memory have their turn."""
+    """Loans in one round of decisions, after the models that wait for memory had their turn."""
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, now: float) -> None:
         self._ledger = ledger
@@ -62,23 +61,24 @@ class Loans:
         self._now = now
 
     def lend(self, free_bytes: int, coming_bytes: int, promised_bytes: Mapping[str, int]) -> None:
-        """Share what is free and nobody's by right, and what was lent already. `coming_bytes` are
-        on their way back for nobody, and what was promised for those models by name; less than none
-        is what comes next and is somebody's already.
+        """Share the pool of bytes that are free and promised to no model, and of loans.
+
+        `coming_bytes` are being freed, and promised to no model; if they are negative, models that
+        wait get the next ones. `promised_bytes` are being freed for these models.
         """
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
         lent_bytes = sum(each.lent_bytes for each in steady)
         # Without what is coming a share would shrink with each recall, and be called back again.
         targets = self._targets(free_bytes + max(0, coming_bytes) + lent_bytes)
-        # What others could use of what stands idle; and what of that is worth putting rows aside.
+        # Bytes that models lack of their targets; and those that are worth putting rows aside.
         short_bytes = unfair_bytes = 0
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
             if self._now - each.outgrew_at < REBALANCE_S:
-                # It would outgrow that too, and give it back at once.
+                # It would outgrow a new loan too, and give it back at once.
                 continue
             target_bytes = targets[each.model_id]
-            # Who has work again keeps what it was to give back for nobody.
+            # A model that has work again keeps bytes that it was to give back to no model.
             returning_bytes = min(each.returning_bytes, coming_bytes - self._ledger.ending_bytes)
             own_bytes = max(0, returning_bytes) if each.busy else 0
             given_bytes = min(target_bytes - each.lent_bytes, free_bytes + own_bytes)
@@ -94,7 +94,7 @@ class Loans:
         short_bytes -= coming_bytes
         unfair_bytes -= coming_bytes
         if coming_bytes < 0:
-            # What is called back now would be theirs that wait, and would leave the others short.
+            # Bytes that are called back now would go to the models that wait.
             return
         for each in sorted(steady, key=self._is_quiet, reverse=True):
             wanted_bytes = short_bytes if self._is_quiet(each) else unfair_bytes
@@ -104,7 +104,7 @@ class Loans:
                 unfair_bytes -= given_bytes
 
     def _targets(self, pool_bytes: int) -> dict[str, int]:
-        """What each should have lent: sequences first, and prompt caches of what they leave."""
+        """The loan that each should have: first for sequences, then for prompt caches."""
         steady = self._ledger.steady
         rows = shares(
             pool_bytes,
@@ -116,7 +116,7 @@ class Loans:
         caches = shares(
             pool_bytes - sum(rows.values()),
             [
-                # Nothing that stands idle keeps more than it has.
+                # The prompt cache of an idle model doesn't grow.
                 Borrower(
                     e.model_id,
                     e.priority,
@@ -128,7 +128,7 @@ class Loans:
         return {model_id: rows[model_id] + caches[model_id] for model_id in rows}
 
     def take_idle(self, missing_bytes: int) -> None:
-        """Of models that nobody has used for a while, for a worker without a model."""
+        """Call back loans of models that were idle for a while, for a spare."""
         for each in self._ledger.steady:
             if self._is_idle(each, IDLE_LOAN_S):
                 missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
@@ -140,7 +140,7 @@ class Loans:
         return not allocation.busy and self._now - allocation.last_used >= seconds
 
     def _rebalance(self, allocation: Allocation, short_bytes: int, target_bytes: int) -> int:
-        """Call back what a model has beyond its share; returns how much."""
+        """Call back the part of a loan that is beyond its share; returns how much."""
         above_bytes = min(allocation.lent_bytes - target_bytes, allocation.rows_bytes)
         if above_bytes > allocation.loose_bytes:
             if self._now - allocation.rebalanced_at < REBALANCE_S:
@@ -148,6 +148,6 @@ class Loans:
             else:
                 allocation.rebalanced_at = self._now
         if min(short_bytes, above_bytes) <= NOISE_BYTES and above_bytes < allocation.lent_bytes:
-            # Shares move with each recall: steps would become smaller without end.
+            # Shares move with each recall: the steps would become smaller without end.
             return 0
         return self._orders.recall_some(allocation, short_bytes, above_bytes)

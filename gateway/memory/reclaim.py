@@ -1,4 +1,4 @@
-"""Takes memory from those that have it, where that hurts least.
+"""Takes memory back from models, where that hurts least.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -9,22 +9,21 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import MemoryOrders
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Ledger, MemoryOrders
 
 # A busy model keeps its place for this part of the patience, and as long as its load took: two that
 # displace each other would otherwise do nothing but load.
 _SLICE: Final = 0.25
-# A prompt that would have to be computed anew is left alone for so many times the patience.
+# A model whose prompt would be computed anew is left alone for so many times the patience.
 _PROMPT: Final = 10.0
-# Who was used just now isn't missed beyond all measure.
+# A model that was used just now isn't missed beyond all measure.
 _SHORTEST_REST_S: Final = 1.0
 # Loads that take less are as cheap as each other.
 _CHEAP_S: Final = 10.0
 
 
 class Reclaim:
-    """In one round of decisions: `gateway.memory.admission.Admission` names the order."""
+    """The memory that claims take in one round, in the order that `Admission` names."""
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, now: float, patience_s: float) -> None:
         self._ledger = ledger
@@ -33,14 +32,14 @@ class Reclaim:
         self._patience_s = patience_s
 
     def make_room(self, claim: Claim, missing_bytes: int) -> bool:
-        """Whether enough can be called back or evicted; if so, it is."""
+        """Call back and evict for a claim; False, with nothing done, if that can't bring enough."""
         others = [each for each in self._ledger.steady if each.model_id not in claim.model_ids]
         others.sort(key=self._worth)
         rows = [each for each in others if self._may_take_rows(claim, each)]
         busy = [each for each in others if not each.idle and self._may_displace(claim, each)]
 
         def staying_bytes(allocation: Allocation) -> int:
-            """What it gives unless it has to go while it is busy."""
+            """Bytes that it can give without being evicted while it is busy."""
             if allocation.idle and self._may_go(claim, allocation):
                 return allocation.going_bytes
             return (
@@ -49,8 +48,7 @@ class Reclaim:
                 else allocation.loose_bytes
             )
 
-        # Where busy models have to go in any case, the others give no more than what is missing
-        # still.
+        # Where busy models have to go in any case, the others give only the bytes still missing.
         over_bytes = missing_bytes - sum(map(staying_bytes, others))
         going = smallest_set(
             busy, over_bytes, self._now, lambda each: each.going_bytes - staying_bytes(each)
@@ -71,8 +69,8 @@ class Reclaim:
         lenders: list[Allocation],
         rows: list[Allocation],
     ) -> int:
-        """Call back idle loans and then prompt caches, in this order, evict idle models, and call
-        back what sequences of `rows` run in. Returns what is missing still.
+        """Call back idle loans and then prompt caches, evict idle models, and call back the memory
+        of running sequences of `rows`, in this order. Returns the bytes still missing.
         """
         for each in lenders:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
@@ -89,7 +87,7 @@ class Reclaim:
         return missing_bytes
 
     def part(self, claim: Claim, rivals: list[Allocation]) -> bool:
-        """Have those go that may not be loaded beside it; whether all of them are on their way."""
+        """Evict the models that may not be loaded beside it; False, and none is, if one stays."""
         staying = [each for each in rivals if not each.ending]
         if not all(self._may_part(claim, each) for each in staying):
             return False
@@ -115,7 +113,7 @@ class Reclaim:
 
     @property
     def slice_s(self) -> float:
-        """How long anybody keeps what it has just got."""
+        """How long a model keeps memory that it has just got."""
         return self._patience_s * _SLICE
 
     def kept_s(self, allocation: Allocation) -> float:
@@ -123,7 +121,7 @@ class Reclaim:
         return max(self.slice_s, allocation.reload_s)
 
     def _may_take_rows(self, claim: Claim, allocation: Allocation) -> bool:
-        """A floor goes before the loans of equals; a loan before those of a lower priority."""
+        """A floor comes before loans of equals, a loan only before those of a lower priority."""
         if self.overdue(claim):
             return True
         if claim.loan:
@@ -133,7 +131,7 @@ class Reclaim:
         return claim.priority >= allocation.priority
 
     def _may_go(self, claim: Claim | None, allocation: Allocation) -> bool:
-        """Nobody's load ends what it is loaded together with."""
+        """It yields, unless the claim is of a model that it is loaded with."""
         if claim is None:
             return allocation.yields
         return allocation.yields and allocation.model_id not in self._companions(claim)
@@ -148,7 +146,7 @@ class Reclaim:
         return rival.leaves and (rival.idle or self._has_right(claim, rival))
 
     def _has_right(self, claim: Claim, allocation: Allocation) -> bool:
-        """To a busy model's place."""
+        """Whether the claim may take a busy model's place."""
         if self._is_left_alone(claim, allocation):
             return False
         return claim.priority > allocation.priority or self.overdue(claim)
@@ -157,7 +155,7 @@ class Reclaim:
         return worth(allocation, self._now)
 
     def _rows_bytes(self, claim: Claim | None, allocation: Allocation) -> int:
-        """What its running sequences could give back; one may stay while it keeps its place."""
+        """Bytes that its sequences could give back; one keeps running while it keeps its place."""
         return (
             allocation.rows_bytes
             if self._is_left_alone(claim, allocation)
@@ -170,9 +168,9 @@ class Reclaim:
         )
 
     def _finishes(self, claim: Claim, allocation: Allocation) -> bool:
-        """Its first sequence computes a prompt, and began that before it was anybody else's turn.
-        Without its memory all of that would be done anew, and two that take turns at it would
-        finish neither. As long as the prompt took it may then go on.
+        """Its first sequence computes a prompt that it began before the claim's turn. Without its
+        memory it would begin anew, and two models that take turns so would finish neither. When
+        the prompt is computed it may go on for as long as that took.
         """
         prompt = allocation.prompt
         if prompt is None or not allocation.busy or claim.priority > allocation.priority:
@@ -186,9 +184,9 @@ class Reclaim:
 
 
 def worth(allocation: Allocation, now: float) -> tuple[int, float, float]:
-    """How much a model would be missed: the longer its load took, the more; the longer nobody has
-    used it, the less, since it will be as long again until somebody does. Of those that load as
-    fast as each other the least recently used one is missed least.
+    """How much a model would be missed: the more, the longer its load took; the less, the longer it
+    was not used, as it will probably not be used for as long again. Of models that load equally
+    fast the least recently used one is missed least.
     """
     rest_s = max(_SHORTEST_REST_S, now - allocation.used_at)
     return (allocation.priority, max(_CHEAP_S, allocation.reload_s) / rest_s, allocation.used_at)
@@ -200,7 +198,7 @@ def smallest_set(
     now: float,
     brings: Callable[[Allocation], int],
 ) -> list[Allocation]:
-    """The smallest set that brings so many bytes, idle ones first; all if they don't."""
+    """The smallest set that brings so many bytes, idle ones first; all if none does."""
     chosen: list[Allocation] = []
     chosen_bytes = 0
     for allocation in sorted(candidates, key=lambda each: (not each.idle, *worth(each, now))):
@@ -217,12 +215,12 @@ def smallest_set(
 
 
 class IdleEviction:
-    """In one round of decisions, after what is free was lent.
+    """Makes room for requests that wait in loaded models, after free bytes were lent in a round.
 
-    Others run meanwhile in the models whose requests these are, so nothing is ended at once. An
-    idle model that matters no more goes when both the requests have waited and nobody has used it
-    for as long as it would keep its place: that is at least as long as its load took. So a load for
-    nothing never costs more than the requests have waited already. The spare goes before.
+    Other requests run in these models meanwhile, so no model is evicted at once. An idle model with
+    no higher priority goes when the requests have waited, and it was not used, for as long as it
+    would keep its place: at least as long as its load took. So a load in vain never costs more than
+    the requests have waited already. The spare goes before.
     """
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, reclaim: Reclaim, now: float) -> None:
@@ -232,8 +230,8 @@ class IdleEviction:
         self._now = now
 
     def serve(self, coming_bytes: int) -> None:
-        """`coming_bytes` are on their way back for nobody; less than none is what comes next and is
-        somebody's already.
+        """`coming_bytes` are being freed, and promised to no model; if they are negative, models
+        that wait get the next ones.
         """
         short = [
             each
@@ -241,7 +239,7 @@ class IdleEviction:
             if self._is_short(each) and not each.returning_bytes
         ]
         if coming_bytes < 0:
-            # Those that wait would get the room, and these would ask for more.
+            # Models that wait would get the room, and these would ask for more.
             return
         for each in sorted(short, key=lambda e: (-e.priority, e.short_since)):
             missing_bytes = each.need.wanted_bytes - each.limit_bytes - coming_bytes
@@ -257,7 +255,7 @@ class IdleEviction:
         return allocation.short_since is not None
 
     def _make_room(self, allocation: Allocation, missing_bytes: int) -> int:
-        """Returns what will be left of it."""
+        """Returns how many bytes of the room will be left."""
         if self._ledger.spare_bytes and self._waited(allocation, self._reclaim.slice_s):
             given_bytes = min(missing_bytes, self._ledger.spare_bytes)
             self._ledger.spare_bytes = 0

@@ -1,4 +1,4 @@
-"""Memory on behalf of the models: asks admission for them, and does what it decides."""
+"""Asks admission for memory on behalf of the models, and has its decisions carried out."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.model import Group
+from gateway.config.settings import Settings
 from gateway.memory import explain
-from gateway.memory.admission import Admission
+from gateway.memory.admission import Admission, Shortage
 from gateway.memory.allocation import Allocation, MemoryNeed
-from gateway.memory.budget import Shortage, sharing
-from gateway.memory.estimate.estimate import Estimate
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.estimate import Estimate
 from gateway.memory.estimator import AbsentError, Estimates, Estimator, Known, UnreadableFilesError
-from gateway.memory.execution import Execution, NoRoomError, OtherHosts, ScheduledModel
+from gateway.memory.execution import (
+    Execution,
+    GroupLoading,
+    NoRoomError,
+    OtherHosts,
+    ScheduledModel,
+)
+from gateway.memory.fitting import Learned
 from gateway.memory.forecast import Forecast, forecast
-from gateway.memory.group_loading import GroupLoading
 from gateway.memory.leak_check import LeakCheck, LoadedWorker, StrandedRecord, WiredReading
+from gateway.memory.weights import sharing
 from gateway.system.clock import present_clock
 from gateway.system.events import EventLog
 from gateway.system.lane import Lane
@@ -32,91 +38,107 @@ from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from protocol.life import Bound
 
-# What is learned again and again differs by less.
+# A measurement that differs by less is not written down again.
 _SAME: Final = 0.05
-# Until what was given back can show in the machine's figures.
-_BETWEEN_RELIEFS_S: Final = 10.0
-# For a small file of the state folder.
+# To write a small file of the state folder.
 _WRITE_S: Final = 30.0
 # Until a host out of reach is tried again.
 _REACH_AGAIN_S: Final = 2.0
 
 
 class AllocationState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from, of a model that has memory."""
+    """The memory of one model, for another gateway to go on from."""
 
     allocation: Allocation
     known: Known
 
 
+class MemoryLimits(Struct, frozen=True):
+    """All workers together may hold `budget_bytes`. A model that has waited for `patience_s` may
+    displace busy ones. So many `spares` are wanted. At its load each model must have room for a
+    sequence of `ordinary_tokens`.
+    """
+
+    budget_bytes: int
+    patience_s: float
+    spares: int
+    ordinary_tokens: int
+
+    @classmethod
+    def of(cls, settings: Settings, budget_bytes: int) -> MemoryLimits:
+        return cls(
+            budget_bytes,
+            settings.queue.max_wait_s,
+            settings.workers.spare,
+            settings.memory.ordinary_tokens,
+        )
+
+
 class MemoryScheduler:
-    """Everything runs on the event loop; files are read beside it."""
+    """The account at work. It runs on the event loop; files are read beside that."""
 
     def __init__(
         self,
-        admission: Admission,
+        limits: MemoryLimits,
         learned: Learned,
         leak_check: LeakCheck | None,
         on_stranded: Callable[[StrandedRecord], None],
         events: EventLog,
-        spares: int,
-        ordinary_tokens: int,
         hosts: OtherHosts,
     ) -> None:
         """`leak_check` None: nothing is ever stranded here. `on_stranded` keeps its figures for the
-        next gateway; it is called off the loop. So many `spares` are wanted. `ordinary_tokens` of a
-        sequence are to be had at a load.
+        next gateway, and is called off the event loop.
         """
-        self.admission = admission
+        spare_bytes = limits.spares * learned.process_bytes
+        self.admission = Admission(limits.budget_bytes, limits.patience_s, spare_bytes)
         self._hosts = hosts
+        # Execution and group loading look models up in this very object.
+        self._models: dict[str, ScheduledModel] = {}
         self._on_stranded = on_stranded
         self._learned = learned
-        self._wanted_spares = spares
-        self._estimator = Estimator(learned, ordinary_tokens)
-        self._estimates = Estimates(admission, self._estimator, events)
+        self._wanted_spares = limits.spares
+        self._estimator = Estimator(learned, limits.ordinary_tokens)
+        self._estimates = Estimates(self.admission, self._estimator, events)
         self._state_files = Lane("state files")
         self._events = events
-        self._execution = Execution(admission.ledger, events)
-        self._models: dict[str, ScheduledModel] = {}
+        self._execution = Execution(self.admission.ledger, self._models, events)
         self._tasks = Tasks("memory")
         self._leak_check = leak_check
         if leak_check is not None:
-            admission.ledger.stranded_bytes = leak_check.bytes
-        self._group_loading = GroupLoading(admission, self._estimates.floor_bytes, self._tasks)
+            self.admission.ledger.stranded_bytes = leak_check.bytes
+        self._group_loading = GroupLoading(
+            self.admission, self._models, self._estimates.floor_bytes, self._tasks
+        )
         self._loop = asyncio.get_running_loop()
-        # A worker that slept along with everybody owes no answer, and nobody has waited.
+        # While the machine sleeps no worker owes an answer, and no model waits.
         self._clock = present_clock()
         self._decision: asyncio.Handle | None = None
         self._shortage = Shortage()
-        self._relieved_at = float("-inf")
         self._frozen = False
         # Models that wait for a host of their ranks.
         self._out_of_reach: set[str] = set()
 
     def register(self, models: Iterable[ScheduledModel]) -> None:
-        self._models = {each.model.id: each for each in models}
-        self._execution.register(self._models.values())
-        self._group_loading.register(self._models.values())
+        self._models.clear()
+        self._models.update({each.model.id: each for each in models})
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Which models belong together."""
+        """Take other groups."""
         self._group_loading.arrange(groups)
         self.decide_soon()
 
     def wanted_along(self, model_id: str) -> bool:
-        """Whether a model is on its way up that this one is loaded with."""
+        """Whether a model that this one is loaded with waits or loads for its own sake."""
         return self._group_loading.is_wanted_along(model_id)
 
-    def configure(
-        self, budget_bytes: int, patience_s: float, spares: int, ordinary_tokens: int
-    ) -> None:
-        """Other limits. Models that they leave no room for have to go, busy ones too: an operator
+    def configure(self, limits: MemoryLimits) -> None:
+        """Take other limits. Models that no longer fit have to go, busy ones too, as an operator
         wants it so. Floors of models that are loaded stay what they are.
         """
-        self._estimator.ordinary_tokens = ordinary_tokens
-        self._wanted_spares = spares
-        spare_bytes = spares * self._learned.process_bytes
-        self.admission.configure(budget_bytes, patience_s, spare_bytes)
+        self._estimator.ordinary_tokens = limits.ordinary_tokens
+        self._wanted_spares = limits.spares
+        spare_bytes = limits.spares * self._learned.process_bytes
+        self.admission.configure(limits.budget_bytes, limits.patience_s, spare_bytes)
         self.decide_soon()
 
     @property
@@ -127,11 +149,11 @@ class MemoryScheduler:
 
     @property
     def spares(self) -> int:
-        """For how many workers without a model there is room: for all that are wanted, or none."""
+        """How many spares there is room for: all that are wanted, or none."""
         return self._wanted_spares if self.admission.ledger.spare_bytes else 0
 
     def freeze(self) -> None:
-        """Nobody gets memory, or has to give it, until `thaw`."""
+        """Decide nothing until `thaw`."""
         self._frozen = True
 
     def thaw(self) -> None:
@@ -139,7 +161,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def held(self, model_id: str) -> AllocationState | None:
-        """For another gateway; None if it has no memory."""
+        """The memory of a model, for another gateway; None if it has none."""
         allocation = self.admission.ledger.allocation(model_id)
         if allocation is None:
             return None
@@ -158,9 +180,7 @@ class MemoryScheduler:
     # From the models
 
     def ask(self, scheduled: ScheduledModel) -> None:
-        """It wants to be loaded; the answer comes by `admitted`, `has_no_room` or
-        `cannot_be_read`.
-        """
+        """Ask for a model's floor; `admitted`, `has_no_room` or `cannot_be_read` answers."""
         self._tasks.start(self._ask(scheduled), f"memory for {scheduled.model.id}")
 
     def withdraw(self, model_id: str) -> None:
@@ -175,7 +195,7 @@ class MemoryScheduler:
         )
 
     def pin(self, scheduled: ScheduledModel) -> None:
-        """Its settings may have changed."""
+        """Note whether a model is pinned, by its present settings."""
         self.admission.pin(scheduled.model.id, pinned=scheduled.model.settings.pinned)
         self.decide_soon()
 
@@ -184,7 +204,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
-        """Its process has ended, by itself if `clean`; None: there was none."""
+        """A model's process has ended, by itself if `clean`; `pid` None: there was none."""
         self.admission.gone(model_id)
         self._execution.gone(model_id)
         self._estimates.gone(model_id)
@@ -193,8 +213,8 @@ class MemoryScheduler:
         self.decide_soon()
 
     def check_leaks(self, wired_bytes: int, workers: dict[int, LoadedWorker]) -> None:
-        """Judge what killed workers have not given back. `workers` are the living ones, by their
-        pids. To be called every second.
+        """Look for memory that killed workers have stranded. `workers` are those that live, by
+        their pids. To be called every second.
         """
         check, ledger = self._leak_check, self.admission.ledger
         if check is None:
@@ -223,43 +243,43 @@ class MemoryScheduler:
     def note_footprint(
         self, model_id: str, footprint_bytes: int, kept_bytes: int, beside_more_bytes: int
     ) -> None:
-        """A reading that began when its worker kept to this limit. The worker holds so much more
-        beside MLX's account than it was told, and is told after the next decisions: a higher limit
-        may come with that.
+        """Note a reading, which began while the worker kept to a limit of `kept_bytes`. The worker
+        holds `beside_more_bytes` more beside MLX's account than it was told. It is told after the
+        next decisions, perhaps along with a higher limit.
         """
         self.admission.note_footprint(model_id, footprint_bytes, kept_bytes)
         self.admission.note_beside(model_id, beside_more_bytes)
         self.decide_soon()
 
     def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """What its worker says that it could use, and keeps to; the answer may come at once."""
+        """Note what a worker could use, and the limit that it keeps to; answered at once."""
         self.admission.note_need(model_id, need, kept_bytes)
         self._decide_now()
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
-        """Remember what it took with its weights and without a sequence, for the next load."""
+        """Remember what a worker took with its weights and no sequence, for the next load."""
         key = self._estimates.key_of(model_id, fixed_bytes)
         if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
     def learn_process(self, process_bytes: int) -> None:
-        """Remember what a worker takes without a model."""
+        """Remember what a worker took without a model."""
         if not _same(process_bytes, self._learned.measured_process_bytes):
             self._write(functools.partial(self._learned.put_process, process_bytes), "learn")
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
     async def forecast(self, scheduled: ScheduledModel, context_tokens: int) -> Forecast:
-        """What its load would bring about now. The outline is of so long a context.
+        """What a load would bring about now, with an outline for a context of so many tokens.
 
         Raises:
-            UnreadableFilesError: what it takes can't be told now.
+            UnreadableFilesError: the model's files can't be read now.
         """
         ledger, model_id = self.admission.ledger, scheduled.model.id
         await self._group_loading.learn(model_id)
         floors = {model_id: await self._estimates.floor_bytes(scheduled.model)}
         for name in sorted(ledger.groups.companions(model_id)):
-            # One that can't be read stays out.
+            # A model whose files can't be read stays out.
             if name in ledger.floors:
                 floors[name] = ledger.floors[name]
         settings = msgspec.structs.replace(scheduled.model.settings, context_tokens=context_tokens)
@@ -272,18 +292,18 @@ class MemoryScheduler:
         return msgspec.structs.replace(found, outline=outline)
 
     def remark(self, model_id: str, requests: int) -> str | None:
-        """What there is to say of the memory of a model that is loaded, in which so many requests
-        wait for it: why, or what is being called back. None: nothing.
+        """A sentence on the memory of a loaded model in which so many requests wait for memory: why
+        they wait, or that a loan is being called back. None: neither.
         """
         ledger = self.admission.ledger
         return explain.short(ledger, model_id, requests) or explain.returning(ledger, model_id)
 
     def estimate_of(self, model_id: str) -> Estimate | None:
-        """With the context that is possible; None as long as nothing was read."""
+        """The estimate with the context in force; None while none was made."""
         return self._estimates.all.get(model_id)
 
     def bound(self, model_id: str) -> Bound | None:
-        """The most that a model which has memory can get; None if it has none."""
+        """The most that a loaded model can get; None if it isn't loaded."""
         bytes_ = self.admission.attainable_bytes(model_id)
         if bytes_ is None:
             return None
@@ -293,21 +313,19 @@ class MemoryScheduler:
         return Bound(max(0, bytes_), tokens, reason)
 
     def decide_soon(self) -> None:
-        """Not at once: whoever calls is in the middle of a decision of its own."""
+        """Decide after the present callback: its caller is in the middle of a decision."""
         if self._decision is None:
             self._decision = self._loop.call_soon(self._decide_now)
 
     def tick(self, pressure: Pressure | None) -> None:
-        """To be called a few times a second: time alone gives rights to those that wait, and the
-        machine may be short of memory, whoever takes it.
+        """To be called a few times a second: with time alone models that wait get more rights, and
+        the machine may be short of memory, whichever program takes it.
         """
         if self._frozen:
             return
         self._decide_now()
         now = self._clock.now()
-        short = self._shortage.lasting(pressure, now)
-        if short is not None and now - self._relieved_at >= _BETWEEN_RELIEFS_S:
-            self._relieved_at = now
+        if (short := self._shortage.to_relieve(pressure, now)) is not None:
             self._note_all()
             reason = f"the machine is short of memory ({short})"
             for decision in self.admission.relieve(now, all_idle=short == "critical"):
@@ -326,14 +344,12 @@ class MemoryScheduler:
             await self._group_loading.learn(model_id)
             needed_bytes = await self._estimates.needed_bytes(scheduled.model)
         except UnreadableFilesError as error:
-            # Nobody waits for it.
             self.withdraw(model_id)
             if scheduled.waits_for_memory:
                 scheduled.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
             return
         if model_id in self._out_of_reach:
-            # It is asked for already.
-            return
+            return  # Another ask waits for its host.
         if not await self._has_room_elsewhere(scheduled, needed_bytes):
             self.withdraw(model_id)
             return
@@ -348,8 +364,8 @@ class MemoryScheduler:
             self._decide_now()
 
     async def _has_room_elsewhere(self, scheduled: ScheduledModel, needed_bytes: int) -> bool:
-        """Other hosts admit by their own figures what ranks of the model take there. They are asked
-        first: what is given up here for nothing would have to be loaded again.
+        """Other hosts admit the model's ranks there by their own figures. They are asked first, so
+        that no model is evicted here in vain.
         """
         settings = scheduled.model.settings
         each_bytes = needed_bytes // sharing(settings.ranks_here)
@@ -378,7 +394,7 @@ class MemoryScheduler:
         return False
 
     def _note_out_of_reach(self, scheduled: ScheduledModel, error: OSError) -> None:
-        """Requests have deadlines of their own, as with a disk that isn't there."""
+        """Requests wait meanwhile, up to their own deadlines."""
         self._out_of_reach.add(scheduled.model.id)
         if scheduled.waits_for_memory:
             scheduled.note_wait(f"it waits for a host: {error}; it is tried again")

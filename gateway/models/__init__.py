@@ -1,1 +1,1 @@
-"""All models: the life cycle of each, and the checks of all."""
+"""The models of a gateway: the life of each, and all of them together."""

@@ -1,10 +1,8 @@
-"""One model's compartment: what is asked of the model, by requests, operators, the configuration,
-time, and the next gateway.
+"""One model's compartment: called for requests, operators, the configuration, time and upgrades.
 
-Each of these becomes an event of `gateway.models.condition`, beside those from the worker
-(`gateway.models.supervisor`, and for its end `gateway.models.recovery`), from the memory
-(`gateway.models.model_memory`) and from time (`gateway.models.recovery`).
-`gateway.models.performer` does what the life cycle decides on.
+Their calls become events of `gateway.models.condition`, beside those of the worker
+(`gateway.models.supervisor`), of its end and of deadlines (`gateway.models.recovery`), and of
+memory (`gateway.models.model_memory`). `gateway.models.performer` performs the effects.
 """
 
 from __future__ import annotations
@@ -15,22 +13,23 @@ from msgspec import Struct
 
 from gateway.config.model import Model
 from gateway.memory.scheduler import AllocationState
-from gateway.models import refusals
 from gateway.models.lifecycle import ModelEvent, State
-from gateway.models.parts import GatewayParts
+from gateway.models.model_memory import GatewayParts
 from gateway.models.performer import Performer
+from gateway.requests import refusals
 from gateway.requests.request import Request, RequestState
 from gateway.requests.use import UseState
 from gateway.system.clock import until_set
 from gateway.system.refusal import Refusal, RefusalState
+from gateway.workers.report import WorkerState
 from gateway.workers.starter import Channel
-from gateway.workers.worker import Worker, WorkerState
+from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
 
 class ModelState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from. `told` is what its worker was told at its load, `wanted`
-    says that it is to be loaded whether or not a request waits; requests have numbers.
+    """A model, for another gateway to go on from. `told` are the settings that its worker got at
+    its load. `wanted`: it is to be loaded, whether or not a request waits. Requests have numbers.
     """
 
     id: str
@@ -49,8 +48,8 @@ class Compartment:
     """Holds the parts of one model together: its condition, its requests, its hold on memory, its
     recovery, and its worker while there is one.
 
-    Everything runs on the event loop and nothing between two awaits can interleave, so a decision
-    and its effects are one step.
+    Everything runs on the event loop, and no other code runs between two awaits, so a decision and
+    its effects are one step.
     """
 
     def __init__(self, model: Model, log: WorkerLog, gateway: GatewayParts) -> None:
@@ -63,7 +62,7 @@ class Compartment:
         self._starter = gateway.starter
         self._removed = False
 
-    # What others ask
+    # For all
 
     @property
     def model(self) -> Model:
@@ -86,12 +85,12 @@ class Compartment:
 
     @property
     def over(self) -> bool:
-        """No process of it is left, and nobody asks for one."""
+        """It has no process, and waits for none."""
         return self.state in (State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 
     @property
     def _coming(self) -> bool:
-        """It is loaded, or will be without a request's asking for it."""
+        """It is loaded, or will be without a request that asks for it."""
         return self._performer.load_ordered or self.condition.on_its_way
 
     @property
@@ -116,8 +115,9 @@ class Compartment:
         )
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
-        """Have its worker let go of the prompts in memory: the bytes that are free; None if that
-        takes longer. One that is ending may write some of them to the disk until it has.
+        """Have its worker let go of the prompts in memory; returns the bytes that this freed, or
+        None if it takes longer. A worker that is ending may write prompts to the disk until it has
+        ended.
         """
         match self.worker:
             case Worker() as worker if self.state is State.STOPPING:
@@ -131,14 +131,16 @@ class Compartment:
 
     @property
     def unsettled(self) -> bool:
-        """Its worker is on its way up or out: it can't be handed over."""
+        """Its worker is starting, loading or ending: it can't be handed over."""
         return self.condition.alive and self.state is not State.READY
 
     def state_for(self, numbers: Callable[[Request], int], channel: Channel | None) -> ModelState:
-        """What another gateway goes on from, which listens for the worker at `channel`. Raises:
-        ProcessGoneError, OSError: the worker has ended.
+        """For another gateway, which listens for the worker at `channel`.
+
+        Raises:
+            ProcessGoneError, OSError: the worker has ended.
         """
-        running, waiting = self.traffic.queued
+        running, waiting = self.traffic.queue.in_order
         hold = self.condition.hold
         return ModelState(
             id=self.model.id,
@@ -160,13 +162,15 @@ class Compartment:
         running: Iterable[Request],
         waiting: Iterable[Request],
     ) -> None:
-        """Go on where an earlier gateway was. Its worker prints to `output`. Raises:
-        ProcessGoneError, OSError: the worker can't be taken over.
+        """Go on where an earlier gateway was. The worker prints to `output`.
+
+        Raises:
+            ProcessGoneError, OSError: the worker can't be taken over.
         """
         if state.memory is not None:
             self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
-        self.traffic.restore(running, waiting)
+        self.traffic.queue.restore(running, waiting)
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:
             self.condition.restore(State.READY, None)
@@ -180,7 +184,7 @@ class Compartment:
             self.condition.restore(State.HELD, Refusal.of(state.held))
 
     def settle(self, *, wanted: bool) -> None:
-        """From now on it is this gateway's."""
+        """The model is this gateway's from now on."""
         if (supervisor := self._performer.supervisor) is not None:
             self.model_memory.keeps_to_limits(supervisor.worker)
             supervisor.settle()
@@ -190,8 +194,8 @@ class Compartment:
             self.condition.handle(ModelEvent.DEMAND)
 
     def leave(self) -> tuple[int, bytes] | None:
-        """Another gateway has it. Of its worker, if there is one, the incarnation and what was
-        read of a line that has not ended.
+        """Another gateway has the model. Returns the incarnation of its worker, if there is one,
+        and the part of an unfinished line that was read of it.
         """
         self.traffic.forget()
         self._deadlines.disarm()
@@ -226,8 +230,7 @@ class Compartment:
         unwanted = not (self.traffic.busy or self._performer.kept or self.model_memory.wanted_along)
         if self.state is State.WAITING and unwanted:
             self.condition.handle(ModelEvent.UNWANTED)
-        if self.state is State.DRAINING and self.traffic.running == 0:
-            # From here on the worker has nothing to do but to release its memory.
+        if self.state is State.DRAINING and self.traffic.queue.running == 0:
             self.condition.handle(ModelEvent.DRAINED)
         if (
             self.state is State.UNLOADED
@@ -254,7 +257,7 @@ class Compartment:
     def unload(self, *, hold: bool, force: bool) -> None:
         self._performer.load_ordered = False
         self.model_memory.dont_read_again()
-        # Requests that it leaves behind would load it again, which only an operator may.
+        # Requests that wait would load it again, which only an operator may.
         hold = hold or not self.model.settings.on_request
         self.condition.handle(
             ModelEvent.HOLD if hold else ModelEvent.UNLOAD, refusal=refusals.held(self.model.id)
@@ -282,8 +285,8 @@ class Compartment:
     # The configuration
 
     def configure(self, model: Model) -> None:
-        """Take the settings in force, and these of the model. What a worker is told only when it
-        loads takes another worker: the present one is drained as for a restart.
+        """Take the settings in force, and these of the model. Settings that a worker gets only at
+        its load take another worker: the present one is drained as for a restart.
         """
         same = self.model.same_for_workers(model)
         self._performer.configure(model)
@@ -296,20 +299,20 @@ class Compartment:
         elif not same:
             self._forget_deaths()
             if self._loaded:
-                # It is to be so again, although nobody may wait for it.
+                # It is to be loaded again, although perhaps no request waits.
                 self._performer.load_ordered = True
             self.condition.handle(ModelEvent.CHANGED, "its settings changed")
         elif self.state is State.UNLOADED:
             self.condition.handle(ModelEvent.CHANGED)
 
     def look_again(self) -> None:
-        """Its disk is there again: whoever waits for it, or wants it kept, may have it now."""
+        """Its disk is there again: load it if requests wait, or if it is to be kept loaded."""
         if self.state in (State.UNLOADED, State.FAILED):
             self._forget_deaths()
             self.condition.handle(ModelEvent.CHANGED)
 
     def remove(self) -> None:
-        """It isn't configured any more: nothing new, what runs may finish within the drain time."""
+        """It isn't configured any more: running requests may finish within the drain time."""
         self._removed = True
         self._performer.load_ordered = False
         self.condition.handle(
@@ -319,7 +322,7 @@ class Compartment:
         )
 
     def end(self) -> None:
-        """For the gateway's own end: no drain, the polite ladder, and no start after it."""
+        """For the gateway's end: the polite ladder without a drain, and no start after it."""
         self._performer.load_ordered = False
         self.condition.handle(
             ModelEvent.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down()

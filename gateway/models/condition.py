@@ -1,4 +1,4 @@
-"""A model's state, why it is in it, and who waits for another: the life cycle at work."""
+"""A model's state, the reason for it, and waiting for another one: the life cycle at work."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final, Protocol
 from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Lifecycle, ModelEvent, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 
-# There was a process, or nearly: why it is gone is worth knowing.
+# After these an operator wants to know why there is no process.
 _ENDS: Final = (ModelEvent.EXIT, ModelEvent.START_FAILED)
-# It can't be loaded as things are.
+# After these the model can't be loaded as things are.
 _NOT_HAD: Final = (ModelEvent.NO_ROOM, ModelEvent.UNREADABLE)
 _LEAVING: Final = (State.DRAINING, State.STOPPING)
-# Here an event may be news although the state stays what it was.
+# In these states an event may change the reason and leave the state.
 _AT_REST: Final = (State.UNLOADED, State.HELD)
 
 
 class Effector(Protocol):
-    """Does what the life cycle decides on, and knows what its decisions depend on."""
+    """Performs the effects of the life cycle, and knows the circumstances of its decisions."""
 
     def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances: ...
 
@@ -35,8 +35,8 @@ class Effector(Protocol):
 
 
 class Condition:
-    """Everything that happens to a model is told to `handle`, with its reason: what becomes of that
-    is decided here alone.
+    """All that happens to a model is told to `handle`, with the reason: what follows is decided
+    here alone.
     """
 
     def __init__(self, model_id: str, events: EventLog, effector: Effector) -> None:
@@ -44,7 +44,7 @@ class Condition:
         self._failure: Refusal | None = None
         self._end_reason: str | None = None
         self._end_cause: ModelEvent | None = None
-        # What those are told who want a model that is held.
+        # The refusal of requests while the model is held.
         self._hold: Refusal | None = None
         self._left: Refusal | None = None
         self._model_id = model_id
@@ -59,24 +59,24 @@ class Condition:
 
     @property
     def reason(self) -> str | None:
-        """Why it is in its state, for the operator. In states without a process it may be why the
-        last one ended.
+        """Why it is in its state, for the operator. Without a process it may be why the last one
+        ended.
         """
         return self._reason
 
     @property
     def end_reason(self) -> str | None:
-        """Why the present process is to end; None if it isn't, or if an order says it all."""
+        """Why the present process is to end; None: it isn't, or the order needs no reason."""
         return self._end_reason
 
     @property
     def end_cause(self) -> ModelEvent | None:
-        """What had the present process, or the last one, ended; None: nothing did, it ended."""
+        """The event that has the present process, or had the last one, ended; None: none did."""
         return self._end_cause
 
     @property
     def failure(self) -> Refusal | None:
-        """What the requests were told that could not be served; None while nothing is wrong."""
+        """The refusal of requests that could not be served; None while nothing is wrong."""
         return self._failure
 
     @property
@@ -88,9 +88,7 @@ class Condition:
 
     @property
     def on_its_way(self) -> bool:
-        """It is loaded, or will be without another request's asking for it: a request that arrives
-        now is no event.
-        """
+        """It is loaded, or will be without another request: one that arrives now is no event."""
         return self._lifecycle.on_its_way
 
     @property
@@ -100,28 +98,28 @@ class Condition:
 
     @property
     def judged(self) -> bool:
-        """The end of the process, should it come now, is for the restart policy to judge."""
+        """If the process ended now, the restart policy would judge that."""
         return self._lifecycle.judged
 
     @property
     def hold(self) -> Refusal | None:
-        """What those are told who want a model that is held; None: it isn't."""
+        """The refusal of requests while the model is held; None: it isn't."""
         return self._hold if self.state is State.HELD else None
 
     def restore(self, state: State, hold: Refusal | None) -> None:
-        """Go on where an earlier gateway was: with a model that is ready, or held."""
+        """Go on where an earlier gateway was, in a state that is ready or held."""
         self._lifecycle.state = state
         if state is State.HELD and hold is not None:
             self._hold = self._failure = hold
             self._reason = hold.message
 
     def describe(self) -> str:
-        """What the model is, for a sentence about it."""
+        """Its state, as the end of a sentence about the model."""
         state = "has failed" if self.state is State.FAILED else f"is {self.state}"
         return f"{state}: {self._reason}" if self._reason else state
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Wait for a state of affairs. Whoever waits brings the deadline.
+        """Wait until this is true. The caller brings the deadline.
 
         Raises:
             Refusal: another gateway has the model now.
@@ -132,17 +130,17 @@ class Condition:
             await self._changed.wait()
 
     def leave(self, refusal: Refusal) -> None:
-        """Another gateway has the model: whoever waits here is told so."""
+        """Another gateway has the model: `until` raises this refusal."""
         self._left = refusal
         self.notify()
 
     def notify(self) -> None:
-        """Something has changed that somebody may wait for."""
+        """Something has changed that `until` may wait for."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def progress(self, text: str) -> None:
-        """How far it is on its way up, or what it waits for there."""
+        """Note how far a load is, or what it waits for."""
         if self.on_its_way and self.state is not State.READY:
             self._reason = text
 
@@ -156,12 +154,12 @@ class Condition:
     ) -> None:
         """Take in an event, and have its effects performed.
 
-        `reason` is why it happened, if that isn't plain from the event. `refusal` is what requests
-        are told that end by it, if there is more to say than that the model is unavailable.
-        `verdict` is the restart policy's, on a death.
+        `reason` is why it happened, if the event doesn't say that. `refusal` is for the requests
+        that end by it, if there is more to say than that the model is unavailable. `verdict` is
+        the restart policy's, on a death.
 
         Raises:
-            ImpossibleTransitionError: this can't happen in this state.
+            ImpossibleTransitionError: the event can't happen in this state.
         """
         before = self.state
         refusal = refusal or self._standing_refusal or self._effector.unavailable()
@@ -192,16 +190,16 @@ class Condition:
 
     @property
     def _standing_refusal(self) -> Refusal | None:
-        """What was decided on already, for a model that is held or will be failed."""
+        """The refusal that was decided on already, for a model that is held or will be failed."""
         if self._lifecycle.holds:
             return self._hold
         return self._failure if self._lifecycle.fails else None
 
     def _explain(self, event: ModelEvent, reason: str | None, refusal: Refusal) -> None:
-        """What an event's reason becomes in the state that it has led to."""
+        """Keep the reason and the failure for the state that an event has led to."""
         match self.state:
             case State.DRAINING | State.STOPPING:
-                # What cuts a drain short is the better reason for the end.
+                # An event that cuts a drain short is the better reason for the end.
                 self._reason = self._end_reason = reason or self._end_reason
                 return
             case State.HELD:

@@ -1,4 +1,4 @@
-"""All models together: their start, their regular checks, the gateway's own phase and end."""
+"""All models together: their start, regular checks and end, and the gateway's own phase."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import logging
 import time
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
-from gateway.config.changes import InForce
 from gateway.config.model import Model, groups_of
 from gateway.config.settings import Settings
-from gateway.memory.admission import Admission
-from gateway.memory.estimate.fitting import Learned
+from gateway.config.tables import InForce
+from gateway.memory.fitting import Learned
 from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
-from gateway.memory.scheduler import MemoryScheduler
-from gateway.models import refusals
+from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
 from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import State
-from gateway.models.parts import GatewayParts
+from gateway.models.model_memory import GatewayParts
 from gateway.models.prompts import Prompts
 from gateway.models.roster import Roster
 from gateway.models.watch import Disks, Readings
+from gateway.requests import refusals
 from gateway.requests.request import Request
 from gateway.requests.traffic import Successor
 from gateway.system.clock import until_set
@@ -56,9 +55,22 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
+class FleetStart(NamedTuple):
+    """With what a fleet begins. `swept` are the workers of an earlier gateway that were found;
+    `leak_check` is None where nothing is ever stranded. `caution` is why no model is loaded before
+    a request or an operator asks for it. Incarnations are counted from `first_incarnation` on.
+    """
+
+    records: WorkerRecords
+    swept: Iterable[Swept]
+    leak_check: LeakCheck | None
+    caution: str | None
+    first_incarnation: int = 1
+
+
 class Fleet:
-    """`phase` is the gateway's own, `roster` has the models, `readings` what was measured last,
-    `prompts` what is kept of them on disk, `faults` what failed inside the gateway, `lag` how late
+    """`phase` is the gateway's own, `roster` has the models, `readings` the last measurements,
+    `prompts` those that are kept on disk, `faults` the failures inside the gateway, `lag` how late
     its event loop was.
     """
 
@@ -68,58 +80,38 @@ class Fleet:
         settings: Settings,
         budget_bytes: int,
         state_dir: StateDir,
-        records: WorkerRecords,
-        swept: Iterable[Swept],
-        leak_check: LeakCheck | None,
-        caution: str | None,
-        first_incarnation: int = 1,
+        start: FleetStart,
     ) -> None:
-        """`budget_bytes` is what all workers together may hold. `swept` are the leftovers of an
-        earlier gateway that were found; `leak_check` is None where nothing is ever stranded.
-        `caution` is why no model is to be loaded that nobody asks for. Incarnations are counted
-        from `first_incarnation` on.
-        """
+        """All workers together may hold `budget_bytes`."""
         self.phase = Phase.STARTING
         self._in_force = InForce(settings)
         self.started_at = time.time()
-        self._began_at = asyncio.get_running_loop().time()
-        self.caution = caution
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self.caution = start.caution
         self.log_path = state_dir.gateway_log_path
         self.events = EventLog()
+        self._tell_of(start)
         self.faults = Faults()
-        self.faults.watch(asyncio.get_running_loop())
-        for each in swept:
-            self.events.emit(
-                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
-            )
-        if leak_check is not None and leak_check.bytes:
-            self.events.emit("stranded", None, stranded_bytes=leak_check.bytes)
-        if caution is not None:
-            self.events.emit("caution", None, reason=caution)
+        self.faults.watch(self._loop)
         self._wakefulness = Wakefulness()
         self.hosts = Hosts(settings.hosts)
         self._starter = Starter(
             self._in_force,
             state_dir,
-            records,
+            start.records,
             self.events,
             lambda: self.scheduler.room_bytes,
             self.hosts,
-            first_incarnation,
+            start.first_incarnation,
         )
-        learned = self._learned = Learned(state_dir.learned_path)
+        self._learned = Learned(state_dir.learned_path)
         self.scheduler = MemoryScheduler(
-            Admission(
-                budget_bytes,
-                settings.queue.max_wait_s,
-                spare_bytes=settings.workers.spare * learned.process_bytes,
-            ),
-            learned,
-            leak_check,
+            MemoryLimits.of(settings, budget_bytes),
+            self._learned,
+            start.leak_check,
             functools.partial(write_stranded, state_dir.stranded_path),
             self.events,
-            settings.workers.spare,
-            settings.memory.ordinary_tokens,
             self.hosts,
         )
         self._state_dir = state_dir
@@ -131,6 +123,16 @@ class Fleet:
         self.lag = LoopLag()
         self._tasks = Tasks("fleet")
         self._handing_over = False
+
+    def _tell_of(self, start: FleetStart) -> None:
+        for each in start.swept:
+            self.events.emit(
+                "sweep", None, pid=each.pid, name=each.name, ended=each.ended, seconds=each.seconds
+            )
+        if start.leak_check is not None and start.leak_check.bytes:
+            self.events.emit("stranded", None, stranded_bytes=start.leak_check.bytes)
+        if start.caution is not None:
+            self.events.emit("caution", None, reason=start.caution)
 
     def start(self, *, preload: bool = True) -> None:
         self.readings.start()
@@ -144,8 +146,8 @@ class Fleet:
                 compartment.preload()
 
     def say_absent(self, model_ids: Iterable[str]) -> None:
-        """These weren't there when the configuration was read: a load of each says what is
-        missing, as it would to a request.
+        """The folders of these models weren't there when the configuration was read: a load of each
+        says so, as it would to a request.
         """
         for model_id in model_ids:
             if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
@@ -153,12 +155,12 @@ class Fleet:
 
     @property
     def settings(self) -> Settings:
-        """Those in force."""
+        """The settings in force."""
         return self._in_force.settings
 
     @property
     def spares(self) -> list[Worker]:
-        return self._starter.spares
+        return self._starter.spares.workers
 
     @property
     def workers(self) -> list[Worker]:
@@ -175,12 +177,7 @@ class Fleet:
             everywhere=(before.queue, before.workers, before.memory)
             != (settings.queue, settings.workers, settings.memory),
         )
-        self.scheduler.configure(
-            budget_bytes,
-            settings.queue.max_wait_s,
-            settings.workers.spare,
-            settings.memory.ordinary_tokens,
-        )
+        self.scheduler.configure(MemoryLimits.of(settings, budget_bytes))
         self.scheduler.arrange(groups_of(settings))
 
     def _new_compartment(self, model: Model) -> Compartment:
@@ -191,29 +188,29 @@ class Fleet:
 
     @property
     def process_bytes(self) -> int:
-        """What a worker takes before it has a model, as workers here have shown."""
+        """Bytes of a worker without a model, as measured here."""
         return self._learned.process_bytes
 
     def misfits(self, settings: Settings, budget_bytes: int) -> list[tuple[str, str]]:
-        """Groups that could not have the room they need, and why; blocks."""
+        """Groups that could not have the room they need, each with the reason; blocks."""
         return list(misfits(settings, budget_bytes, self._learned))
 
     @property
     def uptime_s(self) -> float:
-        """Whatever is done to the clock on the wall."""
-        return asyncio.get_running_loop().time() - self._began_at
+        """It doesn't depend on the clock on the wall."""
+        return self._loop.time() - self._began_at
 
     def now(self) -> float:
         """The clock of deadlines, in seconds."""
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     def check_serves(self) -> None:
-        """Raises: Refusal if nothing new is taken any more."""
+        """Raises: Refusal: no new request is taken any more."""
         if self.phase not in (Phase.SERVING, Phase.LEAVING):
             raise refusals.shutting_down()
 
     def check_decides(self) -> None:
-        """Raises: Refusal if another gateway is about to decide on models, or does already."""
+        """Raises: Refusal: another gateway decides on the models, or is about to."""
         if self._handing_over or self.phase is Phase.LEAVING:
             raise refusals.being_replaced()
 
@@ -235,7 +232,7 @@ class Fleet:
     # From one gateway to the next
 
     async def until_settled(self, seconds: float) -> None:
-        """Wait until no worker is on its way up or out, and let none begin that.
+        """Wait until no worker starts, loads or ends, and let none begin that.
 
         Raises:
             TimeoutError: that takes longer.
@@ -250,8 +247,8 @@ class Fleet:
             raise
 
     def hand_over(self, successor: Successor) -> dict[str, Channel]:
-        """Decide nothing more, and send nothing more to workers: what comes in is the successor's.
-        Where that can listen for the worker of each model that has one.
+        """Decide nothing more, and send nothing more to workers: requests go to the successor.
+        Returns a channel for each model with a worker, at which the successor can listen.
         """
         self._handing_over = True
         for compartment in self.roster.everyone:
@@ -280,8 +277,8 @@ class Fleet:
         return endpoint(self._state_dir.socket_path(channel.number))
 
     async def leave(self) -> list[tuple[int, bytes]]:
-        """Another gateway has everything. Of each worker its incarnation, and what was read of a
-        line that it has not ended.
+        """Another gateway has all models. Returns the incarnation of each worker, with the part of
+        an unfinished line that was read of it.
         """
         self.phase = Phase.LEAVING
         self._wakefulness.end()
@@ -295,11 +292,11 @@ class Fleet:
         return await self.roster.leave()
 
     async def end_spares(self) -> None:
-        """Each gateway has its own."""
-        await self._starter.end_spares()
+        """Each gateway has its own spares."""
+        await self._starter.spares.close()
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, and wait until nothing runs, or for so many seconds."""
+        """Take no new requests, and wait until none is left, or for so many seconds."""
         self.phase = Phase.DRAINING
         idle = asyncio.Event()
         watch = self._tasks.start(self._watch_idle(idle), "drain")
@@ -312,16 +309,16 @@ class Fleet:
         idle.set()
 
     def refuse_all(self) -> None:
-        """End what still waits or runs."""
+        """Refuse all requests that still wait or run."""
         for compartment in self.roster.everyone:
             compartment.traffic.refuse_all(refusals.shutting_down())
 
     async def stop(self) -> None:
-        """End every worker, side by side; returns when each is gone or survived its ladder."""
+        """End all workers at once; returns when each has ended or survived its ladder."""
         for compartment in self.roster.everyone:
             compartment.end()
         await asyncio.gather(
-            self._starter.end_spares(), *(each.until_ended() for each in self.roster.everyone)
+            self._starter.spares.close(), *(each.until_ended() for each in self.roster.everyone)
         )
         self.phase = Phase.STOPPED
         self._wakefulness.end()
@@ -336,7 +333,7 @@ class Fleet:
         self.events.close()
 
     async def _tick(self) -> None:
-        """A defect in one check must not keep the others from being made."""
+        """Each check runs even if another one fails."""
         if self._handing_over:
             return
         now = self.now()
@@ -347,9 +344,9 @@ class Fleet:
         )
         self._tasks.attempt(
             functools.partial(
-                self._starter.tick,
+                self._starter.spares.tick,
                 now,
-                spares=self.scheduler.spares,
+                at_most=self.scheduler.spares,
                 loading=self._loading(),
             ),
             "spares",
@@ -359,7 +356,7 @@ class Fleet:
         )
 
     def _works(self) -> bool:
-        """What the machine is to stay awake for."""
+        """Whether the machine is to stay awake."""
         if not self._in_force.settings.gateway.keep_awake:
             return False
         return self._loading() or any(each.traffic.busy for each in self.roster.everyone)

@@ -1,7 +1,7 @@
 """The life cycle of a model as a table: events in, a state and effects out.
 
-No I/O and no clock here. Whoever feeds it performs the effects in their order; see
-`gateway.models.condition`. `python -m gateway.models.lifecycle` prints the table.
+No I/O and no clock here. `gateway.models.condition` feeds it, and has the effects performed in
+their order. `python -m gateway.models.lifecycle` prints the table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 
 
 class State(StrEnum):
@@ -79,7 +79,7 @@ class Effect(StrEnum):
 
 
 class Aim(StrEnum):
-    """What the end of a process leads to."""
+    """The state that the end of a process leads to."""
 
     REST = "unloaded, or waiting if requests wait"
     REVIVE = "unloaded, or waiting if requests wait or the model is to be kept loaded"
@@ -90,7 +90,7 @@ class Aim(StrEnum):
 
 
 class Circumstances(NamedTuple):
-    """What a decision depends on beside state and event."""
+    """A decision depends on these beside state and event."""
 
     requests_wait: bool = False
     kept: bool = False
@@ -98,7 +98,7 @@ class Circumstances(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`aim`: where the process's end shall lead to, where this rule decides on it."""
+    """`aim`: the process's end shall lead there, where this rule decides on that."""
 
     state: State
     effects: tuple[Effect, ...] = ()
@@ -115,7 +115,7 @@ _STARTING, _LOADING, _READY = State.STARTING, State.LOADING, State.READY
 _DRAINING, _STOPPING = State.DRAINING, State.STOPPING
 _PARK = Effect.PARK_RUNNING
 
-# Nothing loads the model after these but an order, or the configuration.
+# After these only an order, or the configuration, loads the model.
 HOLDING: Final = (ModelEvent.HOLD, ModelEvent.REMOVED, ModelEvent.SHUTDOWN)
 
 _ASLEEP: Final = {
@@ -142,7 +142,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
         **_ASLEEP,
         ModelEvent.PRELOAD: Rule(_W, (Effect.ASK,)),
         ModelEvent.ALONG: Rule(_W, (Effect.ASK,)),
-        # What could not be had may be there now.
+        # A reason against its load may be gone.
         ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
         ModelEvent.DEMAND: Rule(_W, (Effect.ASK,)),
         ModelEvent.UNLOAD: Rule(_U),
@@ -182,7 +182,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     },
     State.FAILED: {
         **_ASLEEP,
-        # What was wrong may have been mended.
+        # The fault may have been mended.
         ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
         ModelEvent.DEMAND: Rule(_F, (Effect.REFUSE_WAITING,)),
         ModelEvent.UNLOAD: Rule(_U),
@@ -251,7 +251,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
         ModelEvent.RETURNED: Rule(_STOPPING),
         ModelEvent.KILL: Rule(_STOPPING, (Effect.KILL,)),
         ModelEvent.DESTROY: Rule(_STOPPING, (Effect.DESTROY,)),
-        # The worker's last words may cross the order to stop.
+        # The worker's last messages may cross the order to stop.
         ModelEvent.HELLO: Rule(_STOPPING),
         ModelEvent.LOADED: Rule(_STOPPING),
         ModelEvent.LOAD_FAILED: Rule(_STOPPING),
@@ -262,14 +262,14 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     },
 }
 
-# What an event makes of a process that is on its way out already.
+# The aim of a process that is draining or stopping already, after an event.
 _REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
     ModelEvent.LOAD: dict.fromkeys(Aim, Aim.START),
     ModelEvent.RESTART: dict.fromkeys(Aim, Aim.START),
     ModelEvent.RETURNED: dict.fromkeys(Aim, Aim.START),
     ModelEvent.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
     **dict.fromkeys(HOLDING, dict.fromkeys(Aim, Aim.HOLD)),
-    # An order stays as it is; what was wrong may have been mended.
+    # Orders stay in force; a fault may have been mended.
     ModelEvent.CHANGED: {each: each for each in Aim}
     | dict.fromkeys((Aim.JUDGE, Aim.FAIL), Aim.REVIVE),
     ModelEvent.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
@@ -285,10 +285,10 @@ _VERDICTS: Final = {
 class Lifecycle:
     """The state of one model.
 
-    Three decisions depend on more than state and event. Where the end of a process leads to is the
-    aim of the rule that ordered it, or that of the table's exit. An order, or a change of the
-    configuration, that comes while a process is on its way out changes that aim. And a backoff, or
-    a wait for memory, that nobody waits for ends with an unload or a kill.
+    Three decisions depend on more than state and event. The end of a process leads to the aim of
+    the rule that ordered it, else to that of the table's exit. An order, or a change of the
+    configuration, changes that aim while the process is draining or stopping. And an unload or a
+    kill ends a backoff, or a wait for memory, unless requests wait or the model is to be kept.
     """
 
     def __init__(self) -> None:
@@ -297,9 +297,7 @@ class Lifecycle:
 
     @property
     def on_its_way(self) -> bool:
-        """It is loaded, or will be without another request's asking for it: a request that arrives
-        now is no event.
-        """
+        """It is loaded, or will be without another request: one that arrives now is no event."""
         return self.state in (_W, _STARTING, _LOADING, _READY)
 
     @property
@@ -319,7 +317,7 @@ class Lifecycle:
 
     @property
     def judged(self) -> bool:
-        """The end of the process, should it come now, is for the restart policy to judge."""
+        """If the process ended now, the restart policy would judge that."""
         return self.alive and self._aim in (None, Aim.JUDGE)
 
     def handle(self, event: ModelEvent, circumstances: Circumstances) -> tuple[Effect, ...]:
@@ -347,7 +345,7 @@ class Lifecycle:
         elif rule.aim is not None:
             self._aim = rule.aim
         if self._aim is Aim.HOLD and Effect.PARK_RUNNING in effects:
-            # Nobody will resume them.
+            # No worker will resume them.
             effects = (Effect.PARK_RUNNING, Effect.REFUSE_WAITING, *effects[1:])
         self.state = rule.state
         if self.state in (State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF):

@@ -1,47 +1,49 @@
-"""A model's hold on memory: its turn, its grant, whether it keeps to it, when it must go."""
+"""A model's hold on memory: its turn, its grant, whether its worker keeps to that, when it must go;
+and the parts of a model, of which this is one.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.config.model import Model
+from gateway.config.tables import InForce
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.estimate.estimate import Estimate
+from gateway.memory.estimate import Estimate
 from gateway.memory.scheduler import AllocationState, MemoryScheduler
-from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State
+from gateway.requests import refusals
 from gateway.requests.traffic import Traffic
 from gateway.system.clock import present_clock
+from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
+from gateway.system.tasks import Tasks
+from gateway.workers.starter import Starter
 from gateway.workers.worker import Worker
-from protocol.life import (
-    Bound,
-    Limit,
-    Need,
-)
+from gateway.workers.worker_log import WorkerLog
+from protocol.life import Bound, Limit, Need, PromptCacheDisk
 
 logger = logging.getLogger(__name__)
 
-# What a load takes at least, in what clients are told.
+# The least that clients are told a load takes.
 _SHORTEST_LOAD_S: Final = 5
-# Until files are tried again that could not be read.
+# Until files that could not be read are tried again.
 _READ_AGAIN_S: Final = 30
-# The same for those on a disk that is awaited, should its return be missed.
+# The same for files on a disk that is awaited, in case its return is missed.
 _WATCHED_S: Final = 600
 
 
 class ModelMemory:
-    """The model as the scheduler knows it. Times are those of `gateway.system.clock`, in
-    seconds: a sleep of the machine is no idleness.
+    """The model as the scheduler knows it. Times are those of `gateway.system.clock`, in seconds: a
+    sleep of the machine is no idleness.
 
-    `lost_bytes` is what an earlier worker held and didn't come back. `reload_s` is how long it took
-    from the start of its worker, or the adoption of a spare, until the model answered, the last
-    time.
+    An earlier worker has left `lost_bytes` stranded. The last load took `reload_s`, from the start
+    of its worker, or the adoption of a spare, until the model was ready.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class ModelMemory:
         scheduler: MemoryScheduler,
         kept: Callable[[], bool],
     ) -> None:
-        """`kept`: it is to be loaded, whether requests want it or not."""
+        """`kept` says whether it is to be loaded even without requests."""
         self.model = model
         self.granted_bytes: int | None = None
         self.lost_bytes = 0
@@ -65,29 +67,29 @@ class ModelMemory:
         self._ready_at = 0.0
         self._read_again_at: float | None = None
         self._told_bound: Bound | None = None
-        # What its worker holds beside MLX's account differs from what the worker was told.
+        # The worker has to be told anew what it holds beside MLX's account.
         self._beside_moved = False
-        # Who keeps to the limit, once it is loaded.
+        # The worker that is told of limits, once it is loaded.
         self._worker: Worker | None = None
 
     @property
     def load_s(self) -> int:
-        """How long a load takes, by the last one, for those who are to come again after it."""
+        """Seconds that a load takes, by the last one, for clients that are to try again."""
         return max(_SHORTEST_LOAD_S, round(self.reload_s))
 
     @property
     def expires_in_s(self) -> float:
-        """When it is unloaded for being idle, if it is idle from now on; infinity: never."""
+        """When it is unloaded if no request comes; infinity: never."""
         idle_s = 0.0 if self.busy else self._idle_s(self._clock.now())
         return max(0.0, self._ttl_s - idle_s)
 
     @property
     def estimate(self) -> Estimate | None:
-        """What it was admitted by; None: it couldn't be estimated."""
+        """The estimate that it was admitted by; None: there was none."""
         return self._scheduler.estimate_of(self.model.id)
 
     def tell_bound(self) -> Bound | None:
-        """The most that it can get at present, for its worker."""
+        """The most that it can get at present, to tell its worker."""
         self._told_bound = self._scheduler.bound(self.model.id)
         return self._told_bound
 
@@ -106,7 +108,7 @@ class ModelMemory:
         self._scheduler.adopt(state)
 
     def keeps_to_limits(self, worker: Worker) -> None:
-        """It was told of them by an earlier gateway."""
+        """An earlier gateway has told this worker its limits."""
         self._worker = worker
 
     # From the model
@@ -121,7 +123,7 @@ class ModelMemory:
         self._scheduler.withdraw(self.model.id)
 
     def entered(self) -> None:
-        """Another state."""
+        """Another state was entered."""
         match self._condition.state:
             case State.READY:
                 self._ready_at = self._clock.now()
@@ -132,13 +134,13 @@ class ModelMemory:
                 pass
 
     def gone(self, pid: int | None, *, clean: bool) -> None:
-        """Its process has ended, by itself if `clean`; None: it could not be started."""
+        """Its process has ended, by itself if `clean`; `pid` None: it could not be started."""
         self._worker = None
         self._scheduler.gone(self.model.id, pid, clean=clean)
 
     @property
     def wanted_along(self) -> bool:
-        """One that it is loaded with is on its way up."""
+        """A model that it is loaded with waits or loads."""
         return self._scheduler.wanted_along(self.model.id)
 
     def configure(self, model: Model) -> None:
@@ -146,22 +148,22 @@ class ModelMemory:
         self._scheduler.pin(self)
 
     def tick(self) -> None:
-        """To be called a few times a second: who is idle for too long has to go."""
+        """To be called a few times a second: unload the model if it was idle for too long."""
         now = self._clock.now()
         if self._condition.state is State.READY and not self.busy and self._expired(now):
             self._condition.handle(ModelEvent.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
 
     def dont_read_again(self) -> None:
-        """An operator wants it unloaded."""
+        """Don't try unreadable files again: an operator wants it unloaded."""
         self._read_again_at = None
 
     @property
     def to_read_again(self) -> bool:
-        """Its files could not be read, and may be tried once more."""
+        """Its files could not be read, and it is time to try again."""
         return self._read_again_at is not None and self._clock.now() >= self._read_again_at
 
     def started(self, worker: Worker) -> None:
-        """It has said hello, and was measured: it holds nothing but itself."""
+        """A worker without a model yet was measured."""
         alone = worker.followers is None and self.model.settings.interpreter is None
         if worker.memory.held_bytes is not None and alone:
             self._scheduler.learn_process(worker.memory.held_bytes)
@@ -184,7 +186,7 @@ class ModelMemory:
             self._scheduler.learn(self.model.id, held_bytes)
 
     def needs(self, worker: Worker, need: Need) -> None:
-        """What the worker says that it could use, and that it keeps to."""
+        """The worker says what it could use, and which limit it keeps to."""
         self._worker = worker
         self._scheduler.note_need(
             self.model.id,
@@ -205,7 +207,7 @@ class ModelMemory:
     @property
     def priority(self) -> int:
         """The model's, or that of its most urgent request."""
-        own = self._traffic.highest_priority
+        own = self._traffic.queue.highest_priority
         return self.model.settings.priority if own is None else own
 
     @property
@@ -238,7 +240,7 @@ class ModelMemory:
         self._condition.progress(reason)
 
     def admitted(self, floor_bytes: int) -> None:
-        """There is room for it, and so many bytes are its own."""
+        """There is room for it, and these bytes are reserved."""
         self.granted_bytes = floor_bytes
         self._condition.handle(ModelEvent.ADMITTED)
 
@@ -247,8 +249,8 @@ class ModelMemory:
         self.granted_bytes = limit_bytes
 
     def tell_worker(self) -> None:
-        """Its limit, the most that it can get, and what it holds beside MLX's account, if any of
-        these differs from what its worker knows.
+        """Tell its worker the limit, the most that it can get, and what it holds beside MLX's
+        account, unless the worker knows all these.
         """
         worker = self._worker
         if worker is None or worker.ended.is_set() or self.granted_bytes is None:
@@ -284,26 +286,26 @@ class ModelMemory:
         self._condition.handle(ModelEvent.NO_ROOM, refusal=refusal)
 
     def cannot_be_read(self, reason: str, *, watched: bool) -> None:
-        """What it needs can't be told now; it may be later. `watched`: somebody will say when."""
+        """Its files can't be read now, and may be later. `watched`: their disk is awaited."""
         refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
         logger.warning("%s", refusal.message, extra=about(model=self.model.id))
         self._condition.handle(ModelEvent.UNREADABLE, reason, refusal=refusal)
         self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
 
     def evict(self, reason: str) -> None:
-        """Another model needs its memory; who is cut off goes on later."""
+        """Another model needs its memory; running requests go on later."""
         self._condition.handle(ModelEvent.EVICT, reason)
 
     def lost_memory(self, missing_bytes: int) -> None:
-        """So much of what its last worker held did not come back: it isn't restarted any more
-        by itself, since each restart may cost as much.
+        """Its last worker left so many bytes stranded. It isn't restarted by itself any more, as
+        each restart may cost as much.
         """
         self.lost_bytes = missing_bytes
 
     # Inside
 
     def _idle_s(self, now: float) -> float:
-        """How long nobody has used a model that is ready."""
+        """How long a model that is ready was not used."""
         return now - max(self._traffic.use.last, self._ready_at)
 
     def _expired(self, now: float) -> bool:
@@ -317,3 +319,25 @@ class ModelMemory:
             return math.inf
         asked_s = self._traffic.use.keep_alive_s
         return (self.model.settings.ttl_s or math.inf) if asked_s is None else asked_s
+
+
+class GatewayParts(NamedTuple):
+    """The objects that all models of a gateway share. Without a `prompt_cache` workers keep prompts
+    in memory alone.
+    """
+
+    in_force: InForce
+    events: EventLog
+    scheduler: MemoryScheduler
+    starter: Starter
+    prompt_cache: PromptCacheDisk | None
+
+
+class ModelParts(NamedTuple):
+    """The objects of one model, without its worker."""
+
+    condition: Condition
+    traffic: Traffic
+    model_memory: ModelMemory
+    log: WorkerLog
+    tasks: Tasks

@@ -1,5 +1,5 @@
-"""What a model's life cycle decides on is done here: memory is asked for, a worker is started and
-ended, requests are sent, parked or refused.
+"""Performs the effects of a model's life cycle: asks for memory, starts and ends the worker, and
+has requests sent, parked or refused.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config.model import Model
-from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
-from gateway.models.model_memory import ModelMemory
-from gateway.models.parts import GatewayParts, ModelParts
+from gateway.models.model_memory import GatewayParts, ModelMemory, ModelParts
 from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
+from gateway.requests import refusals
 from gateway.requests.traffic import QueueBounds, Traffic
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -31,7 +30,7 @@ _BLAMED: Final = (ModelEvent.MISBEHAVED, ModelEvent.HUNG, ModelEvent.EXIT)
 
 
 class Performer:
-    """Performs the effects of one model's life cycle, and knows what its decisions depend on.
+    """Performs the effects for one model, and knows the circumstances of its decisions.
 
     `load_ordered`: an operator, or the configuration, wants the model loaded, and it isn't yet.
     """
@@ -50,7 +49,7 @@ class Performer:
 
     @property
     def kept(self) -> bool:
-        """The model is to be loaded, whether requests want it or not."""
+        """The model is to be loaded even without requests."""
         settings = self.model.settings
         return self.load_ordered or settings.pinned or settings.preload
 
@@ -63,13 +62,13 @@ class Performer:
         self.parts.model_memory.configure(model)
 
     def supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
-        """Start, or adopt, a worker. Raises: whatever `start` does."""
+        """Start, or adopt, a worker. Raises: all that `start` raises."""
         self.supervisor = WorkerSupervisor(
             self.model, self.parts, self._gateway, start, self._worker_ended
         )
         return self.supervisor
 
-    # What the traffic asks
+    # For the traffic
 
     @property
     def load_s(self) -> int:
@@ -85,13 +84,13 @@ class Performer:
     def describe(self) -> str:
         return self.parts.condition.describe()
 
-    # What the life cycle asks
+    # For the life cycle
 
     def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
         traffic = self.parts.traffic
-        guilty = traffic.guilty if event in _BLAMED and self.parts.condition.judged else 0
+        guilty = traffic.queue.guilty if event in _BLAMED and self.parts.condition.judged else 0
         return Circumstances(
-            requests_wait=traffic.waiting + traffic.running > guilty,
+            requests_wait=traffic.queue.waiting + traffic.queue.running > guilty,
             kept=self.kept or self.parts.model_memory.wanted_along,
             verdict=verdict,
         )
@@ -161,7 +160,7 @@ class Performer:
                 )
             )
         except Exception as error:
-            # Whatever it is: without a worker nothing else would end this state.
+            # Any error counts: without a worker nothing else would end this state.
             self.recovery.not_started(error)
 
     def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:

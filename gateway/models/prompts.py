@@ -1,4 +1,4 @@
-"""Prompts that were computed and are kept: by workers in memory, and on disk for all of them."""
+"""Computed prompts that are kept: by workers in memory, and on disk for all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from protocol.prompt_store.store import PromptStore
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 5.0
-# The store waits for other processes, and the first look behind the sweep.
+# The store waits for other processes, and the first look waits for the sweep.
 _ANSWER_S: Final = 30.0
 # A worker answers between two steps.
 _WORKER_S: Final = 5.0
@@ -30,17 +30,17 @@ _DISK_S: Final = 60.0
 
 
 class Cleared(Struct, frozen=True):
-    """Bytes of memory and disk that are free, and whatever isn't, in sentences."""
+    """Bytes of memory and disk that were freed, and sentences on those that weren't."""
 
     reclaimed_bytes: int
     failures: tuple[str, ...]
 
 
 class Prompts:
-    """What is on disk, which is looked at beside the event loop.
+    """The prompts on disk, which are looked at beside the event loop.
 
-    `for_workers` is what they are told of it; None: prompts are kept in memory alone. `disk_bytes`
-    is what each model has there, by the last look; None: there was none yet.
+    `for_workers` is for the load of each worker; None: prompts are kept in memory alone.
+    `disk_bytes` has the bytes of each model, by the last look; None: there was none yet.
     """
 
     def __init__(self, folder: Path, kept: PromptCacheSettings) -> None:
@@ -53,14 +53,14 @@ class Prompts:
                 most_bytes=self.most_bytes,
                 most_bytes_per_hour=kept.disk_writes_per_hour_bytes,
             )
-        # Opened with a bound of nothing it removes what is there.
+        # With a bound of 0 it removes all prompts that are there.
         self._store = PromptStore(folder, self.most_bytes, kept.disk_writes_per_hour_bytes)
         self._looks = Lane("prompts")
         self._clears = Lane("clear prompts")
         self._tasks = Tasks("prompts")
 
     def start(self) -> None:
-        """What a killed process has left there is removed first."""
+        """Begin to look, after the remains of killed processes are removed."""
         self._looks.soon(self._sweep)
         self._tasks.keep(self._look, "prompts", _LOOK_S)
 
@@ -74,8 +74,8 @@ class Prompts:
     async def clear(
         self, compartments: Collection[Compartment], model_id: str | None = None
     ) -> Cleared:
-        """Have the workers of these models let go of their prompts, and then remove from the disk
-        those of one model, or of all that ever had any: workers write there what they let go of.
+        """Have the workers of these models let go of their prompts, and then remove the prompts of
+        one model, or of all, from the disk: workers may write there the prompts they let go of.
         """
         told = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in compartments))
         failures = [
@@ -90,7 +90,7 @@ class Prompts:
                 functools.partial(self._remove, model_id), _DISK_S, "the prompts on disk"
             )
         except OSError as error:
-            # It may end later: nobody waits for it.
+            # The removal may still end later.
             failures.append(f"{error}")
         else:
             reclaimed_bytes += removed_bytes

@@ -1,10 +1,10 @@
-"""What happens when a worker has ended, or when a load or a drain takes too long.
+"""Deals with the end of a worker, and with a load or a drain that takes too long.
 
-The end is noted, and its memory becomes free. If somebody ordered it, the life cycle knows what
-follows. If nobody did, it was a death: the restart policy judges it, unless a request is to blame
-or memory was lost, and the life cycle follows the verdict: a new worker at once, another attempt
-later, for which a timer runs here, or none. What becomes of the requests that ran is an effect of
-the life cycle: see `gateway.requests.traffic`.
+The end is noted, and its memory becomes free. If it was ordered, the life cycle knows what follows.
+If not, it was a death: the restart policy judges it, unless a request is to blame or memory was
+stranded, and the life cycle follows the verdict: a new worker at once, another attempt later, for
+which a timer runs here, or none. Requests that ran are parked, as an effect of the life cycle: see
+`gateway.requests.traffic`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.config.changes import InForce
-from gateway.models import refusals
+from gateway.config.tables import InForce
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State
-from gateway.models.parts import GatewayParts, ModelParts
+from gateway.models.model_memory import GatewayParts, ModelParts
+from gateway.requests import refusals
 from gateway.system.clock import Timer
 from gateway.system.log_lines import about
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import LastExit, RestartPolicy, RestartVerdict, restart_limits
+from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict, restart_limits
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -35,8 +35,8 @@ _LOAD_TIMEOUTS: Final = 2
 
 
 class Deadlines:
-    """One model's. A load that is too slow counts as a death, the second in a row as a failure that
-    lasts.
+    """The deadlines of one model's states. A load that is too slow counts as a death, the second in
+    a row as a lasting failure.
     """
 
     def __init__(self, model_id: str, in_force: InForce, condition: Condition) -> None:
@@ -47,13 +47,13 @@ class Deadlines:
         self._load_timeouts = 0
 
     def entered(self) -> None:
-        """Another state: it has its own deadline, or none."""
+        """Another state was entered: it has its own deadline, or none."""
         settings = self._in_force.settings
         match self._condition.state:
             case State.STARTING:
                 self._arm(settings.workers.load_timeout_s, self._load_too_slow)
             case State.LOADING:
-                pass  # It belongs to the same load.
+                pass  # The deadline of the start is that of the whole load.
             case State.DRAINING:
                 self._arm(settings.gateway.drain_s, self.cut_drain)
             case State.READY:
@@ -63,7 +63,7 @@ class Deadlines:
                 self.disarm()
 
     def cut_drain(self) -> None:
-        """Let a drain last no longer, if there is one."""
+        """End a drain now, if there is one."""
         if self._condition.state is State.DRAINING:
             self._condition.handle(ModelEvent.DEADLINE)
 
@@ -92,12 +92,12 @@ class Deadlines:
         )
 
 
-# A fatal error prints the stacks of all threads: its first line must be among these.
+# A fatal error prints the stacks of all threads, and its first line must be among these.
 _LOG_TAIL_LINES: Final = 80
 
 
 def last_exit(status: ExitStatus, reason: str, log: WorkerLog) -> LastExit:
-    """Of a worker that has just ended."""
+    """The record of a worker that has just ended."""
     return LastExit(
         at=time.time(),
         code=status.code,
@@ -110,7 +110,7 @@ def last_exit(status: ExitStatus, reason: str, log: WorkerLog) -> LastExit:
 logger = logging.getLogger(__name__)
 
 
-# After these ends there is another worker, by what whoever counts restarts calls them.
+# Ends after which another worker starts, with their names in the counts of restarts.
 _CAUSES: Final = {
     ModelEvent.EXIT: "crashed",
     ModelEvent.HUNG: "hung",
@@ -132,8 +132,8 @@ class _Ruling(NamedTuple):
 
 
 class Recovery:
-    """One model's. `restarts` counts the starts after deaths, `restarts_by` also those after ends
-    that had a new worker for their aim, each by its cause.
+    """The recovery of one model. `restarts` counts starts after deaths; `restarts_by` also starts
+    after ends that were ordered for the sake of a new worker, by their causes.
     """
 
     def __init__(self, model_id: str, parts: ModelParts, gateway: GatewayParts) -> None:
@@ -161,7 +161,7 @@ class Recovery:
         self._died = self._excused = False
 
     def excuse(self) -> None:
-        """A request was found guilty of the present worker's end: that doesn't count."""
+        """A request is to blame for the present worker's end, so that doesn't count as a death."""
         self._excused = True
 
     def ended(self, worker: Worker, status: ExitStatus) -> None:
@@ -206,7 +206,7 @@ class Recovery:
             self._condition.handle(ModelEvent.NOT_STARTED, reason, refusal=refusal)
             return
         self._end = ModelEvent.START_FAILED
-        # Descriptors, processes or memory may be there later.
+        # There may be descriptors, processes or memory for it later.
         logger.error(
             "%s: no worker could be started: %s",
             self._model_id,
@@ -224,7 +224,7 @@ class Recovery:
         return max(1, round(self._timer.left_s))
 
     def entered(self) -> None:
-        """Another state: the next attempt is awaited in two of them only."""
+        """Another state was entered: only in two states the next attempt is awaited."""
         if self._condition.state not in (State.BACKOFF, State.FAILED):
             self.disarm()
         if self._condition.state is State.READY:
@@ -241,12 +241,12 @@ class Recovery:
             self._timer = None
 
     def _judge(self, event: ModelEvent, reason: str, status: str | None, tail: list[str]) -> None:
-        """An unexpected death."""
+        """Decide what follows an unexpected death."""
         self._died = True
         if self._model_memory.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._model_memory.lost_bytes)})"
             ruling = _Ruling(RestartVerdict.GIVE_UP)
-        elif event is ModelEvent.EXIT and (self._excused or self._traffic.guilty):
+        elif event is ModelEvent.EXIT and (self._excused or self._traffic.queue.guilty):
             ruling = _Ruling(RestartVerdict.RESTART)
         else:
             ruling = self._rule()
@@ -261,7 +261,7 @@ class Recovery:
         self._condition.handle(event, loss, refusal=refusal, verdict=ruling.verdict)
 
     def _rule(self) -> _Ruling:
-        """The policy judges, and the next attempt is awaited."""
+        """Ask the policy, and start the timer of the next attempt."""
         now = self._loop.time()
         self._policy.limits = restart_limits(self._in_force.settings.workers)
         judgement = self._policy.died(now)

@@ -1,4 +1,4 @@
-"""Reading the configuration again while requests are served."""
+"""Reads the configuration again while requests are served."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.config.changes import Reloaded, changes
-from gateway.config.mistakes import ConfigError, Mistake, ValueSource
+from gateway.config.layers import ConfigError, Mistake, ValueSource
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, Located, raise_absent, raise_misfits
 from gateway.config.settings import Settings
-from gateway.config.tables import HOSTS
-from gateway.memory.budget import budget_bytes
+from gateway.config.tables import HOSTS, Reloaded, changes
+from gateway.memory.fitting import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.system.lane import Lane
+from gateway.system.machine import Notifier
 from gateway.system.notation import format_size
-from gateway.system.notify import Notifier
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.system.tls import CertificateError, Certificates
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Longer than each part of the reading takes that has a deadline of its own.
+# Longer than the deadlines of parts of the reading.
 _READ_S: Final = 30.0
 _BUDGET_S: Final = 60.0
 
@@ -61,7 +60,7 @@ class Reloader:
 
     @property
     def present(self) -> Configuration:
-        """What is in force."""
+        """The configuration in force."""
         return self._present
 
     async def reload(self) -> Reloaded:
@@ -105,12 +104,12 @@ class Reloader:
         self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
 
     def reload_soon(self) -> None:
-        """For a signal: what comes of it is an event."""
+        """For a signal: the outcome is an event."""
         self._tasks.start(self._reload_quietly(), "reload")
 
     async def warn_of_groups(self) -> None:
-        """Of those without room a start only warns: the other models are to be served, and what
-        theirs take may have been measured since the configuration was checked.
+        """Warn of groups without room, and serve: the sizes of their models may have been measured
+        after the configuration was checked.
         """
         async with self._lock:
             try:
@@ -139,7 +138,7 @@ class Reloader:
 
     async def _apply(self) -> Reloaded:
         new = await self._beside(self._read, _READ_S, "the configuration")
-        # Whoever has just written of them is told; those that were missing before go on missing.
+        # Only models that are newly absent are mistakes.
         raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
         budget = self._fleet.scheduler.admission.ledger.budget_bytes
         if new.settings.memory != self._present.settings.memory:
@@ -149,12 +148,12 @@ class Reloader:
                 "MLX, which was asked for the memory that it may use,",
             )
         self._check_pinned(new, budget)
-        # What a load has measured since must not be in the way of a new certificate.
+        # A new certificate alone is not refused for sizes that loads have measured since.
         if new.settings != self._present.settings:
             await self._check_groups(new, budget)
         await self._renew_certificate()
         found = changes(self._present.settings, new.settings)
-        # The same words may mean another place, or another revision in the cache.
+        # The same path may lead to another place, or to another revision in the cache.
         moved = {
             model_id: _differing(self._present.located.get(model_id, located), located)
             for model_id, located in new.located.items()
@@ -188,17 +187,17 @@ class Reloader:
             raise ConfigError([Mistake(source, ".".join(place), f"{error}.")]) from error
 
     async def _check_groups(self, new: Configuration, budget_bytes: int) -> None:
-        """Raises: ConfigError: one can't have its room."""
+        """Raises: ConfigError: a group can't have its room."""
         if not new.settings.groups:
             return
         find = functools.partial(self._fleet.misfits, new.settings, budget_bytes)
         raise_misfits(new, await self._beside(find, _READ_S, "the models of groups"))
 
     def _check_pinned(self, new: Configuration, budget_bytes: int) -> None:
-        """Nobody may ask a pinned model to go, so a budget below what they keep would never hold.
+        """Check the budget against the floors of pinned models, which are never evicted.
 
         Raises:
-            ConfigError: it is newly so.
+            ConfigError: it has become too small for them.
         """
         ledger = self._fleet.scheduler.admission.ledger
         models = new.settings.models
@@ -227,7 +226,7 @@ def _differing(old: Located, new: Located) -> tuple[str, ...]:
 
 
 def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
-    """What can't be taken now stays as it is, so that the next reload tells of it again."""
+    """The new settings without those that need a restart; the next reload names them again."""
     for each in keys:
         table, key = each.split(".", 1)
         if table == HOSTS:

@@ -1,4 +1,4 @@
-"""The models by name: those that are configured, and those that are on their way out."""
+"""The models by name: those that are configured, and those that leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATEST: Final = ":latest"
 
 
 class Roster:
-    """`configured` has the compartments by the ids of their models. The scheduler learns of all."""
+    """The compartments of all models; `configured` has them by id. The scheduler knows them all."""
 
     def __init__(
         self,
@@ -30,21 +30,21 @@ class Roster:
         self.configured = {model.id: new(model) for model in models}
         self._new = new
         self._scheduler = scheduler
-        # Not configured any more, but not over yet either.
+        # Models that aren't configured any more, and whose workers haven't ended yet.
         self._leaving: dict[str, Compartment] = {}
         self._tasks = Tasks("roster")
         self._register()
 
     @property
     def everyone(self) -> list[Compartment]:
-        """Those that leave among them."""
+        """All compartments, with those that leave."""
         return [*self.configured.values(), *self._leaving.values()]
 
     def find(self, name: str, caller: Caller) -> Compartment:
-        """The compartment of a model's id or alias, also with the tag that Ollama's lists have.
+        """The compartment with this id or alias, with or without the tag of Ollama's lists.
 
         Raises:
-            Refusal: there is none, or none that the caller may know of.
+            Refusal: there is none that the caller may use.
         """
         compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if compartment is None or not _may_use(caller, compartment):
@@ -63,12 +63,12 @@ class Roster:
         )
 
     def visible(self, caller: Caller) -> list[Compartment]:
-        """Those that are configured and that the caller may use."""
+        """The configured models that the caller may use."""
         return [each for each in self.configured.values() if _may_use(caller, each)]
 
     def configure(self, models: Iterable[Model], *, everywhere: bool) -> None:
-        """Take other models. Those that are as they were don't notice, unless what is in force for
-        all of them has changed `everywhere`; those that are missing leave.
+        """Take other models. Unchanged models don't notice, unless settings of all models have
+        changed (`everywhere`); missing models leave.
         """
         present, self.configured = self.configured, {}
         changed = []

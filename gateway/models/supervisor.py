@@ -1,4 +1,4 @@
-"""One worker in the service of its model: what it says, what it is told, and whether it hangs."""
+"""Supervises one worker for its model: its messages, its orders, and whether it hangs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import math
 from collections.abc import Callable, Iterable
 
 from gateway.config.model import Model
-from gateway.models import refusals
 from gateway.models.lifecycle import ImpossibleTransitionError, ModelEvent, State
-from gateway.models.parts import GatewayParts, ModelParts
+from gateway.models.model_memory import GatewayParts, ModelParts
+from gateway.requests import refusals
 from gateway.requests.traffic import ProtocolBreachError, WorkerConnection
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
-from gateway.workers.hang import HangDetector
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.process import ExitStatus
+from gateway.workers.verdicts import HangDetector
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerSupervisor:
-    """Lives as long as its worker. What the worker says of requests goes to the traffic, what it
-    says of itself becomes an event of the life cycle.
+    """Lives as long as its worker. The worker's messages on requests go to the traffic; those on
+    itself become events of the life cycle.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class WorkerSupervisor:
         start: Callable[[Listener], Worker],
         ended: Callable[[Worker, ExitStatus], None],
     ) -> None:
-        """Start the worker; `ended` is told its end.
+        """Start the worker; `ended` is called at its end.
 
         Raises:
             OSError: it can't be started.
@@ -71,12 +71,12 @@ class WorkerSupervisor:
 
     @property
     def given_up(self) -> bool:
-        """Its stop ladder is at an end, and it isn't."""
+        """Its worker has survived the stop ladder."""
         return self._ladder is not None and self._ladder.done()
 
     def entered(self) -> None:
-        """Another state. From its hello on its heart beats, beside whatever it computes; once it is
-        ready, there is a step whenever there is work.
+        """Another state was entered. A worker sends heartbeats from its hello on, and once it is
+        ready it makes steps whenever there is work.
         """
         match self._condition.state:
             case State.LOADING | State.READY:
@@ -102,12 +102,12 @@ class WorkerSupervisor:
         """To be called a few times a second."""
         if self._hang is None:
             return
-        # Who waits for memory makes no steps.
-        has_work = self._traffic.running > self.worker.report.short_of_memory
+        # Requests that wait for memory make no steps.
+        has_work = self._traffic.queue.running > self.worker.report.short_of_memory
         reason = self._hang.judge(now, has_work=has_work)
         if reason is not None:
             if self.worker.followers is not None:
-                # Rank 0 may be gone, and the end of another be awaited.
+                # Rank 0 may have ended, while the end of another rank is awaited.
                 loss = self.worker.loss
                 reason = f"rank 0 on {THIS_MACHINE}: {reason}" if loss is None else loss.reason
             self._log_error("hangs", reason)
@@ -120,7 +120,7 @@ class WorkerSupervisor:
         self._tasks.start(self._load(), "send load")
 
     def connect(self) -> None:
-        """Let it have the requests that wait."""
+        """Send it the requests that wait."""
         if (connection := self._connection) is not None:
             self._traffic.connect(connection)
 
@@ -139,7 +139,7 @@ class WorkerSupervisor:
         )
 
     def settle(self) -> None:
-        """An earlier gateway had it: from now on it is this one's, with the requests that run."""
+        """Go on with the worker of an earlier gateway, and the requests that run in it."""
         if (connection := self._connection) is not None:
             self._traffic.reconnect(connection)
 
@@ -148,7 +148,7 @@ class WorkerSupervisor:
         self._tasks.start(self._drain(), "drain")
 
     def end(self, rungs: Iterable[Rung]) -> None:
-        """Climb this ladder, instead of another that is being climbed."""
+        """Climb this ladder, in place of the one that is being climbed."""
         if self._ladder is not None:
             self._ladder.cancel()
         self._ladder = self._tasks.start(self.worker.climb(rungs), f"end worker {self.worker.pid}")
@@ -183,7 +183,7 @@ class WorkerSupervisor:
                 bound=self._model_memory.tell_bound(),
                 pictures=self._model.settings.pictures,
                 ranks=ranks,
-                awaited=self._traffic.waiting > 0,
+                awaited=self._traffic.queue.waiting > 0,
             )
         )
 
@@ -217,7 +217,7 @@ class WorkerSupervisor:
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
         if worker.ended.is_set():
-            return  # An adopted one's hello may come after its end.
+            return  # The hello of an adopted spare may come after its end.
         now = self._loop.time()
         progress = True
         try:
@@ -246,8 +246,8 @@ class WorkerSupervisor:
                     gave = worker.memory.keeps_to(limit_bytes)
                     self._model_memory.needs(worker, message)
                     if gave and (self._reading is None or self._reading.done()):
-                        # Others may wait for it. Another one comes within a second.
-                        self._reading = self._tasks.start(self._measure(), "what was given back")
+                        # Other models may wait for these bytes: don't wait for the next reading.
+                        self._reading = self._tasks.start(self._measure(), "reading after a recall")
                 case Heartbeat(step=step):
                     progress = False
                     if self._hang is not None:
@@ -317,7 +317,7 @@ class WorkerSupervisor:
                 )
 
     def _check_weights(self, worker: Worker, weight_bytes: int) -> None:
-        """The files may not be those any more that the grant was estimated from."""
+        """End a worker whose files are larger than those that were estimated."""
         if worker.memory.granted_bytes is not None and weight_bytes > worker.memory.granted_bytes:
             self.worker_misbehaved(
                 worker,

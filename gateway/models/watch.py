@@ -1,5 +1,5 @@
-"""What is looked at regularly: the memory of the machine, of the gateway and of every worker, the
-processes that workers have started, and the disks that models are on.
+"""Regular readings: the memory of the machine, of the gateway and of each worker, the processes
+that workers have started, and the disks that models are on.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 _READING_S: Final = 1.0
 _DESCENDANTS_S: Final = 5.0
-# For a look at the machine; what hangs is left for the next turn.
+# Until a reading that hangs is left for the next turn.
 _ANSWER_S: Final = 5.0
 
 
 class Readings:
-    """`host` is the machine's memory, `card` that of the cards that workers compute on, `footprint`
-    the gateway's own.
+    """The last readings: `host` of the machine's memory, `card` of the cards that workers compute
+    on, `footprint` of the gateway itself.
     """
 
     def __init__(
         self, roster: Roster, workers: Callable[[], list[Worker]], scheduler: MemoryScheduler
     ) -> None:
-        """`workers` tells every worker that there is, spares among them."""
+        """`workers` returns all workers, spares among them."""
         self.host = host_memory()
         self.card: CardMemory | None = None
         self.footprint: Footprint | None = None
@@ -102,7 +102,7 @@ class Readings:
             worker.descendants.note(found[worker.pid])
 
     def _compare(self) -> None:
-        """The machine's wired pages with what its workers did."""
+        """Look for memory that is stranded in the machine's wired pages."""
         if self.host.wired_bytes is None:
             return
         workers = {
@@ -117,7 +117,7 @@ class Readings:
         try:
             await worker.measure()
         except (FootprintError, OSError) as error:
-            # It may just have ended. If it hangs, that costs nobody else's reading.
+            # It may just have ended. If its reading hangs, the others' don't.
             logger.debug("No footprint of process %d: %s", worker.pid, error)
 
 
@@ -147,7 +147,7 @@ class Disks:
     def start(
         self, discovered: Callable[[], Iterable[str]], rediscover: Callable[[], Awaitable[None]]
     ) -> None:
-        """`discovered` are the places where models are looked for, `rediscover` does so."""
+        """`discovered` returns the places where models are looked for; `rediscover` looks there."""
         look = functools.partial(self._look, discovered, rediscover)
         self._tasks.keep(look, "mounted", _LOOK_S)
 
@@ -155,7 +155,7 @@ class Disks:
         await self._tasks.cancel_all()
 
     def remark(self, compartment: Compartment) -> str | None:
-        """What is to be said of a model whose disk isn't there."""
+        """A sentence on a model whose disk isn't mounted; None: there is nothing to say."""
         gone = [each for each in _volumes(compartment.model) if self._there.get(each) is False]
         if not gone:
             return None
@@ -174,7 +174,7 @@ class Disks:
             there = await self._ask(volume)
             if there is None:
                 continue
-            # One that is there at the start is no news.
+            # A disk that is there at the start is no news.
             before = self._there.get(volume, True)
             self._there[volume] = there
             if there is before:
@@ -188,7 +188,7 @@ class Disks:
                     await rediscover()
 
     async def _ask(self, volume: Path) -> bool | None:
-        """None: it doesn't say."""
+        """Whether the disk is mounted; None: there is no answer."""
         lane = self._lanes.setdefault(volume, Lane(f"disk {volume}"))
         try:
             return await lane.run(functools.partial(is_mounted, volume), _DISK_S, str(volume))

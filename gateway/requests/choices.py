@@ -24,7 +24,7 @@ _NOTHING: Final = Usage(0, 0)
 
 
 class Choice(Struct):
-    """One whole answer. Its parts are merged."""
+    """One whole answer, with merged parts."""
 
     parts: Sequence[AnswerPart]
     finish_reason: FinishReason
@@ -47,12 +47,12 @@ class Format(Protocol):
 
 
 class Choices:
-    """The answers as far as they have come: those that are streamed are written down by `form` at
-    once, of others the parts are kept until `whole`.
+    """The answers as far as they have come. Streamed ones are written by `form` at once; the parts
+    of others are kept until `whole`.
     """
 
     def __init__(self, requests: Sequence[Request], form: Format, answers_each: int) -> None:
-        """So many of the requests have the same prompt."""
+        """Each prompt has `answers_each` of the requests."""
         self.unopened = set(range(len(requests)))
         self.unfinished = set(self.unopened)
         self._requests = requests
@@ -68,7 +68,7 @@ class Choices:
 
     @property
     def usage(self) -> Usage | None:
-        """What was computed so far, also for answers that end early; None: nothing was."""
+        """The tokens computed so far, also for answers that end early; None: none were."""
         spent = [each.spent for each in self._requests if each.spent is not None]
         return usage_of(spent, self._answers_each) if spent else None
 
@@ -84,11 +84,11 @@ class Choices:
         return events + self._form.piece(index, piece)
 
     def closing(self) -> bytes:
-        """The events behind those of all pieces."""
+        """The events after the last piece."""
         return self._form.closing(self.usage or _NOTHING)
 
     def whole(self) -> bytes:
-        """The body, once all are at their end."""
+        """The body, once all answers have ended."""
         choices = map(Choice, map(merged, self._parts), self._reasons)
         return self._form.whole(list(choices), self.usage or _NOTHING)
 
@@ -100,7 +100,7 @@ class Choices:
 
 def answers_to(generate: Generate, number: int, terms: Terms, now: float) -> list[Request]:
     """Requests for so many answers to one prompt. Each has random numbers of its own; the first has
-    those that it would have alone.
+    the same as if it were alone.
     """
     requests = []
     for index in range(number):
@@ -117,15 +117,15 @@ def answers_to(generate: Generate, number: int, terms: Terms, now: float) -> lis
 async def pieces(
     requests: Sequence[Request], shortcut: Shortcut | None = None
 ) -> AsyncGenerator[tuple[int, AnswerPiece]]:
-    """Their pieces as they come, each with the number of its choice, until all are at their end.
-    If there is but one, `shortcut` gets those that it writes.
+    """The pieces of all answers as they come, each with the number of its choice. If there is only
+    one answer, `shortcut` gets the pieces that it writes.
 
     Raises:
         Refusal: one of the answers ends here.
         ClientGoneError: they were abandoned.
     """
     if len(requests) == 1:
-        # Nearly all are alone, and need no task for each piece.
+        # Nearly all requests are alone, and need no task for each piece.
         while True:
             piece = await requests[0].take(shortcut)
             yield 0, piece
@@ -139,7 +139,7 @@ async def pieces(
             done.clear()
             while ready:
                 index = takers.pop(ready[0])
-                # What fails has this frame, which must not have what failed: it would stay.
+                # A failure refers to this frame; if the frame held the task, neither were freed.
                 piece = ready.popleft().result()
                 if piece.finish_reason is None:
                     takers[asyncio.create_task(requests[index].take())] = index
@@ -147,12 +147,12 @@ async def pieces(
     finally:
         for taker in takers:
             taker.cancel()
-        # Several may have failed; one of them was told.
+        # Several may have failed; one failure was raised.
         await asyncio.gather(*takers, return_exceptions=True)
 
 
 def only_text(piece: AnswerPiece) -> str | None:
-    """Its text, if that is all there is to it, as with nearly every piece."""
+    """The text of a piece that is nothing but text, as nearly every one."""
     if len(piece.parts) != 1 or piece.finish_reason is not None:
         return None
     (part,) = piece.parts
@@ -160,14 +160,14 @@ def only_text(piece: AnswerPiece) -> str | None:
 
 
 def system_fingerprint(request: Request) -> str | None:
-    """Another one, another model: the same seed may give another text. None: nobody ran it yet."""
+    """With another one the same seed may give another text. None: it was not sent yet."""
     fingerprint = request.progress.fingerprint
     return fingerprint and f"fp_{fingerprint[:12]}"
 
 
 def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
-    """Of all choices, with so many to each prompt, which counts once. What the first of them
-    computed the others found.
+    """The usage of all choices. Each prompt counts once for its `answers_each` choices: the first
+    of them computes it, and the others find it.
     """
     prompts = [
         usages[begin : begin + answers_each] for begin in range(0, len(usages), answers_each)

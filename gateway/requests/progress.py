@@ -24,21 +24,21 @@ from protocol.requests import (
     TokenPrompt,
 )
 
-# A worker that dies again within so many tokens has died of this request.
+# If a worker dies again within so many tokens, the request is to blame.
 SUSPECT_TOKENS: Final = 32
 
 
-# No token's text is as long, with all the alternatives to it; a worker may say something beside.
+# Bytes of text that no token reaches with all its alternatives, and bytes for anything beside.
 _MOST_PER_TOKEN: Final = 4096
 _MOST_BESIDE: Final = 1 << 16
 
 
 class ModelChangedError(Exception):
-    """What was delivered comes from other weights, another tokenizer or another template."""
+    """The delivered tokens come from other weights, another tokenizer or another template."""
 
 
 class ProgressState(Struct, frozen=True):
-    """What another gateway goes on from; token ids are packed."""
+    """The progress of a request, for another gateway to go on from. Token ids are packed."""
 
     delivered: bytes
     rendered: bytes | None
@@ -58,7 +58,7 @@ class RequestProgress:
 
     def __init__(self, task: Task) -> None:
         self.delivered = array("I")
-        # What its parts had, in characters and bytes.
+        # The size of its parts so far, in characters and bytes.
         self.said = 0
         self._task = task
         self._rendered: TokenPrompt | None = None
@@ -104,7 +104,7 @@ class RequestProgress:
 
     @property
     def rendered(self) -> bool:
-        """The token ids of the whole prompt are known, or nobody needs them."""
+        """The token ids of the whole prompt are known, or aren't needed."""
         if self._rendered is not None or isinstance(self._task, Embed) or self._task.counts:
             return True
         return isinstance(self._task.prompt, TokenPrompt)
@@ -119,20 +119,20 @@ class RequestProgress:
 
     @property
     def says_too_much(self) -> bool:
-        """No tokens have so long a text: it would be held, whatever the context."""
+        """Its text is longer than so many tokens can have; without this bound it would grow."""
         tokens = self.prompt_tokens + len(self.delivered)
         return self.said > tokens * _MOST_PER_TOKEN + _MOST_BESIDE
 
     @property
     def suspect(self) -> bool:
-        """A worker died under it, and it has not come far enough since to be innocent."""
+        """A worker died while it ran, and it hasn't come far enough since to be cleared."""
         return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS
 
     def next_message(self, fingerprint: str, priority: int = 0) -> Task:
-        """What to send to a worker whose model has this fingerprint.
+        """The message for a worker whose model has this fingerprint.
 
         Raises:
-            ModelChangedError: part of the answer came from another one.
+            ModelChangedError: part of the answer came from another model.
         """
         if fingerprint != self.fingerprint:
             if self.delivered:
@@ -145,7 +145,7 @@ class RequestProgress:
             return msgspec.structs.replace(self._task, request_id=self.wire_id, priority=priority)
         prompt: Prompt = self._rendered or self._task.prompt
         if isinstance(self._task.prompt, ChatPrompt) and self._task.prompt.pictures:
-            # What a processor makes of pictures goes with the tokens that it makes.
+            # The worker makes the tokens and the pictures' arrays together.
             prompt = self._task.prompt
         return msgspec.structs.replace(
             self._task,
@@ -156,28 +156,28 @@ class RequestProgress:
         )
 
     def render(self, token_ids: bytes, *, last: bool) -> int:
-        """Take in a part of the rendered prompt; returns how many tokens it has by now."""
+        """Take in a part of the rendered prompt; returns how many tokens there are by now."""
         self._parts += token_ids
         if last:
             self._rendered = TokenPrompt(bytes(self._parts))
         return len(self._parts) // BYTES_PER_TOKEN
 
     def note_death(self) -> bool:
-        """A worker died under it; True if that is its fault."""
+        """A worker died while it ran; True if the request is to blame."""
         guilty = self.suspect
         self._death_at = len(self.delivered)
         return guilty
 
 
 BYTES_PER_NUMBER: Final = 4
-# English, with vocabularies of today.
+# Of English, with present vocabularies.
 _CHARACTERS_PER_TOKEN: Final = 4
 # No model has longer vectors.
 _MOST_DIMENSIONS: Final = 1 << 16
 
 
 class ImplausibleError(Exception):
-    """They can't be what was asked for; the text says why."""
+    """These can't be the vectors that were asked for; the message says why."""
 
 
 class Vectors:
@@ -192,7 +192,7 @@ class Vectors:
         self._inputs = inputs
 
     def begin(self) -> None:
-        """Another worker makes them all anew."""
+        """A worker begins, or another one begins anew."""
         self.data.clear()
         self.dimensions = self.tokens = 0
 
@@ -218,7 +218,7 @@ class Vectors:
 
 
 def likely_tokens(task: Embed) -> int:
-    """What its inputs come to, about: the worker alone counts, and tells it with the vectors."""
+    """Roughly the tokens of its inputs. The worker counts them, and says so with the vectors."""
     query = 0 if task.query is None else len(task.query)
     return sum(
         1 + (len(each.text) + query) // _CHARACTERS_PER_TOKEN

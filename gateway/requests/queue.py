@@ -1,4 +1,4 @@
-"""The requests of one model: those that wait, those that run, and those kept out. No I/O."""
+"""The requests of one model: those that wait, that run, and that are kept out. No I/O."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from protocol.requests import Embed, Task
 
 
 class QueueFullError(Exception):
-    """As many requests wait already as may."""
+    """The queue is full."""
 
 
 class RequestQueue:
     """Parked requests first, then by priority, then first come, first served, up to a number that
     may run at once.
 
-    A suspect, under which a worker died, runs alone: should the next worker die too, nobody else
-    is to blame and nobody else is hurt. It is one no longer once it is well past that point.
+    A suspect, which ran when a worker died, runs alone: if the next worker dies too, the suspect is
+    to blame, and no other request is hurt. It is cleared once it is well past that point.
     """
 
     def __init__(self, depth: int, max_running: int, priority: int) -> None:
-        """`priority` is that of requests without one of their own."""
+        """Requests without a priority of their own have `priority`."""
         self.depth = depth
         self.max_running = max_running
         self.priority = priority
@@ -41,10 +41,16 @@ class RequestQueue:
         yield from self._running.values()
 
     def places(self) -> Iterator[tuple[int | None, Request]]:
-        """Each with how many start before it, itself among them; None: it runs."""
+        """Each request with its place among those that start next, from 1 on; None: it runs."""
         for each in self._running.values():
             yield None, each
         yield from enumerate((*self._suspects, *self._parked, *self._waiting), 1)
+
+    @property
+    def in_order(self) -> tuple[list[Request], list[Request]]:
+        """Those that run, and those that wait in the order in which they start."""
+        waiting = [*self._suspects, *self._parked, *self._waiting]
+        return list(self._running.values()), waiting
 
     @property
     def waiting(self) -> int:
@@ -53,7 +59,7 @@ class RequestQueue:
 
     @property
     def parked(self) -> int:
-        """Of those that wait, the ones that ran already."""
+        """Requests that wait and ran already."""
         return len(self._suspects) + len(self._parked)
 
     @property
@@ -62,7 +68,7 @@ class RequestQueue:
 
     @property
     def oldest_waiting_at(self) -> float | None:
-        """When the one that arrived first of those that wait did; priorities change their order."""
+        """When the oldest request that waits arrived; it need not be the first in order."""
         queues = (self._suspects, self._parked, self._waiting)
         return min((each.arrived_at for queue in queues for each in queue), default=None)
 
@@ -85,7 +91,8 @@ class RequestQueue:
         self._waiting.insert(place, request)
 
     @property
-    def running_suspects(self) -> int:
+    def guilty(self) -> int:
+        """Requests that are to blame if the worker dies now."""
         return sum(each.progress.suspect for each in self._running.values())
 
     @property
@@ -94,7 +101,7 @@ class RequestQueue:
         return max(map(self.priority_of, self), default=None)
 
     def next(self) -> Request | None:
-        """The request that may start now; it leaves the queue, and `run` or nobody takes it in."""
+        """The request that may start now. It leaves the queue: `run` it, or refuse it."""
         if self._alone is not None or len(self._running) >= self.max_running:
             return None
         if self._suspects:
@@ -114,7 +121,7 @@ class RequestQueue:
         return self._running.get(wire_id)
 
     def acquit(self, request: Request) -> bool:
-        """End its solitude if it is past the point; True if it must pause for other suspects."""
+        """End the solitude of a cleared suspect; True if it must pause for other suspects."""
         if request is not self._alone or request.progress.suspect:
             return False
         self._alone = None
@@ -136,18 +143,18 @@ class RequestQueue:
         return False
 
     def take_running(self) -> list[Request]:
-        """Empty the set of those that run."""
+        """Remove and return the requests that run."""
         running, self._running = list(self._running.values()), {}
         self._alone = None
         return running
 
     def park(self, requests: list[Request]) -> None:
-        """Put requests that ran before everything else, in their order."""
+        """Put requests that ran before all others, in their order."""
         self._suspects.extend(each for each in requests if each.progress.suspect)
         self._parked.extendleft(each for each in reversed(requests) if not each.progress.suspect)
 
     def take_waiting(self) -> list[Request]:
-        """Empty the queue."""
+        """Remove and return the requests that wait."""
         waiting = [*self._suspects, *self._parked, *self._waiting]
         for queue in (self._suspects, self._parked, self._waiting):
             queue.clear()
@@ -159,7 +166,7 @@ class RequestQueue:
         return self.priority if own is None else own
 
     def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
-        """Take over what an earlier gateway had, however much that is."""
+        """Take over the requests of an earlier gateway, however many there are."""
         for request in running:
             self.run(request)
         for request in waiting:
@@ -171,18 +178,18 @@ class RequestQueue:
                 self._waiting.append(request)
 
     def put_off(self, seconds: float) -> None:
-        """Whoever waits has so much more time. The deadline of what runs stands still."""
+        """Give requests that wait so much more time; deadlines of those that run stand still."""
         for queue in (self._suspects, self._parked, self._waiting):
             for request in queue:
                 request.deadline_at += seconds
 
     def overdue_unbegun(self, now: float) -> list[Request]:
-        """Those that a worker has, without a token until their deadline."""
+        """Requests that a worker has, without a token at their deadline."""
         running = self._running.values()
         return [e for e in running if e.deadline_at <= now and not e.progress.delivered]
 
     def take_overdue(self, now: float) -> list[Request]:
-        """Remove and return what has waited until its deadline."""
+        """Remove and return the requests that have waited until their deadline."""
         overdue = []
         for queue in (self._suspects, self._parked, self._waiting):
             late = [each for each in queue if each.deadline_at <= now]
@@ -197,7 +204,7 @@ _MOST: Final = 16
 
 
 class Quarantine:
-    """Knows a request again by its content. No I/O; the caller brings the time, in seconds."""
+    """Recognizes a request that killed workers by its content; the caller brings the time."""
 
     def __init__(self) -> None:
         self._until: deque[tuple[float, Task]] = deque(maxlen=_MOST)
@@ -219,7 +226,7 @@ class Quarantine:
 
 
 def _content(task: Task) -> Task:
-    """Without what differs when a client sends the same body again, or salts it anew."""
+    """The task without the parts that differ when a client sends the same body again."""
     if isinstance(task, Embed):
         return msgspec.structs.replace(task, request_id="")
     sampling = msgspec.structs.replace(task.sampling, seed=0)

@@ -26,7 +26,7 @@ from protocol.requests import ChatPrompt, Embed, Generate, SamplingDefaults, Tas
 
 
 class AnswerPiece(Struct, frozen=True):
-    """What has arrived since the last one; nothing but the reminder that time passes, if idle."""
+    """What has arrived since the last piece. An idle piece only reminds that time passes."""
 
     parts: tuple[AnswerPart, ...]
     finish_reason: FinishReason | None
@@ -43,12 +43,12 @@ Shortcut: TypeAlias = Callable[[AnswerPiece], bool]
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """Who asks, and on which terms: the same for each answer that a client's request asks for.
+    """The terms that all answers to a client's request have in common.
 
-    `id` is the request's name for its client (empty: the message's own), `key` the name of the API
-    key that it came with. Without a `priority` the model's counts. `keep_alive_s` is how long the
-    model shall stay loaded afterwards. `params` are the client's names for fields of the message. A
-    `probe` asks whether the model works, and doesn't count as use.
+    `id` is the request's name for its client (empty: the message's own), `key` the name of its API
+    key. Without a `priority` the model's counts. The model shall stay loaded for `keep_alive_s`
+    afterwards. `params` are the client's names for fields of the message. A `probe` asks whether
+    the model works, and doesn't count as use.
     """
 
     deadline_s: float
@@ -61,7 +61,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class RequestState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from. Times are the event loop's, which is the machine's."""
+    """A request, for another gateway to go on from. Times are the event loop's, in seconds."""
 
     task: Task
     terms: Terms
@@ -80,11 +80,11 @@ class RequestState(Struct, frozen=True, kw_only=True):
 
 
 class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
+    """The client has gone."""
 
 
 class Request:
-    """A request, its answer, and what another worker needs to go on with it.
+    """A request, its answer, and its progress, with which another worker can go on.
 
     The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
     reader costs memory for its parts and nothing else. Times are the event loop's, in seconds.
@@ -99,41 +99,41 @@ class Request:
         self.task = task
         self.terms = terms
         self.prompt_counts = not (terms.probe or repeats_prompt)
-        # What it didn't say of its sampling, once it was sent.
+        # The sampling options that it left to the model, once it was sent.
         self.sampling = SamplingDefaults()
         self.arrived_at = now
         self.timing = Timing(now)
         self.deadline_at = now + terms.deadline_s
         self.progress = RequestProgress(task)
-        # What an `Embed` is answered with, whole once the request is over.
+        # The answer to an `Embed`, whole once the request is over.
         self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
         self._abandoned = False
         self._touched_at = now
         self._parts: list[AnswerPart] = []
         self._finish_reason: FinishReason | None = None
-        # Which of its stop sequences ended the answer, if one did.
+        # The stop sequence that ended the answer, if one did.
         self.stop_sequence: str | None = None
-        # Of the schemas that it must match.
+        # The parts of its schemas that aren't enforced.
         self.unenforced: tuple[str, ...] = ()
         self._usage: Usage | None = None
         self._refusal: Refusal | None = None
         self._idle = False
         self._arrived = asyncio.Event()
-        # There while its reader waits.
+        # Set while its reader waits.
         self._shortcut: Shortcut | None = None
         self._started_at: float | None = None
-        # When a worker got it first, and when the first of the answer was there.
+        # When a worker first got it, and when the first part of the answer was there.
         self.begun_at: float | None = None
         self.answered_at: float | None = None
 
     @property
     def id(self) -> str:
-        """What its client calls it. Workers know it by its message's id, which no other has."""
+        """Its name for its client. Workers know it by its message's id, which is unique."""
         return self.terms.id or self.task.request_id
 
     @property
     def state(self) -> RequestState:
-        """Without what has arrived for its reader."""
+        """For another gateway, without the pieces that its reader hasn't taken yet."""
         return RequestState(
             task=self.task,
             terms=self.terms,
@@ -172,11 +172,11 @@ class Request:
 
     @property
     def spent(self) -> Usage | None:
-        """What was computed for it so far, as far as that is known; None: nothing."""
+        """The tokens computed for it so far, as far as they are known; None: none."""
         if self._usage is not None:
             return self._usage
         if isinstance(self.task, Embed):
-            # Nobody tells how far a worker came with it.
+            # A worker doesn't say how far it came with it.
             began = self.begun_at is not None and self._refusal is None
             return Usage(likely_tokens(self.task), 0) if began else None
         tokens = len(self.progress.delivered)
@@ -193,7 +193,7 @@ class Request:
         return self._finish_reason is not None or self._refusal is not None
 
     def param_of(self, failure: RequestFailed) -> str | None:
-        """What its client calls that which is to blame."""
+        """The client's name for the field or picture that failed."""
         match failure.picture, self.task:
             case int() as number, Generate(prompt=ChatPrompt() as prompt):
                 return next((each.name for each in prompt.pictures[number : number + 1]), None)
@@ -212,9 +212,9 @@ class Request:
             self._started_at = None
 
     def deliver(self, delta: Delta, now: float) -> bool:
-        """Whether its reader should hear of it, by `tell`."""
+        """Take in a part of the answer; returns whether `tell` has news for its reader."""
         self.progress.delivered.extend(delta.token_ids)
-        # Another worker says it again.
+        # After a resume another worker says it again.
         self.unenforced = delta.unenforced or self.unenforced
         if delta.parts:
             self._parts += delta.parts
@@ -230,7 +230,7 @@ class Request:
         return True
 
     def tell(self, now: float) -> None:
-        """Its reader gets what has arrived, if anything has."""
+        """Wake its reader, or write at once, if anything has arrived."""
         if self._arrived.is_set() or not (self._parts or self.over):
             return
         if self._shortcut is None or self.over:
@@ -256,7 +256,7 @@ class Request:
             self._arrived.set()
 
     def abandon(self) -> None:
-        """Its client is gone: whoever reads the answer stops."""
+        """Its client is gone: the reader of the answer stops."""
         self._abandoned = True
         self._arrived.set()
 
@@ -297,8 +297,8 @@ class Request:
 
 
 def _plausible(usage: Usage) -> Usage:
-    """A worker that goes on with a request finds delivered tokens in its cache, too: they are none
-    of the prompt.
+    """A worker that resumes a request finds delivered tokens in its cache, too; these don't count
+    as cached tokens of the prompt.
     """
     cached_tokens = min(max(usage.cached_tokens, 0), usage.prompt_tokens)
     return msgspec.structs.replace(usage, cached_tokens=cached_tokens)

@@ -1,4 +1,4 @@
-"""The bytes that all requests share, and what one request has of them."""
+"""The bytes that all requests share, and the share of one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.system.refusal import Refusal
 
 
 class ByteBudget:
-    """What is taken must be given back. Who calls from several threads has the `lock` meanwhile."""
+    """Bytes that are taken must be given back. Callers in several threads hold `lock` meanwhile."""
 
     def __init__(self, total_bytes: int) -> None:
         self.lock = threading.Lock()
@@ -28,7 +28,7 @@ class ByteBudget:
         self.left_bytes += taken_bytes
 
 
-# In a scope's "state".
+# The key in a scope's "state".
 SHARE: Final = "share"
 # One request alone must not keep out all others.
 MOST_BYTES: Final = 128 << 20
@@ -36,10 +36,10 @@ _RETRY_AFTER_S: Final = 5
 
 
 class Share:
-    """Counts what a request becomes: its body, and whatever that is expanded to, before it is.
+    """Counts the bytes of a request: its body, and all that the body is expanded to, beforehand.
 
-    The request and what goes on behind it hold the share; the last of them gives all of it back.
-    Every thread may take of it.
+    The request and the work that goes on behind it hold the share; the last holder's release gives
+    all of it back. Any thread may take bytes.
     """
 
     def __init__(self, budget: ByteBudget, free_bytes: int = 0) -> None:
@@ -51,11 +51,10 @@ class Share:
         self._holders = 1
 
     def take(self, more_bytes: int) -> None:
-        """Raises: Refusal: there is no room for so much more, now or ever."""
+        """Raises: Refusal: there is no room for so many more bytes, now or ever."""
         with self._budget.lock:
             if not self._holders:
-                # Nobody waits for it any more.
-                return
+                return  # The request has ended.
             size_bytes = self.size_bytes + more_bytes
             if size_bytes > MOST_BYTES:
                 raise Refusal(
@@ -75,7 +74,7 @@ class Share:
             self._held_bytes += wanted_bytes
 
     def hold(self) -> None:
-        """For one more, who releases it."""
+        """Add a holder, which has to release it."""
         with self._budget.lock:
             self._holders += 1
 

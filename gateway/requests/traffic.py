@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -24,7 +24,7 @@ from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
 class WorkerConnection(Struct, frozen=True):
-    """The worker that requests go to. `send` raises ProtocolError for what is too large for it."""
+    """The worker that requests go to. `send` raises ProtocolError for a message too large."""
 
     send: Callable[[Message], None]
     fingerprint: str
@@ -34,11 +34,11 @@ class WorkerConnection(Struct, frozen=True):
 
 
 class ProtocolBreachError(Exception):
-    """What the worker said about a request can't be; the text says why."""
+    """A worker's message on a request can't be right; the text says why."""
 
 
 class QueueBounds(Struct, frozen=True):
-    """So many may wait, and so many run; `priority` is that of requests without their own."""
+    """`depth` requests may wait, `concurrency` run; those without a priority have `priority`."""
 
     depth: int
     concurrency: int
@@ -46,26 +46,26 @@ class QueueBounds(Struct, frozen=True):
 
 
 class QueueOwner(Protocol):
-    """The model whose requests these are."""
+    """The model that the requests are for."""
 
     @property
     def load_s(self) -> int:
-        """How long a load takes, for those who are to come again after it."""
+        """How many seconds a load takes, for clients that are to try again after it."""
 
     @property
     def short_of_memory(self) -> bool:
-        """Requests wait in its worker, for memory."""
+        """Requests wait for memory in its worker."""
 
     def notify(self) -> None:
         """The numbers of requests have changed."""
 
     def describe(self) -> str:
-        """What the model is, for a sentence about it."""
+        """Its state, as the end of a sentence about the model."""
 
 
 class Successor(Protocol):
-    """Another gateway, which has the worker now or is about to. What it is told meanwhile it hears
-    later, in order.
+    """The next gateway, which has the worker now or is about to. It may hear of these calls later,
+    in their order.
     """
 
     def submit(self, model_id: str, request: Request) -> None: ...
@@ -76,7 +76,7 @@ class Successor(Protocol):
 class Traffic:
     """Sends requests while there is a connection and keeps them while there is none.
 
-    Of all prompts that were answered, `prompt_tokens`, `cached_tokens` were not computed anew.
+    Of the `prompt_tokens` of all answered prompts, `cached_tokens` were found in the cache.
     Everything runs on the event loop.
     """
 
@@ -88,7 +88,7 @@ class Traffic:
         self.cached_tokens = 0
         self.meter = ModelMeter()
         self._model_id = model_id
-        self._queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
+        self.queue = RequestQueue(bounds.depth, bounds.concurrency, bounds.priority)
         self._host = host
         self._quarantine = Quarantine()
         self._events = events
@@ -99,48 +99,22 @@ class Traffic:
         self._presence = Presence(self._loop.time())
 
     @property
-    def waiting(self) -> int:
-        return self._queue.waiting
-
-    @property
-    def places(self) -> Iterator[tuple[int | None, Request]]:
-        """Those that run, then those that wait, each with its place in the queue."""
-        return self._queue.places()
-
-    @property
-    def parked(self) -> int:
-        return self._queue.parked
-
-    @property
-    def running(self) -> int:
-        return self._queue.running
-
-    @property
     def oldest_waiting_s(self) -> float | None:
         """How long ago the oldest request that waits has arrived."""
-        return self._age_s(self._queue.oldest_waiting_at)
+        return self._age_s(self.queue.oldest_waiting_at)
 
     @property
     def oldest_running_s(self) -> float | None:
         """How long ago the oldest request that runs has arrived; waiting counts."""
-        return self._age_s(self._queue.oldest_running_at)
+        return self._age_s(self.queue.oldest_running_at)
 
     @property
     def busy(self) -> bool:
-        return self.waiting + self.running > 0
-
-    @property
-    def highest_priority(self) -> int | None:
-        return self._queue.highest_priority
-
-    @property
-    def guilty(self) -> int:
-        """Requests whose fault the death of the worker would be, should it come now."""
-        return self._queue.running_suspects
+        return self.queue.waiting + self.queue.running > 0
 
     @property
     def abilities(self) -> tuple[Ability, ...] | None:
-        """What the model makes of texts, while a worker has it and takes requests."""
+        """The model's abilities, while a worker has it and takes requests."""
         if self._connection is None or self._draining:
             return None
         return self._connection.abilities
@@ -163,9 +137,9 @@ class Traffic:
         if left_s is not None:
             raise self._turned_away(request, refusals.kept_out(self._model_id, left_s))
         try:
-            self._queue.add(request)
+            self.queue.add(request)
         except QueueFullError:
-            refusal = refusals.queue_full(self._model_id, self._queue.depth, self._host.load_s)
+            refusal = refusals.queue_full(self._model_id, self.queue.depth, self._host.load_s)
             raise self._turned_away(request, refusal) from None
         self._note_use(request)
 
@@ -174,34 +148,34 @@ class Traffic:
         if self._successor is not None:
             self._successor.cancel(request)
             return
-        if self._queue.remove(request):
+        if self.queue.remove(request):
             self._send(Cancel(request_id=request.progress.wire_id))
             self.dispatch()
         self._host.notify()
 
     def tick(self, now: float, remind_after_s: float) -> None:
-        """Refuse what is overdue; remind the readers of the others that time passes. Nobody is late
-        for a sleep of the machine.
+        """Refuse overdue requests, and remind the readers of others that time passes. While the
+        machine sleeps no deadline comes nearer.
         """
-        self._queue.put_off(self._presence.absent_s(now))
-        for request in self._queue.take_overdue(now):
+        self.queue.put_off(self._presence.absent_s(now))
+        for request in self.queue.take_overdue(now):
             self._refuse(request, self._too_late(request))
-        # To wait for memory inside a worker is to wait.
+        # Requests that wait for memory in the worker are overdue as well.
         if self._host.short_of_memory:
-            for request in self._queue.overdue_unbegun(now):
+            for request in self.queue.overdue_unbegun(now):
                 self._refuse(request, self._too_late(request))
                 self.cancel(request)
-        for request in self._queue:
+        for request in self.queue:
             request.remind(now, remind_after_s)
 
     # From the worker
 
     def output(self, message: Output) -> bool:
-        """Whether any of it is for a request that runs. Raises: ProtocolBreachError."""
+        """Returns whether any of it is for a request that runs. Raises: ProtocolBreachError."""
         useful = False
         now = self._loop.time()
         for delta in message.deltas:
-            request = self._queue.find_running(delta.request_id)
+            request = self.queue.find_running(delta.request_id)
             if request is None:
                 continue  # Cancelled or parked meanwhile.
             useful = True
@@ -221,7 +195,7 @@ class Traffic:
             if request.over:
                 self._count(request)
                 self._finished(request)
-            elif self._queue.acquit(request):
+            elif self.queue.acquit(request):
                 self._send(Cancel(request_id=progress.wire_id))
                 request.park(now)
                 self._note_park(request)
@@ -229,8 +203,8 @@ class Traffic:
         return useful
 
     def embedded(self, message: Embedded) -> bool:
-        """Whether it is for a request that runs. Raises: ProtocolBreachError."""
-        request = self._queue.find_running(message.request_id)
+        """Returns whether it is for a request that runs. Raises: ProtocolBreachError."""
+        request = self.queue.find_running(message.request_id)
         if request is None:
             return False
         try:
@@ -245,11 +219,11 @@ class Traffic:
 
     def rendered(self, message: Rendered) -> None:
         """Raises: ProtocolBreachError."""
-        if (request := self._queue.find_running(message.request_id)) is not None:
+        if (request := self.queue.find_running(message.request_id)) is not None:
             self._check_length(request.progress.render(message.token_ids, last=message.last))
 
     def failed(self, message: RequestFailed) -> None:
-        if (request := self._queue.find_running(message.request_id)) is not None:
+        if (request := self.queue.find_running(message.request_id)) is not None:
             refusal = Refusal(message.code, message.message, param=request.param_of(message))
             self._refuse(request, refusal)
             self._finished(request)
@@ -258,28 +232,28 @@ class Traffic:
 
     def connect(self, connection: WorkerConnection) -> None:
         if self._connection is None:
-            # What was said to an earlier worker ended with it.
+            # A keep_alive ends with the worker that it was for.
             self.use.keep_alive_s = None
         self.reconnect(connection)
 
     def reconnect(self, connection: WorkerConnection) -> None:
-        """The same for the worker that requests went to already."""
+        """Go on with the worker that requests went to already."""
         self._connection = connection
         self._draining = False
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Send what may run."""
+        """Send the requests that may run."""
         if self._draining or self._successor is not None:
             return
         connection = self._connection
-        while connection is not None and (request := self._queue.next()) is not None:
+        while connection is not None and (request := self.queue.next()) is not None:
             if (refusal := self._inability(request)) is not None:
                 self._refuse(request, refusal)
                 continue
             try:
                 message = request.progress.next_message(
-                    connection.fingerprint, self._queue.priority_of(request)
+                    connection.fingerprint, self.queue.priority_of(request)
                 )
             except ModelChangedError:
                 self._refuse(request, refusals.model_changed(self._model_id))
@@ -293,21 +267,21 @@ class Traffic:
                 self._refuse(request, refusals.too_large())
                 continue
             request.sampling = connection.sampling
-            self._queue.run(request)
+            self.queue.run(request)
             now = self._loop.time()
             request.start(now)
             if not request.terms.probe:
                 self.meter.sent(request.timing, now)
 
     def configure(self, bounds: QueueBounds) -> None:
-        """Other bounds from now on; who waits or runs already stays."""
-        self._queue.depth = bounds.depth
-        self._queue.max_running = bounds.concurrency
-        self._queue.priority = bounds.priority
+        """Take other bounds; requests that wait or run already stay."""
+        self.queue.depth = bounds.depth
+        self.queue.max_running = bounds.concurrency
+        self.queue.priority = bounds.priority
         self.dispatch()
 
     def hand_over(self, successor: Successor) -> None:
-        """Send nothing more: what comes in is the successor's."""
+        """Send nothing more: requests go to the successor."""
         self._successor = successor
 
     @property
@@ -315,42 +289,29 @@ class Traffic:
         return self._successor is not None
 
     def take_back(self) -> None:
-        """There is no successor after all; it may have finished some, of what it was given."""
+        """There is no successor after all; it may have finished some of the requests."""
         self._successor = None
-        for request in [each for each in self._queue if each.over]:
-            self._queue.remove(request)
+        for request in [each for each in self.queue if each.over]:
+            self.queue.remove(request)
         self.dispatch()
-
-    @property
-    def queued(self) -> tuple[list[Request], list[Request]]:
-        """Those that run, and those that wait, in their order."""
-        places = list(self._queue.places())
-        return (
-            [request for place, request in places if place is None],
-            [request for place, request in places if place is not None],
-        )
-
-    def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
-        """Go on with what an earlier gateway had."""
-        self._queue.restore(running, waiting)
 
     def forget(self) -> None:
         """The successor has all requests."""
-        self._queue.take_running()
-        self._queue.take_waiting()
+        self.queue.take_running()
+        self.queue.take_waiting()
 
     def drain(self) -> None:
-        """Send nothing new; what runs may finish."""
+        """Send nothing new; running requests may finish."""
         self._draining = True
 
     def park(self, *, blame: bool) -> bool:
-        """Keep what runs for the next worker. With `blame` this one died by itself: whoever was
-        under it a second time is refused. Returns whether anybody was.
+        """Keep running requests for the next worker. With `blame` this one died by itself: a
+        suspect that ran is refused. Returns whether there was one.
         """
         self._connection = None
         now = self._loop.time()
         parked = []
-        running = self._queue.take_running()
+        running = self.queue.take_running()
         for request in running:
             request.park(now)
             if blame and request.progress.note_death():
@@ -360,24 +321,24 @@ class Traffic:
                 parked.append(request)
                 self._note_park(request)
         convicted = any(each.over for each in running)
-        self._queue.park(parked)
+        self.queue.park(parked)
         self._host.notify()
         return convicted
 
     def refuse_waiting(self, refusal: Refusal) -> None:
-        for request in self._queue.take_waiting():
+        for request in self.queue.take_waiting():
             self._refuse(request, refusal)
         self._host.notify()
 
     def refuse_all(self, refusal: Refusal) -> None:
         self.refuse_waiting(refusal)
-        for request in self._queue.take_running():
+        for request in self.queue.take_running():
             self._send(Cancel(request_id=request.progress.wire_id))
             self._refuse(request, refusal)
         self._host.notify()
 
     def forget_deaths(self) -> None:
-        """The operator has changed something: everybody may try again."""
+        """The operator has changed something: requests that killed workers may try again."""
         self._quarantine.clear()
 
     # Inside
@@ -397,7 +358,7 @@ class Traffic:
         return None if arrived_at is None else max(0.0, self._loop.time() - arrived_at)
 
     def _finished(self, request: Request) -> None:
-        self._queue.remove(request)
+        self.queue.remove(request)
         self._note_use(request)
         self.dispatch()
         self._host.notify()

@@ -1,4 +1,4 @@
-"""How a model is used: what is counted of its requests, and for how long they keep it loaded."""
+"""How a model is used: counts and times of its requests, and how long they keep it loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.system.tasks import Histogram
 
 
 class UseState(Struct, frozen=True):
-    """What another gateway goes on from."""
+    """The use of a model, for another gateway to go on from."""
 
     last_at: float | None
     last: float
@@ -22,8 +22,8 @@ class UseState(Struct, frozen=True):
 
 
 class Use:
-    """`last_at` is a Unix time, `last` the same moment on the `PresentClock`; both in seconds.
-    `keep_alive_s` is what the last request asked for.
+    """The last use of a model, in seconds: `last_at` in Unix time, `last` on the `PresentClock`.
+    The last request asked for `keep_alive_s`.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ def _parse_text(text: str) -> float:
 
 
 class Timing(Struct):
-    """In seconds: `queue_s` until a worker had it for the first time, `first_token_s` until its
-    first token, both from its arrival. The other times are on the caller's clock.
+    """Times of a request, in seconds. From its arrival `queue_s` passed until a worker had it, and
+    `first_token_s` until its first token. The other times are on the caller's clock.
     """
 
     arrived_at: float
@@ -90,7 +90,7 @@ class Timing(Struct):
     last_token_at: float | None = None
 
 
-# In seconds, as all of these. A prompt that is found again takes milliseconds, a long one minutes.
+# In seconds. A prompt that is found in the cache takes milliseconds, a long one minutes.
 FIRST_TOKEN_S: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
     *(2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
@@ -104,10 +104,8 @@ LOAD_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0,
 
 
 class ModelMeter:
-    """`prompt_tokens` are those of prompts whose answer has begun, `generated_tokens` those that
-    came; `parked` and `resumed` count requests that lost their worker, and that went on.
-
-    Who asks only whether the model works isn't counted.
+    """Counts of one model's requests, without probes. `prompt_tokens` are of prompts whose answer
+    has begun. `parked` counts requests that lost their worker, `resumed` those that went on.
     """
 
     def __init__(self) -> None:
@@ -127,7 +125,7 @@ class ModelMeter:
             self.queue_s.observe(timing.queue_s)
 
     def tokens(self, timing: Timing, count: int, now: float) -> None:
-        """So many more of an answer have come, at once: they share the time since the last ones."""
+        """So many tokens have come at once: they share the time since the last ones."""
         self.generated_tokens += count
         if timing.last_token_at is None:
             timing.first_token_s = now - timing.arrived_at

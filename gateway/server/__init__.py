@@ -1,1 +1,1 @@
-"""The gateway's own life from its start to its end or successor, and the agent's."""
+"""The life of the gateway's process, from its start to its end or an upgrade; and the agent's."""

@@ -1,4 +1,4 @@
-"""The agent's process: it serves gateways that have its key, until a signal."""
+"""The agent's process and its routes: it serves gateways that have its key, until a signal."""
 
 from __future__ import annotations
 
@@ -6,49 +6,206 @@ import asyncio
 import functools
 import hmac
 import logging
+import os
+import platform
 import resource
 import signal
 import socket
 import sys
 from typing import Final
 
+import msgspec
 import uvicorn
 import uvloop
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway import VERSION
 from gateway.access.api_key import digest_of
 from gateway.access.caller import shown_key
-from gateway.http.connection_limits import ConnectionLimiter, capacity
+from gateway.http.access_log import begin_record
+from gateway.http.bodies import read_json
+from gateway.http.connection import Connection
+from gateway.http.connection_limits import ConnectionLimiter, Handshake, capacity
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
-from gateway.http.handshake import Handshake
-from gateway.http.record import Record, begin_record, request_id
-from gateway.server.agent_routes import ROUTES
 from gateway.server.agent_sessions import MOST_RANKS, Sessions
 from gateway.server.uvicorn_server import UvicornServer
+from gateway.system.lane import Lane
+from gateway.system.memory import back_end, host_memory
+from gateway.system.memory_reading import FootprintError
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir, near_url
 from gateway.system.tasks import Faults, Tasks
 from gateway.system.tls import Certificates
+from gateway.workers.agent_bodies import (
+    API,
+    FootprintBody,
+    HostBody,
+    HostMemoryBody,
+    LeaseTurn,
+    MemoryWish,
+    Opened,
+    Opening,
+    OrderBody,
+    Ports,
+    PortsBody,
+    Promised,
+    Started,
+)
+from gateway.workers.host import free_ports
 from gateway.workers.leftovers import WorkerRecords, sweep
 from gateway.workers.worker_log import WorkerLog
+
+_ANSWER_S: Final = 5.0
+_RETRY_AFTER_S: Final = 1
+_machine: Final = Lane("machine")
+
+
+async def _host(request: Request) -> Response:
+    sessions = _sessions(request)
+    memory = await _machine.run(host_memory, _ANSWER_S, "the machine's memory")
+    room = sessions.room
+    return _json(
+        HostBody(
+            api=API,
+            version=VERSION,
+            hostname=socket.gethostname(),
+            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            back_end=back_end(),
+            pid=os.getpid(),
+            versions=sessions.versions,
+            memory=HostMemoryBody(
+                budget_bytes=room.budget_bytes,
+                held_bytes=room.held_bytes,
+                free_bytes=room.free_bytes,
+                total_bytes=memory.total_bytes,
+                available_bytes=memory.available_bytes,
+                pressure=memory.pressure,
+            ),
+            ranks=len(sessions.ranks),
+        )
+    )
+
+
+async def _ports(request: Request) -> Response:
+    wanted = await read_json(request, Ports)
+    try:
+        return _json(PortsBody(free_ports(wanted.count)))
+    except OSError as error:
+        raise Refusal("overloaded", f"There are no free ports: {error}.") from error
+
+
+async def _open(request: Request) -> Response:
+    opening = await read_json(request, Opening)
+    session = _sessions(request).open(opening)
+    return _json(Opened(session.id, session.lease.lease_s), 201)
+
+
+async def _turn(request: Request) -> Response:
+    session = _sessions(request).session(request.path_params["lease"])
+    turn = await read_json(request, LeaseTurn)
+    left = asyncio.ensure_future(_left(request))
+    try:
+        return _json(await session.turn(turn, left))
+    finally:
+        left.cancel()
+
+
+async def _close(request: Request) -> Response:
+    sessions = _sessions(request)
+    sessions.close(sessions.session(request.path_params["lease"]), "its gateway needs it no more")
+    return Response(status_code=204)
+
+
+async def _start(request: Request) -> Response:
+    sessions = _sessions(request)
+    order = await read_json(request, OrderBody)
+    # The lease may have ended while the body arrived.
+    session = sessions.session(request.path_params["lease"])
+    return _json(Started(sessions.start(session, order).pid), 201)
+
+
+async def _footprint(request: Request) -> Response:
+    rank = _sessions(request).rank(request.path_params["rank"])
+    try:
+        return _json(FootprintBody(await rank.footprint()))
+    except (FootprintError, OSError) as error:
+        raise Refusal(
+            "overloaded",
+            f"The footprint can't be read: {error}.",
+            retry_after_s=_RETRY_AFTER_S,
+        ) from error
+
+
+async def _promise(request: Request) -> Response:
+    wish = await read_json(request, MemoryWish)
+    sessions = _sessions(request)
+    # The rank may have ended while the body arrived.
+    rank = sessions.rank(request.path_params["rank"])
+    return _json(Promised(sessions.raise_promise(rank, wish.wanted_bytes)))
+
+
+async def _signal(request: Request) -> Response:
+    rank = _sessions(request).rank(request.path_params["rank"])
+    match request.path_params["signal"]:
+        case "dump":
+            await rank.dump()
+        case "end":
+            await rank.end()
+        case "kill":
+            await rank.kill()
+        case other:
+            raise Refusal("not_found", f"{other!r} is unknown: send dump, end or kill.")
+    return Response(status_code=204)
+
+
+ROUTES: Final = (
+    Route("/v1/host", _host, methods=["GET"]),
+    Route("/v1/ports", _ports, methods=["POST"]),
+    Route("/v1/leases", _open, methods=["POST"]),
+    Route("/v1/leases/{lease}", _close, methods=["DELETE"]),
+    Route("/v1/leases/{lease}/turn", _turn, methods=["POST"]),
+    Route("/v1/leases/{lease}/ranks", _start, methods=["POST"]),
+    Route("/v1/ranks/{rank}/footprint", _footprint, methods=["GET"]),
+    Route("/v1/ranks/{rank}/promise", _promise, methods=["POST"]),
+    Route("/v1/ranks/{rank}/{signal}", _signal, methods=["POST"]),
+)
+
+
+async def _left(request: Request) -> None:
+    """Wait until the connection is closed. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _sessions(request: Request) -> Sessions:
+    sessions: Sessions = request.app.state.sessions
+    return sessions
+
+
+def _json(body: Struct, status_code: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status_code, media_type="application/json")
+
 
 _REFUSED: Final = "The agent's key is needed: send Authorization: Bearer KEY."
 
 
 class AgentKeyMiddleware:
-    """Goes around the application."""
+    """Refuses requests without the agent's key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
         self._digest = digest_of(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin_record(scope, Record(request_id(scope["headers"])))
+        begin_record(scope)
         shown = shown_key(scope["headers"])
-        # Of digests, so that the time tells nothing of the key, not even its length.
+        # Digests are compared, so that the time reveals nothing of the key, not even its length.
         if shown is None or not hmac.compare_digest(digest_of(shown), self._digest):
             refusal = Refusal("invalid_api_key", _REFUSED)
             await error_response(refusal)(scope, receive, send)
@@ -58,15 +215,15 @@ class AgentKeyMiddleware:
 
 logger = logging.getLogger(__name__)
 
-# Each gateway has a few: its turn, and what it asks beside.
+# Each gateway has a few: one for its turn, and one for each other request.
 _MOST_CONNECTIONS: Final = 256
 _MOST_FROM_ONE_ADDRESS: Final = 64
 _CLOSE_CONNECTIONS_S: Final = 1
 
 
 class AgentTerms(Struct, frozen=True):
-    """What an agent was told: bytes for all ranks, and how long they live without a word of their
-    gateway.
+    """The terms of an agent: the bytes for all ranks, and how many seconds these live without a
+    turn of their gateway.
     """
 
     budget_bytes: int
@@ -116,7 +273,11 @@ async def _serve(
         uvicorn.Config(
             AgentKeyMiddleware(app, key),
             http=functools.partial(  # type: ignore[arg-type]
-                Handshake, limiter=limiter, context=certificates.context, tasks=handshakes
+                Handshake,
+                Connection,
+                limiter=limiter,
+                context=certificates.context,
+                tasks=handshakes,
             ),
             ws="none",
             lifespan="off",
@@ -131,7 +292,7 @@ async def _serve(
     background = Tasks("agent's server")
     limiter.watch(background)
     sessions.begin()
-    # The line that scripts wait for; it alone goes to stdout.
+    # Scripts wait for this line, which alone goes to stdout.
     host, port = listener.getsockname()[:2]
     print(f"Bulkhead's agent serves on {near_url(host, port, tls=True)}", flush=True)
     signalled = asyncio.create_task(signals.get())

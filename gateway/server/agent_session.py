@@ -1,4 +1,4 @@
-"""One gateway's ranks on this host: its lease on them, the news of them, and each process."""
+"""The ranks of one gateway on this host: their lease, their news, and each process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.agent_bodies import LeaseTurn, OrderBody, PrintedLine, RankEnded, RankNews
-from gateway.workers.host import LocalRank, RankEnd, RankOrder
+from gateway.workers.host import LocalRank, RankOrder
 from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Lease
 from gateway.workers.leftovers import WorkerRecords
@@ -26,16 +26,16 @@ _MOST_LINES: Final = 500
 
 
 class NewsQueue:
-    """Keeps what was told until it is known to have come. Lines come from threads."""
+    """Lines and ends of ranks, kept until the gateway confirms them. Lines come from threads."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, from any thread, when there is something after there was nothing."""
+        """`wake` is called, from any thread, when the queue is no longer empty."""
         self._wake = wake
         self._lock = threading.Lock()
         self._lines: deque[PrintedLine] = deque(maxlen=_MOST_LINES)
         self._lost_lines = 0
         self._ended: list[RankEnded] = []
-        # With the last answer, which has all that was not known to have come before it.
+        # The last answer, with all news that were not confirmed before it.
         self._told = RankNews(0)
 
     def add_line(self, rank: str, text: str) -> None:
@@ -56,13 +56,13 @@ class NewsQueue:
             return bool(self._lines or self._ended)
 
     def confirm(self, number: int) -> None:
-        """The answer of this number has come. If it isn't the last one, that is said again."""
+        """The answer of this number has arrived. The news of a later answer are kept."""
         with self._lock:
             if number == self._told.number:
                 self._told = RankNews(number)
 
     def tell(self, number: int) -> RankNews:
-        """Everything that isn't known to have come, as the answer of this number."""
+        """All news that are not confirmed, as the answer of this number."""
         with self._lock:
             told = self._told
             lines = [*told.lines, *self._lines]
@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Lines:
-    """Goes to the agent's log, and to the gateway."""
+    """Puts the lines of a rank into the agent's log and into the gateway's news."""
 
     def __init__(self, rank_id: str, log: RankLog, news: NewsQueue) -> None:
         self._rank_id = rank_id
@@ -95,17 +95,16 @@ class _Lines:
         self._log.add(line)
 
 
-class HostedRank:
-    """`ended_by` is why the agent ends it by itself."""
+class HostedRank(LocalRank):
+    """A rank of a gateway on another host. `ended_by` is why the agent itself ends it, None if it
+    doesn't.
+    """
 
     def __init__(
         self, order: OrderBody, log: WorkerLog, records: WorkerRecords, news: NewsQueue
     ) -> None:
         """Raises: OSError: it can't be started."""
-        self.id = order.id
-        self.ended_by: str | None = None
-        self.footprint_bytes = 0
-        self._rank = LocalRank(
+        super().__init__(
             RankOrder(
                 name=order.name,
                 incarnation=order.incarnation,
@@ -117,40 +116,27 @@ class HostedRank:
             _Lines(order.id, RankLog(log, order.rank), news),
             records,
         )
-
-    @property
-    def pid(self) -> int:
-        return self._rank.pid
+        self.id = order.id
+        self.ended_by: str | None = None
+        self.footprint_bytes = 0
 
     async def footprint(self) -> Footprint:
         """Raises: FootprintError; OSError if no answer comes in time."""
-        found = await self._rank.footprint()
+        found = await super().footprint()
         self.footprint_bytes = found.current_bytes
         return found
 
-    async def dump(self) -> None:
-        await self._rank.dump()
-
-    async def end(self) -> None:
-        await self._rank.end()
-
-    async def kill(self) -> None:
-        await self._rank.kill()
-
-    async def ended(self) -> RankEnd:
-        return await self._rank.ended()
-
     async def climb(self) -> None:
-        """End it, as a worker whose gateway is gone."""
+        """End the process by the ladder for workers whose gateway is gone."""
         ended = asyncio.Event()
         end = asyncio.ensure_future(self.ended())
         end.add_done_callback(lambda _: ended.set())
         try:
             for rung in ladder.orphaned(self.footprint_bytes):
                 if rung.step is LadderStep.TERMINATE:
-                    await self._rank.end()
+                    await self.end()
                 else:
-                    await self._rank.kill()
+                    await self.kill()
                 if await until_set(ended, rung.deadline_s):
                     return
             logger.error("Rank %d survived SIGKILL; its memory stays taken", self.pid)
@@ -158,40 +144,42 @@ class HostedRank:
             end.cancel()
 
 
-# Without news an answer waits so long, or this part of a shorter lease.
+# The wait of an answer without news: so long, or this part of a shorter lease.
 _HOLD_S: Final = 1.0
 _HOLD_SHARE: Final = 0.2
-# What a rank prints in a burst goes with one answer.
+# Lines that a rank prints in a burst go with one answer.
 _GATHER_S: Final = 0.05
 _REMEMBERED: Final = 1024
 
 
 class RankSession:
-    """`id` is its lease's. Everything runs on the event loop but what ranks print."""
+    """A gateway's ranks on this host. `id` is that of its lease. Everything runs on the event loop,
+    but for the reading of lines.
+    """
 
     def __init__(
         self, session_id: str, gateway: str, lease_s: float, log: WorkerLog, records: WorkerRecords
     ) -> None:
-        """`gateway` says to people whose it is."""
+        """`gateway` is the gateway's name, for people."""
         self.id = session_id
         self.gateway = gateway
         self.ranks: dict[str, HostedRank] = {}
         self._loop = asyncio.get_running_loop()
         self.lease = Lease(self._loop.time(), lease_s)
-        # Why nothing is started any more.
+        # Why no rank can be started any more; None: one can.
         self.over: str | None = None
         self._hold_s = min(_HOLD_S, lease_s * _HOLD_SHARE)
         self._log = log
         self._records = records
         self._has_news = asyncio.Event()
         self._news = NewsQueue(self._wake)
-        # Which of the turns is the last one.
+        # The number of the newest turn.
         self._turns = 0
         self._unwanted: deque[str] = deque(maxlen=_REMEMBERED)
         self._tasks = Tasks(f"gateway {session_id}")
 
     def start(self, order: OrderBody) -> HostedRank:
-        """Raises: Refusal, OSError: then there is no process."""
+        """Raises: Refusal, OSError: no process was started."""
         if self.over is not None or order.id in self._unwanted or order.id in self.ranks:
             raise Refusal(
                 "invalid_request_error", f"The rank {order.id} runs already, or has ended."
@@ -202,23 +190,23 @@ class RankSession:
         return rank
 
     async def turn(self, turn: LeaseTurn, left: Awaitable[object]) -> RankNews:
-        """What is new, as soon as there is something, or after a short while. `left` ends when the
-        connection does.
+        """Return the news as soon as there are some, or none after a short while. `left` ends with
+        the connection.
 
         Raises:
-            Refusal: another turn has come.
+            Refusal: a newer turn has arrived.
         """
         self._turns += 1
         number = self._turns
-        # The one before has had its time.
+        # The turn before this one returns now.
         self._has_news.set()
         lacks = self.lease.turn(turn.confirmed)
         self._news.confirm(turn.confirmed)
         for rank_id in turn.unwanted:
             self._unwanted.append(rank_id)
             if rank_id in self.ranks:
-                self.end_rank(self.ranks[rank_id], "nobody waits for it")
-        # The first one is a greeting.
+                self.end_rank(self.ranks[rank_id], "its gateway doesn't wait for it")
+        # The first turn is a greeting, and is answered at once.
         if not lacks and number > 1:
             await self._until_news(number, left)
         if number != self._turns:
@@ -226,14 +214,14 @@ class RankSession:
         return self._news.tell(self.lease.answer(self._loop.time()))
 
     def end_rank(self, rank: HostedRank, reason: str) -> None:
-        """By signals, the last of which nothing survives."""
+        """Begin to end a rank, by the ladder whose last step is SIGKILL."""
         if rank.ended_by is None:
             rank.ended_by = reason
             logger.warning("Rank %d of %s is ended: %s", rank.pid, self.gateway, reason)
             self._tasks.start(rank.climb(), f"end rank {rank.pid}")
 
     def end(self, reason: str) -> None:
-        """All of it."""
+        """End all ranks, and start no others."""
         if self.over is None:
             self.over = reason
             for rank in self.ranks.values():
@@ -246,7 +234,7 @@ class RankSession:
         await self._tasks.cancel_all()
 
     async def _until_news(self, number: int, left: Awaitable[object]) -> None:
-        """Or until the next turn, which takes the place of this one."""
+        """Wait for news, for the next turn, or for the end of the connection."""
         gone = asyncio.ensure_future(left)
         try:
             self._has_news.clear()

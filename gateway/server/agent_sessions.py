@@ -1,4 +1,4 @@
-"""All gateways that have ranks on this host, and the memory that these share."""
+"""All gateways with ranks on this host, and the memory that these ranks share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from gateway.workers.host import versions
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
 
-# What the collectives of MLX and NCCL read. Others choose files, libraries or programs.
+# Variables that the collectives of MLX and NCCL read. Others could choose files, libraries or
+# programs.
 ENVIRONMENT: Final = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -37,14 +38,14 @@ ENVIRONMENT: Final = frozenset(
         "NCCL_SOCKET_IFNAME",
     }
 )
-# Whom a worker must not outlive is said by the agent. Options may be shortened.
+# Only the agent names the process that a worker must not outlive. Options may be shortened.
 _PARENT: Final = "--parent"
 _SHORTEST_OPTION: Final = 3
 
 
 class RankMemory:
-    """A budget in bytes, and what is promised of it. A rank has what it was promised, or what it
-    holds if that is more.
+    """A budget in bytes, and the bytes that are promised to ranks. A rank takes its promise of the
+    budget, or its footprint if that is more.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -60,7 +61,7 @@ class RankMemory:
 
     @property
     def held_bytes(self) -> int:
-        """By the last readings."""
+        """The footprints of all ranks, by the last readings."""
         return sum(self._held.values())
 
     @property
@@ -68,7 +69,7 @@ class RankMemory:
         return max(0, self.budget_bytes - self.taken_bytes)
 
     def admit(self, rank: str, needed_bytes: int) -> str | None:
-        """Promise a rank its memory; why not, if there isn't so much."""
+        """Promise a rank its memory. If there isn't enough, return why; else None."""
         if needed_bytes <= self.free_bytes:
             self._promised[rank] = needed_bytes
             self._held[rank] = 0
@@ -80,14 +81,14 @@ class RankMemory:
         )
 
     def raise_to(self, rank: str, wanted_bytes: int) -> int:
-        """Promise a rank so much, or what there is of it: what it is promised from now on."""
+        """Raise the promise to `wanted_bytes`, or as far as the budget allows; return it."""
         possible_bytes = self.free_bytes + max(self._promised[rank], self._held[rank])
         wanted_bytes = min(wanted_bytes, possible_bytes)
         self._promised[rank] = max(self._promised[rank], wanted_bytes)
         return self._promised[rank]
 
     def note(self, rank: str, held_bytes: int) -> None:
-        """A reading of a rank that may be gone by now."""
+        """Note a reading of a rank, which may have ended by now."""
         if rank in self._held:
             self._held[rank] = held_bytes
 
@@ -105,7 +106,7 @@ _READING_S: Final = 1.0
 
 
 class Sessions:
-    """Everything runs on the event loop."""
+    """The sessions of all gateways. Everything runs on the event loop."""
 
     def __init__(
         self, budget_bytes: int, lease_s: float, log: WorkerLog, records: WorkerRecords
@@ -115,7 +116,7 @@ class Sessions:
         self._log = log
         self._records = records
         self._sessions: dict[str, RankSession] = {}
-        self._versions = versions()
+        self.versions = versions()
         self._tasks = Tasks("agent")
 
     def begin(self) -> None:
@@ -126,12 +127,8 @@ class Sessions:
     def ranks(self) -> list[HostedRank]:
         return [rank for each in self._sessions.values() for rank in each.ranks.values()]
 
-    @property
-    def versions(self) -> dict[str, str]:
-        return self._versions
-
     def open(self, opening: Opening) -> RankSession:
-        """Raises: Refusal: its version is another one, or there are too many."""
+        """Raises: Refusal: the gateway has other versions, or there are too many sessions."""
         if opening.api != API:
             raise Refusal(
                 "invalid_request_error",
@@ -139,10 +136,10 @@ class Sessions:
                 f"{opening.api}: install the same Bulkhead on both hosts.",
                 lasting=True,
             )
-        if opening.versions != self._versions:
+        if opening.versions != self.versions:
             raise Refusal(
                 "invalid_request_error",
-                f"This host has {_listed(self._versions)}, and the gateway's "
+                f"This host has {_listed(self.versions)}, and the gateway's "
                 f"{_listed(opening.versions)}: install the same on both.",
                 lasting=True,
             )
@@ -158,7 +155,7 @@ class Sessions:
         return session
 
     def session(self, session_id: str) -> RankSession:
-        """Raises: Refusal: there is none, or none any more."""
+        """Raises: Refusal: there is no such lease, or it is over."""
         found = self._sessions.get(session_id)
         if found is None:
             raise Refusal("not_found", "There is no such lease: it was closed, or is over.")
@@ -167,14 +164,14 @@ class Sessions:
         return found
 
     def rank(self, rank_id: str) -> HostedRank:
-        """Raises: Refusal: there is none, or none any more."""
+        """Raises: Refusal: there is no such rank, or it has ended."""
         for session in self._sessions.values():
             if rank_id in session.ranks:
                 return session.ranks[rank_id]
         raise Refusal("not_found", "There is no such rank: it has ended.")
 
     def start(self, session: RankSession, order: OrderBody) -> HostedRank:
-        """Raises: Refusal: it can't be started, by the order, for lack of memory or whatever."""
+        """Raises: Refusal: the order is wrong, memory is short, or the process can't be started."""
         if (reason := complaint(order)) is not None:
             raise Refusal("invalid_request_error", f"The order can't be taken: {reason}.")
         if len(self.ranks) >= MOST_RANKS:
@@ -195,19 +192,19 @@ class Sessions:
         return rank
 
     def raise_promise(self, rank: HostedRank, wanted_bytes: int) -> int:
-        """What it may hold from now on, in bytes."""
+        """Raise the promise of a rank as far as possible; return it in bytes."""
         promised_bytes = self.room.raise_to(rank.id, wanted_bytes)
         logger.info("Rank %d is promised %s now", rank.pid, format_size(promised_bytes))
         return promised_bytes
 
     def close(self, session: RankSession, reason: str) -> None:
-        """Its ranks end; then it is forgotten."""
+        """End the ranks of a session, and then forget it."""
         if session.over is None:
             session.end(reason)
             self._tasks.start(self._forget(session), f"end of {session.id}")
 
     async def end(self) -> None:
-        """For the agent's own end."""
+        """End all sessions, as the agent ends."""
         sessions = list(self._sessions.values())
         for each in sessions:
             self.close(each, "its agent ends")
@@ -242,7 +239,7 @@ class Sessions:
         try:
             self.room.note(rank.id, (await rank.footprint()).current_bytes)
         except (FootprintError, OSError) as error:
-            # It may be ending.
+            # The rank may be ending.
             logger.debug("The footprint of rank %d: %s", rank.pid, error)
 
 
@@ -251,8 +248,8 @@ def _listed(found: dict[str, str]) -> str:
 
 
 def complaint(order: OrderBody) -> str | None:
-    """Why a rank can't be started, as the end of a sentence. Only the worker's program of this
-    installation is ever started; its words go to the process one by one, never through a shell.
+    """Why an order can't be taken, as the end of a sentence; None if it can. Only the worker
+    program of this installation is started, and its arguments never go through a shell.
     """
     for each in order.arguments:
         if "\0" in each:

@@ -1,24 +1,24 @@
-"""What is left of a gateway that was replaced: its last clients, and the process that launchd,
-systemd or a terminal watches, which stands in for the gateway that serves.
+"""The end of a gateway that was replaced: it serves its last clients, and then its process, which
+launchd, systemd or a terminal watches, stands in for the gateway that serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
 from gateway.http.app import Parts
-from gateway.models import refusals
 from gateway.models.fleet import REMINDER_S
+from gateway.requests import refusals
 from gateway.server.gateway_channel import Finished, FromSuccessor, Released
 from gateway.server.handover import SuccessorProcess
 from gateway.server.relay import Relay
@@ -29,17 +29,51 @@ from gateway.system.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.1
-# Of who isn't served but connected: followers of logs.
+# For connections without requests, as of followers of logs.
 _LINGER_S: Final = 30.0
 _FAREWELL_S: Final = 30.0
 _HANDED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-# As it is at the start of this gateway: its file may be gone by the time.
-_STAND_IN: Final = Path(__file__).with_name("stand_in.py").read_text("utf-8")
+
+
+def _stand_in(descriptor: int) -> int:
+    """The program of the process that stands in for the gateway that serves: it hands signals on
+    over its socket to that gateway, and ends as that gateway does: with the status that the socket
+    says last, or with 1 if it says none. It runs alone, in an interpreter without this package.
+    """
+    connected = socket.socket(fileno=descriptor)
+
+    def hand_on(number: int, _frame: object) -> None:
+        with contextlib.suppress(OSError):
+            connected.send(bytes([number]))
+
+    # Workers that the replaced gateway had started are still its children, and nothing reaps them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(each, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, range(1, 32))
+    status = 1
+    while True:
+        try:
+            told = connected.recv(1)
+        except OSError:
+            return status
+        if not told:
+            return status
+        status = told[0]
+
+
+# Its text is read at the start of this gateway, as an upgrade may replace this file.
+STAND_IN: Final = f"""
+import contextlib, os, signal, socket, sys
+{inspect.getsource(_stand_in)}
+os.chdir("/")
+sys.exit({_stand_in.__name__}(int(sys.argv[1])))
+"""
 
 
 class Departure:
-    """From the moment on when another gateway serves. `python` is that one's interpreter; what
-    comes to this process is handed on by `stands_in`, if it stands in for that one.
+    """The end of this gateway, once another one serves. `python` is the interpreter of that one. If
+    this process stands in for that one, `stands_in` is the socket over which it hands signals on.
     """
 
     def __init__(
@@ -52,7 +86,7 @@ class Departure:
         python: str,
         stands_in: socket.socket | None,
     ) -> None:
-        """`takeover` is about the gateway before this one."""
+        """`takeover` is the connection to the gateway before this one."""
         self._parts = parts
         self._server = server
         self._relay = relay
@@ -65,42 +99,42 @@ class Departure:
         self._loop = asyncio.get_running_loop()
 
     async def begin(self) -> None:
-        """Let go of everything but clients."""
-        frames = self._successor.frames
+        """Give up everything but the clients of this gateway."""
+        messages = self._successor.messages
         self._server.afterwards = self.hand_on
         for number in _HANDED_ON:
             signal.signal(number, self.hand_on)
-        self._relay.open(frames.send)
+        self._relay.open(messages.send)
         self._tasks.start(self._listen(), "successor")
         self._server.stop_listening()
         for incarnation, begun in await self._parts.fleet.leave():
-            frames.send(Released(incarnation, begun))
+            messages.send(Released(incarnation, begun))
         self._parts.mailbox.leave()
         self._parts.limiter.next_gateway = self._give_connection
         self._server.offer_connections()
         logger.info("Another gateway serves (pid %d)", self._successor.pid)
 
     def hand_on(self, number: int, _frame: FrameType | None) -> None:
-        """A signal that comes to this process is meant for the one that serves. Who only serves the
-        last clients ends by SIGTERM.
+        """Hand a signal to the gateway that serves, if this process stands in for it. If not,
+        SIGTERM ends the service of the last clients.
         """
         if self._stands_in is not None:
             with contextlib.suppress(OSError):
                 self._stands_in.send(bytes([number]))
         elif number == signal.SIGTERM:
-            # It may be about to end anyway.
+            # The loop may be closed by now.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._lost.set)
 
     async def see_out(self) -> None:
-        """Serve those who are connected here, and the gateways before this one; returns when nobody
-        is left, or the successor is gone.
+        """Serve the clients that are connected here, and the gateways before this one. Returns when
+        none are left, or when the successor has ended.
         """
         parts = self._parts
         await parts.pulls.close()
         await parts.last_used.close(list)
         await parts.fleet.end_spares()
-        self._successor.frames.send(Released(0, b""))
+        self._successor.messages.send(Released(0, b""))
         idle_since = self._loop.time()
         while not self._lost.is_set():
             now = self._loop.time()
@@ -115,48 +149,50 @@ class Departure:
                     await self._lost.wait()
 
     async def say_farewell(self) -> None:
-        """Nobody is served here any more."""
+        """Tell the successor that no client is left here, and close the channels to it."""
         successor = self._successor
-        successor.frames.send(Finished())
+        successor.messages.send(Finished())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
-                await successor.passage.sent()
-                await successor.frames.sent()
+                await successor.descriptors.sent()
+                await successor.messages.sent()
         successor.close()
         await self._tasks.cancel_all()
 
     def become(self) -> NoReturn:
-        """What this process is from now on: nothing, or who stands in for the next gateway."""
+        """End this process, or turn it into the program that stands in for the next gateway."""
         sys.stdout.flush()
         sys.stderr.flush()
         if self._stands_in is None:
             os._exit(0)
         descriptor = self._stands_in.fileno()
         os.set_inheritable(descriptor, True)
-        # What comes from here on waits until it is there.
+        # Signals that come from now on wait until that program handles them.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
-        # A process of the same number and parent, with next to nothing in it.
-        command = [self._python, "-I", "-S", "-c", _STAND_IN, str(descriptor)]
-        os.execv(self._python, command)  # noqa: S606 - there is no shell to want
+        # The process keeps its number and its parent, and needs very little memory.
+        command = [self._python, "-I", "-S", "-c", STAND_IN, str(descriptor)]
+        os.execv(self._python, command)  # noqa: S606 - no shell is needed
 
     def _give_connection(self, descriptor: int) -> None:
-        self._successor.passage.send(b"conn", 0, descriptor)
+        self._successor.descriptors.send(b"conn", 0, descriptor)
 
     async def _listen(self) -> None:
         message: FromSuccessor | None
-        while (message := await self._successor.frames.receive()) is not None:
+        while (message := await self._successor.messages.receive()) is not None:
             self._relay.receive(message)
-        # It has ended, and said so to its clients: these are among them.
+        # The successor has ended and refused its clients, and refuses those here, too.
         self._relay.refuse_all(refusals.shutting_down())
         self._lost.set()
 
 
-# A terminal's signal reaches the whole group, and comes once more from who stands in.
+# A terminal sends a signal to the whole group, so it comes a second time from the stand-in.
 _SAME_S: Final = 1.0
 
 
 class StandInChannel:
-    """Who ends by SIGKILL takes this gateway along, in order."""
+    """The channel to the process that stands in for this gateway. The end of that process, even by
+    SIGKILL, counts as a SIGTERM here.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -165,26 +201,26 @@ class StandInChannel:
         self._handed: dict[int, float] = {}
 
     def duplicate(self) -> socket.socket:
-        """For the next gateway."""
+        """A descriptor of the channel for the next gateway."""
         return self._socket.dup()
 
     def watch(self, signalled: Callable[[int], None]) -> None:
-        """Tell of signals from now on; one that stands in no more is a SIGTERM."""
+        """Call `signalled` for each signal from now on, and with SIGTERM at the stand-in's end."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket, self._read, loop, signalled)
 
     def unwatch(self) -> None:
-        """The next gateway does."""
+        """Stop: the next gateway watches the channel."""
         asyncio.get_running_loop().remove_reader(self._socket)
 
     def admits(self, number: int) -> bool:
-        """A signal came to this process itself: whether it isn't the same once more."""
+        """Note a signal of this process itself; False if the stand-in has sent the same."""
         now = asyncio.get_running_loop().time()
         self._came[number] = now
         return now - self._handed.get(number, -_SAME_S) >= _SAME_S
 
     def end(self, status: int) -> None:
-        """This gateway ends with this status."""
+        """Tell the stand-in that this gateway ends with this status."""
         with contextlib.suppress(OSError):
             self._socket.send(bytes([status]))
 

@@ -1,5 +1,5 @@
-"""What two gateways tell each other while one replaces the other, and the two sockets for it: one
-for messages, one for descriptors.
+"""The messages between two gateways while one replaces the other, and their two sockets: one for
+messages, one for descriptors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.access.accounts import Book
+from gateway.access.limits import Book
 from gateway.mailbox.entry import Name
 from gateway.models.compartment import ModelState
 from gateway.requests.request import RequestState
@@ -28,14 +28,16 @@ from protocol.message import digest
 
 
 class HandoverMessage(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of everything that travels alone in a frame."""
+    """Base of all messages, each of which is sent in a frame of its own."""
 
 
 # From the successor, before it has anything
 
 
 class Introduction(HandoverMessage, frozen=True, tag="introduction"):
-    """The successor has read its configuration and could begin. Every version can read this."""
+    """The successor has read its configuration and is ready. Every version can read this
+    message.
+    """
 
     version: str
     protocol: str
@@ -44,7 +46,7 @@ class Introduction(HandoverMessage, frozen=True, tag="introduction"):
 
 
 class Failure(HandoverMessage, frozen=True, tag="failure"):
-    """It can't go on, for this reason, and ends."""
+    """The successor can't take over, for this reason, and ends."""
 
     reason: str
 
@@ -53,11 +55,11 @@ class Failure(HandoverMessage, frozen=True, tag="failure"):
 
 
 class HandoverState(HandoverMessage, frozen=True, tag="estate"):
-    """All that the successor goes on from. Workers have moved by now and are silent.
+    """The state that the successor continues. The workers have moved by now and send nothing.
 
-    `incarnation` is the first free number. `book` is what was used under each key, by days.
-    `making` are answers of the mailbox that the present gateway goes on with. `earlier` gateways
-    before it still serve clients. `away_s` is of the clock that stands still over a sleep.
+    `incarnation` is the first free number. `book` is the usage of each key, by days. `making` are
+    answers of the mailbox that the present gateway still makes. `earlier` is the number of gateways
+    before it that still serve clients. `away_s` is of the clock that stands still over a sleep.
     """
 
     models: tuple[ModelState, ...]
@@ -70,7 +72,7 @@ class HandoverState(HandoverMessage, frozen=True, tag="estate"):
 
 
 class Submitted(HandoverMessage, frozen=True, tag="submitted"):
-    """A request that came to the present gateway after its estate was sent."""
+    """A request that came to the present gateway after it sent its state."""
 
     number: int
     model: str
@@ -82,14 +84,16 @@ class Cancelled(HandoverMessage, frozen=True, tag="cancelled"):
 
 
 class Spent(HandoverMessage, frozen=True, tag="spent"):
-    """What was used under a key, by an answer that the present gateway gave."""
+    """The usage of a key by an answer of the present gateway."""
 
     name: str
     usage: Usage
 
 
 class Released(HandoverMessage, frozen=True, tag="released"):
-    """What this incarnation prints is the successor's to read, after what was read of a line."""
+    """The successor reads the output of this incarnation from now on. `begun` is the part of a line
+    that was read already.
+    """
 
     incarnation: int
     begun: bytes
@@ -103,11 +107,11 @@ class Finished(HandoverMessage, frozen=True, tag="finished"):
 
 
 class Serving(HandoverMessage, frozen=True, tag="serving"):
-    """It has taken everything over."""
+    """The successor has taken everything over."""
 
 
 class Began(HandoverMessage, frozen=True, tag="began"):
-    """A worker has the request, anew if it had one before."""
+    """A worker has the request; again, if another worker had it before."""
 
     number: int
 
@@ -132,26 +136,26 @@ FromSuccessor: TypeAlias = (
     Introduction | Failure | Serving | Began | Delivered | VectorsCame | Refused
 )
 
-# As `protocol.messages`: raised when something means something else than before.
+# As in `protocol.messages`: it is raised when a message changes its meaning but not its fields.
 _MEANING: Final = 1
 HANDOVER_VERSION: Final = f"{_MEANING}-{digest(FromPredecessor | FromSuccessor)}"
 
 
 _LENGTH: Final = struct.Struct(">I")
-# Prompts of all requests that wait; more than that is no estate.
+# Room for the prompts of all waiting requests. A longer frame is an error.
 _LONGEST_FRAME_BYTES: Final = 1 << 30
-# What a peer that doesn't read may have us hold.
+# The bytes that are kept for a peer that doesn't read.
 _UNREAD_BYTES: Final = 512 << 20
 _RECORD: Final = struct.Struct(">4sQ")
 _AGAIN_S: Final = 0.005
-# macOS may close what is on its way when its sender closes it (Chromium's issue 298276).
+# macOS may close a descriptor in transit when its sender closes it (Chromium's issue 298276).
 _ON_ITS_WAY_S: Final = 1.0 if sys.platform == "darwin" else 0.0
 
 T = TypeVar("T")
 
 
 class MessageChannel(Generic[T]):
-    """Messages to and from the other gateway."""
+    """Sends and receives messages of two gateways."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class MessageChannel(Generic[T]):
         self._reader = reader
         self._writer = writer
         self._decoder = decoder
-        # To wait for is that nothing is left.
+        # `drain` waits until the buffer is empty.
         writer.transport.set_write_buffer_limits(high=0)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -175,7 +179,7 @@ class MessageChannel(Generic[T]):
         return cls(reader, writer, decoder)
 
     def send(self, message: HandoverMessage) -> None:
-        """Never waits. Who doesn't read is cut off."""
+        """Never waits. A peer that doesn't read is disconnected."""
         if self._writer.is_closing():
             return
         frame = self._encoder.encode(message)
@@ -184,12 +188,12 @@ class MessageChannel(Generic[T]):
             self._writer.transport.abort()
 
     async def sent(self) -> None:
-        """Wait until all of it has left this process."""
+        """Wait until all messages have left this process."""
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 
     async def receive(self) -> T | None:
-        """The next message; None: the other gateway is gone, or says what none would."""
+        """The next message; None: the other gateway has ended, or has sent an invalid message."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > _LONGEST_FRAME_BYTES:
@@ -203,7 +207,7 @@ class MessageChannel(Generic[T]):
 
 
 class DescriptorChannel:
-    """Descriptors, each with a word of what it is and a number."""
+    """Sends and receives descriptors, each with a word for its kind and a number."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -214,23 +218,23 @@ class DescriptorChannel:
         self._left = asyncio.Event()
 
     def send(self, what: bytes, number: int, descriptor: int) -> None:
-        """Never waits; the descriptor belongs to the passage, which closes it once it has left."""
+        """Never waits. The channel owns the descriptor, and closes it once it is sent."""
         self._unsent.append((_RECORD.pack(what, number), descriptor))
         if self._retry is None:
             self._send()
 
     async def sent(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all descriptors are sent."""
         while self._unsent:
             self._left.clear()
             await self._left.wait()
 
     def watch(self, received: Callable[[bytes, int, int], None]) -> None:
-        """Tell of what comes, from now on."""
+        """Call `received` for each descriptor from now on."""
         self._loop.add_reader(self._socket, self._receive, received)
 
     def take(self) -> list[tuple[bytes, int, int]]:
-        """What has come, at once."""
+        """The descriptors that have arrived, without a wait."""
         found: list[tuple[bytes, int, int]] = []
         while True:
             try:
@@ -266,7 +270,7 @@ class DescriptorChannel:
                 self._retry = self._loop.call_later(_AGAIN_S, self._send)
                 return
             except OSError:
-                # Nobody is there any more: whoever waits for that hears it from the frames.
+                # The other gateway has ended, which shows in the channel of messages.
                 pass
             self._unsent.popleft()
             if _ON_ITS_WAY_S:

@@ -1,7 +1,7 @@
 """The present gateway's side of an upgrade: it starts its successor and hands over what it has.
 
-Until the successor says that it serves, everything can be undone: workers hold back what they have
-to say, and are told to stay if it doesn't come up.
+Until the successor says that it serves, everything can be undone: workers keep their messages back,
+and stay with this gateway if the successor doesn't come up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from gateway.system.refusal import Refusal
 from protocol.life import Move
 from protocol.messages import PROTOCOL_VERSION
 
-# Has the descriptor of its socket: only a gateway that is replaced sets it.
+# The variable with the descriptor of the successor's socket. Only a gateway that is replaced sets
+# it.
 SUCCEEDS: Final = "BULKHEAD_SUCCEEDS"
 _LAST_LINES: Final = 8
 _EXIT_S: Final = 10.0
@@ -52,16 +53,18 @@ class HandoverError(Exception):
 
 
 class SuccessorProcess:
-    """One thread keeps the last it prints until it serves; another waits for that, and reaps."""
+    """The successor's process. One thread keeps the last lines that it prints until it serves, and
+    another reaps it.
+    """
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        frames: MessageChannel[FromSuccessor],
-        passage: DescriptorChannel,
+        messages: MessageChannel[FromSuccessor],
+        descriptors: DescriptorChannel,
     ) -> None:
-        self.frames = frames
-        self.passage = passage
+        self.messages = messages
+        self.descriptors = descriptors
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._loop = asyncio.get_running_loop()
@@ -71,37 +74,37 @@ class SuccessorProcess:
 
     @classmethod
     async def start(
-        cls, python: str, environment: dict[str, str], descriptors: list[int]
+        cls, python: str, environment: dict[str, str], inherited: list[int]
     ) -> SuccessorProcess:
-        """With the present process's own arguments. Raises: HandoverError."""
+        """Start it with the arguments of this process. Raises: HandoverError."""
         control, its_control = socket.socketpair()
-        passage, its_passage = socket.socketpair()
+        descriptors, its_descriptors = socket.socketpair()
         try:
             try:
                 process = _spawn(python, environment, its_control)
             except OSError as error:
                 control.close()
-                passage.close()
+                descriptors.close()
                 raise HandoverError(
                     f"{python} can't be started ({error.strerror}): name the interpreter of the "
                     "new installation with --python"
                 ) from error
-            socket.send_fds(control, [b"\0"], [its_passage.fileno(), *descriptors])
+            socket.send_fds(control, [b"\0"], [its_descriptors.fileno(), *inherited])
         finally:
             its_control.close()
-            its_passage.close()
-        frames = await MessageChannel.over(control, msgspec.msgpack.Decoder(FromSuccessor))
-        return cls(process, frames, DescriptorChannel(passage))
+            its_descriptors.close()
+        messages = await MessageChannel.over(control, msgspec.msgpack.Decoder(FromSuccessor))
+        return cls(process, messages, DescriptorChannel(descriptors))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     async def prove(self, deadline_s: float) -> Introduction:
-        """Wait until it could begin. Raises: HandoverError."""
+        """Wait until the successor is ready. Raises: HandoverError."""
         try:
             async with asyncio.timeout(deadline_s):
-                said = await self.frames.receive()
+                said = await self.messages.receive()
         except TimeoutError:
             raise HandoverError(f"it was not ready within {deadline_s:g} s") from None
         match said:
@@ -123,7 +126,7 @@ class SuccessorProcess:
                 raise HandoverError(await self.last_words())
 
     async def end(self) -> None:
-        """At once: it has nothing yet, or workers that end with it."""
+        """Kill the successor: it has nothing yet, or workers that end with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
@@ -132,11 +135,11 @@ class SuccessorProcess:
         self.close()
 
     def close(self) -> None:
-        self.frames.close()
-        self.passage.close()
+        self.messages.close()
+        self.descriptors.close()
 
     async def last_words(self) -> str:
-        """How it ended, and the last that it printed."""
+        """How the successor ended, and its last lines."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 await self._ended.wait()
@@ -153,9 +156,9 @@ class SuccessorProcess:
 
     def _reap(self) -> None:
         self._process.wait()
-        # What it began may have its stderr, and hold that open.
+        # A process that the successor has started may have its stderr, and keep it open.
         self._reader.join(_LAST_WORDS_S / 2)
-        # The loop may be over.
+        # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._ended.set)
 
@@ -163,7 +166,9 @@ class SuccessorProcess:
 def _spawn(
     python: str, environment: dict[str, str], control: socket.socket
 ) -> subprocess.Popen[bytes]:
-    """As workers are started: with `close_fds` off CPython needs no fork on macOS."""
+    """Start the process as workers are started: without `close_fds` CPython needs no fork on
+    macOS.
+    """
     control.set_inheritable(True)
     return subprocess.Popen(
         [python, *_flags(), "-m", "gateway", *sys.argv[1:]],
@@ -175,7 +180,9 @@ def _spawn(
 
 
 def _flags() -> list[str]:
-    """The current folder is looked for modules only if that is how this process was started."""
+    """The flag that keeps modules of the current folder out, unless this process was started
+    without it.
+    """
     return [] if "-m" in sys.orig_argv[1:3] and not sys.flags.safe_path else ["-P"]
 
 
@@ -184,16 +191,18 @@ _SERVE_S: Final = 60.0
 
 
 class Handover:
-    """One attempt. `relay` has the requests once it is carried out."""
+    """One attempt of an upgrade. Once it is carried out `relay` has the requests."""
 
     def __init__(self, parts: Parts, earlier: int) -> None:
-        """`earlier` gateways before this one still serve clients."""
+        """`earlier` is the number of gateways before this one that still serve clients."""
         self.relay = Relay()
         self._parts = parts
         self._earlier = earlier
 
     async def until_settled(self) -> None:
-        """No worker is on its way up or out from here on. Raises: HandoverError."""
+        """Wait until no worker is starting or ending, and start and end none from then on. Raises:
+        HandoverError.
+        """
         seconds = self._parts.fleet.settings.workers.load_timeout_s
         try:
             await self._parts.fleet.until_settled(seconds)
@@ -229,7 +238,7 @@ class Handover:
             raise HandoverError("a worker didn't let itself be handed over: see its log")
         making = parts.mailbox.hand_over()
         parts.keys.forward(self.relay.spend)
-        estate = HandoverState(
+        state = HandoverState(
             models=tuple(
                 each.state_for(self.relay.number, channels.get(each.model.id))
                 for each in fleet.roster.everyone
@@ -242,17 +251,17 @@ class Handover:
             away_s=present_clock().away_s,
         )
         for each in workers.values():
-            successor.passage.send(b"prnt", each.incarnation, os.dup(each.output))
+            successor.descriptors.send(b"prnt", each.incarnation, os.dup(each.output))
         try:
             async with asyncio.timeout(_SERVE_S):
-                await successor.passage.sent()
-                successor.frames.send(estate)
+                await successor.descriptors.sent()
+                successor.messages.send(state)
                 await self._until_it_serves(successor)
         except TimeoutError:
             raise HandoverError(f"it did not serve within {_SERVE_S:g} s") from None
 
     def undo(self) -> None:
-        """This gateway goes on, and what came in meanwhile is its own."""
+        """This gateway goes on, with the requests that came in meanwhile."""
         parts = self._parts
         parts.mailbox.take_back()
         parts.keys.forward(None)
@@ -269,9 +278,11 @@ class Handover:
                     parts.keys.account(name, usage)
 
     async def _until_it_serves(self, successor: SuccessorProcess) -> None:
-        """Workers may settle with it before it takes clients. Raises: HandoverError."""
+        """Wait for `Serving`. Workers may send before the successor takes clients. Raises:
+        HandoverError.
+        """
         while True:
-            match await successor.frames.receive():
+            match await successor.messages.receive():
                 case Serving():
                     return
                 case Failure(reason=reason):
@@ -291,8 +302,8 @@ class Handover:
 
 
 def check_ranks(parts: Parts) -> None:
-    """Raises: HandoverError: a model has several ranks. Those behind rank 0 watch this gateway,
-    or an agent that does, and can't be told to watch another.
+    """Raises: HandoverError: a model has several ranks. Its followers watch this gateway, or an
+    agent that does, and can't change to another.
     """
     for each in parts.fleet.roster.everyone:
         if each.worker is not None and each.worker.followers is not None:

@@ -28,8 +28,9 @@ Order: TypeAlias = Submitted | Cancelled | Spent
 
 
 class Relay:
-    """Numbers requests, and keeps them until they are over. What it has for a successor that
-    doesn't serve yet waits until `open`, or is undone by `undo`. Everything runs on the event loop.
+    """The requests whose answers the next gateway computes, by their numbers, until they are over.
+    Orders for a successor that doesn't serve yet wait until `open`, or are given back by `undo`.
+    Everything runs on the event loop.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Relay:
         return len(self._requests)
 
     def number(self, request: Request) -> int:
-        """Of one that is handed over."""
+        """Keep a request that is handed over, and return its number."""
         self._last += 1
         self._requests[self._last] = request
         self._numbers[request] = self._last
@@ -64,7 +65,7 @@ class Relay:
         self._order(Spent(name, usage))
 
     def open(self, send: Callable[[HandoverMessage], None]) -> None:
-        """The successor serves."""
+        """Send the orders that waited, as the successor serves."""
         self._send = send
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -73,7 +74,7 @@ class Relay:
                 self._forget(each.number)
 
     def undo(self) -> Sequence[Order]:
-        """What a successor would have been told, if there were one."""
+        """The orders that no successor has received."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -108,12 +109,12 @@ class Relay:
                 pass
 
     def remind(self, now: float, after_s: float) -> None:
-        """Tell the readers of those without news that time passes."""
+        """Remind the readers of requests without news that time passes."""
         for each in self._requests.values():
             each.remind(now, after_s)
 
     def refuse_all(self, refusal: Refusal) -> None:
-        """Nothing more will come."""
+        """Refuse all requests, as the successor sends nothing more."""
         for number in list(self._requests):
             self._requests[number].refuse(refusal)
             self._forget(number)
@@ -138,7 +139,9 @@ class Relay:
 
 
 class RelayedRequest(Request):
-    """What arrives for it goes on at once: its reader is in another process, and slow there."""
+    """A request of the earlier gateway. Parts of its answer are passed on at once, as its reader is
+    in that gateway's process.
+    """
 
     def __init__(
         self,
@@ -174,44 +177,44 @@ class RelayedRequest(Request):
 
 
 class RelayedRequests:
-    """Those that have not ended."""
+    """The requests of the earlier gateway that have not ended."""
 
     def __init__(self, tell: Callable[[HandoverMessage], None]) -> None:
         self._tell = tell
-        self._guests: dict[int, RelayedRequest] = {}
+        self._relayed: dict[int, RelayedRequest] = {}
 
     def restore(
         self, model_id: str, states: Iterable[tuple[int, RequestState]]
     ) -> list[RelayedRequest]:
-        """Those of a model, in their order."""
-        guests = [RelayedRequest(number, model_id, state, self._tell) for number, state in states]
-        self._guests |= {each.number: each for each in guests}
-        return guests
+        """Continue the requests of a model, in their order."""
+        relayed = [RelayedRequest(number, model_id, state, self._tell) for number, state in states]
+        self._relayed |= {each.number: each for each in relayed}
+        return relayed
 
     def submit(self, fleet: Fleet, order: Submitted) -> None:
-        (guest,) = self.restore(order.model, [(order.number, order.request)])
+        (request,) = self.restore(order.model, [(order.number, order.request)])
         try:
-            fleet.submit(fleet.roster.find(order.model, ANYBODY), guest)
+            fleet.submit(fleet.roster.find(order.model, ANYBODY), request)
         except Refusal as refusal:
-            guest.refuse(refusal)
+            request.refuse(refusal)
 
     def cancel(self, fleet: Fleet, order: Cancelled) -> None:
-        if (guest := self._guests.pop(order.number, None)) is not None:
-            _cancel(fleet, guest)
+        if (request := self._relayed.pop(order.number, None)) is not None:
+            _cancel(fleet, request)
 
     def leave(self, fleet: Fleet) -> None:
-        """Nobody is there any more whom they could be delivered to."""
-        for guest in self._guests.values():
-            _cancel(fleet, guest)
-        self._guests.clear()
+        """Cancel all, as the earlier gateway is gone."""
+        for request in self._relayed.values():
+            _cancel(fleet, request)
+        self._relayed.clear()
 
     def forget_ended(self) -> None:
-        self._guests = {number: each for number, each in self._guests.items() if not each.over}
+        self._relayed = {number: each for number, each in self._relayed.items() if not each.over}
 
 
-def _cancel(fleet: Fleet, guest: RelayedRequest) -> None:
-    if guest.over:
+def _cancel(fleet: Fleet, request: RelayedRequest) -> None:
+    if request.over:
         return
     for compartment in fleet.roster.everyone:
-        if compartment.model.id == guest.model_id:
-            compartment.traffic.cancel(guest)
+        if compartment.model.id == request.model_id:
+            compartment.traffic.cancel(request)

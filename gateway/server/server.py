@@ -1,4 +1,4 @@
-"""The gateway's process: what it is made of, and what is left of it in the end."""
+"""The gateway's process: its parts, the record of its starts, and how the process ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 import uvloop
+from msgspec import Struct
 
 from gateway.access.keys import ApiKeys
 from gateway.config.machine_rules import network_cautions
@@ -28,109 +31,211 @@ from gateway.library.pulls import Pulls
 from gateway.mailbox.entry import Api
 from gateway.mailbox.jobs import AnswerFamily
 from gateway.mailbox.mailbox import Mailbox
-from gateway.memory.budget import budget_bytes
+from gateway.memory.fitting import budget_bytes
 from gateway.memory.leak_check import leak_check_at_start
-from gateway.models.fleet import Fleet
+from gateway.models.fleet import Fleet, FleetStart
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.serving import GatewayServer
-from gateway.server.starts import StartRecord
 from gateway.server.takeover import Inheritance, Takeover
 from gateway.server.upgrader import Upgrader
-from gateway.system.notify import Notifier
-from gateway.system.state_dir import Address, StateDir, near_url, write_address
+from gateway.system.machine import Notifier
+from gateway.system.state_dir import Address, StateDir, UncleanStarts, near_url, write_address
+from gateway.system.state_file import read_state, write_state
 from gateway.system.tls import Certificates
 from gateway.workers.leftovers import WorkerRecords, sweep
 
 logger = logging.getLogger(__name__)
 
+# A load of hundreds of gigabytes takes minutes, so a loop of crashes may be that slow.
+WINDOW_S: Final = 1800.0
+LIMIT: Final = 3
 
-def run(
-    read: Callable[[], Configuration],
-    configuration: Configuration,
-    state_dir: StateDir,
-    listener: socket.socket,
-    keys: ApiKeys,
-    certificates: Certificates | None,
-    finder: Finder,
-    inheritance: Inheritance | None,
-) -> Departure | None:
-    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain. What
-    comes back says that another gateway serves, and what this process is to become.
 
-    On SIGHUP the configuration is read again, by `read`. On SIGUSR2 another gateway takes over, as
-    this one does by an `inheritance`.
+def recent(unclean: Sequence[float], now: float) -> list[float]:
+    """The starts since the last orderly end that still count. All times are Unix times in seconds,
+    as they must hold beyond a boot: a model that panics the machine (mlx#3186) does so again after
+    it.
     """
-    settings = configuration.settings
-    budget = budget_bytes(settings.memory)
-    records = WorkerRecords(state_dir.workers)
-    notifier = Notifier.from_environment(os.environ)
-    takes_over = inheritance is not None
-    start = StartRecord(state_dir.starts_path, time.time(), takes_over=takes_over)
-    # The workers of the gateway that is replaced are no leftovers.
-    swept = [] if takes_over else sweep(records)
-    leak_check = leak_check_at_start(
-        state_dir.stranded_path, follows_crash=start.follows_crash, takes_over=takes_over
+    return [each for each in unclean if abs(now - each) < WINDOW_S]
+
+
+def caution(unclean: Sequence[float], now: float) -> str | None:
+    """Why no model should be loaded unless a request or an operator asks for it; None if all is
+    well.
+
+    `unclean` are the starts since the last orderly end, without the present one.
+    """
+    count = len(recent(unclean, now))
+    if count < LIMIT:
+        return None
+    return (
+        f"the last {count} starts within {WINDOW_S / 60:.0f} min did not end in order, so no model "
+        "was preloaded; requests and `bulkhead load` load as always"
     )
-    host, port = listener.getsockname()[:2]
-    near = near_url(host, port, tls=certificates is not None)
-    shown = None if certificates is None else str(certificates.served)
-    keeper = None if inheritance is None else StandInChannel(inheritance.keeper)
 
-    def announce() -> None:
-        state_dir.sign()
-        write_address(state_dir, Address(near, os.getpid(), shown))
 
-    async def serve() -> Upgrader | None:
-        takeover = None
-        if inheritance is not None:
-            takeover = await Takeover.begin(inheritance)
+class StartRecord:
+    """The record of a gateway's starts, which shows when it crashes again and again. It notes the
+    present start at once, as a crash leaves no later chance.
+    """
+
+    def __init__(self, path: Path, now: float, *, takes_over: bool = False) -> None:
+        """A gateway that `takes_over` from another one continues that one's start."""
+        self._path = path
+        if takes_over:
+            self.follows_crash, self.caution = False, None
+            return
+        record = read_state(path, UncleanStarts) or UncleanStarts()
+        # Whether the gateway before this one crashed, was killed, or lost its machine.
+        self.follows_crash = bool(record.at)
+        self.caution = caution(record.at, now)
+        write_state(path, UncleanStarts((*recent(record.at, now), now)))
+
+    def ended_in_order(self) -> None:
+        """The next start finds an empty record."""
+        write_state(self._path, UncleanStarts())
+
+
+class GatewaySetup(Struct, frozen=True):
+    """What a gateway is started with. `read` reads the configuration again, `certificates` are None
+    for plain HTTP, and `inheritance` is None where no other gateway is replaced.
+    """
+
+    read: Callable[[], Configuration]
+    configuration: Configuration
+    state_dir: StateDir
+    listener: socket.socket
+    keys: ApiKeys
+    certificates: Certificates | None
+    finder: Finder
+    inheritance: Inheritance | None
+
+
+def run(setup: GatewaySetup) -> Departure | None:
+    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain short.
+    A departure is returned when another gateway serves: it says what this process becomes.
+
+    On SIGHUP the configuration is read again. On SIGUSR2 another gateway takes over, as this one
+    does by an `inheritance`.
+    """
+    return _GatewayProcess(setup).run()
+
+
+class _GatewayProcess:
+    def __init__(self, setup: GatewaySetup) -> None:
+        self._setup = setup
+        state_dir, takes_over = setup.state_dir, setup.inheritance is not None
+        self._settings = setup.configuration.settings
+        self._budget_bytes = budget_bytes(self._settings.memory)
+        self._records = WorkerRecords(state_dir.workers)
+        self._notifier = Notifier.from_environment(os.environ)
+        self._start = StartRecord(state_dir.starts_path, time.time(), takes_over=takes_over)
+        # The workers of the gateway that is replaced are no leftovers.
+        self._swept = [] if takes_over else sweep(self._records)
+        self._leak_check = leak_check_at_start(
+            state_dir.stranded_path,
+            follows_crash=self._start.follows_crash,
+            takes_over=takes_over,
+        )
+        host, port = setup.listener.getsockname()[:2]
+        certificates, inheritance = setup.certificates, setup.inheritance
+        self._address = Address(
+            near_url(host, port, tls=certificates is not None),
+            os.getpid(),
+            None if certificates is None else str(certificates.served),
+        )
+        self._stand_in = None if inheritance is None else StandInChannel(inheritance.stand_in)
+
+    def run(self) -> Departure | None:
+        for each in network_cautions(self._settings.gateway):
+            logger.warning("%s", each)
+        if self._setup.inheritance is None:
+            self._announce()
+        upgrader = uvloop.run(self._serve())
+        if upgrader is None:
+            # The gateway before this one goes on.
+            os._exit(1)
+        if upgrader.departure is not None:
+            return upgrader.departure
+        self._setup.state_dir.address_path.unlink(missing_ok=True)
+        self._start.ended_in_order()
+        self._setup.state_dir.release()
+        if self._stand_in is not None:
+            self._stand_in.end(0)
+        return None
+
+    async def _serve(self) -> Upgrader | None:
+        """None: the gateway that was to be replaced serves instead."""
+        setup, takeover = self._setup, None
+        if setup.inheritance is not None:
+            takeover = await Takeover.begin(setup.inheritance)
             if takeover is None:
                 return None
-        fleet = Fleet(
-            models_of(configuration),
-            settings,
-            budget,
-            state_dir,
-            records,
-            swept,
-            leak_check,
-            start.caution,
-            1 if takeover is None else takeover.estate.incarnation,
+        parts = self._parts(1 if takeover is None else takeover.state.incarnation)
+        upgrader = Upgrader(
+            parts,
+            setup.listener.dup(),
+            setup.state_dir,
+            self._notifier,
+            self._stand_in,
+            takeover,
+            self._announce,
         )
-        reloader = Reloader(read, configuration, fleet, notifier, certificates, finder.with_found)
+        server = GatewayServer(
+            parts, setup.listener, self._notifier, setup.certificates, takeover, upgrader
+        )
+        await server.run()
+        return upgrader
+
+    def _parts(self, first_incarnation: int) -> Parts:
+        setup, state_dir = self._setup, self._setup.state_dir
+        fleet = Fleet(
+            models_of(setup.configuration),
+            self._settings,
+            self._budget_bytes,
+            state_dir,
+            FleetStart(
+                self._records,
+                self._swept,
+                self._leak_check,
+                self._start.caution,
+                first_incarnation,
+            ),
+        )
+        reloader = Reloader(
+            setup.read,
+            setup.configuration,
+            fleet,
+            self._notifier,
+            setup.certificates,
+            setup.finder.with_found,
+        )
         pulls = Pulls(fleet, reloader, state_dir.pulls_path)
         last_used = LastUsed(state_dir.used_path)
-        library = Library(finder, fleet, reloader, pulls, last_used)
+        library = Library(setup.finder, fleet, reloader, pulls, last_used)
         families: dict[Api, AnswerFamily] = {"chat": ChatFamily(), "responses": ResponseFamily()}
         limiter = ConnectionLimiter(
             functools.partial(_capacity, fleet),
             lambda: fleet.settings.gateway.max_connections_per_address,
         )
-        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, keys, limiter.bodies)
-        parts = Parts(
-            fleet, reloader, mailbox, keys, limiter, pulls, library, last_used, spans(os.environ)
+        mailbox = Mailbox(state_dir.mailbox_path, fleet, families, setup.keys, limiter.bodies)
+        return Parts(
+            fleet,
+            reloader,
+            mailbox,
+            setup.keys,
+            limiter,
+            pulls,
+            library,
+            last_used,
+            spans(os.environ),
         )
-        upgrader = Upgrader(parts, listener.dup(), state_dir, notifier, keeper, takeover, announce)
-        await GatewayServer(parts, listener, notifier, certificates, takeover, upgrader).run()
-        return upgrader
 
-    for caution in network_cautions(settings.gateway):
-        logger.warning("%s", caution)
-    if not takes_over:
-        announce()
-    upgrader = uvloop.run(serve())
-    if upgrader is None:
-        # The gateway before this one goes on.
-        os._exit(1)
-    if upgrader.departure is not None:
-        return upgrader.departure
-    state_dir.address_path.unlink(missing_ok=True)
-    start.ended_in_order()
-    state_dir.release()
-    if keeper is not None:
-        keeper.end(0)
-    return None
+    def _announce(self) -> None:
+        """Write into the state folder where this gateway is reached."""
+        self._setup.state_dir.sign()
+        write_address(self._setup.state_dir, self._address)
 
 
 def _capacity(fleet: Fleet) -> int:

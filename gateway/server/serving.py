@@ -1,4 +1,4 @@
-"""A gateway that serves: from a bound socket to its drain, or until its successor serves."""
+"""A gateway that serves, from a bound socket to its drain, or until its successor serves."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ import uvicorn
 
 from gateway.http.app import Parts, build_app
 from gateway.http.connection import Connection
-from gateway.http.handshake import Handshake
+from gateway.http.connection_limits import Handshake
 from gateway.library.pulls import Pulls
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure
 from gateway.server.takeover import CannotTakeOverError, Takeover
 from gateway.server.upgrader import Upgrader
 from gateway.server.uvicorn_server import UvicornServer
+from gateway.system.machine import Notifier
 from gateway.system.notation import url
-from gateway.system.notify import Notifier
 from gateway.system.processes import ProcessGoneError
 from gateway.system.tasks import Tasks
 from gateway.system.tls import Certificates
 
 logger = logging.getLogger(__name__)
 
-# For connections that are still open once every request has ended: idle clients, log followers.
+# For connections that are still open once all requests have ended: idle clients, log followers.
 _CLOSE_CONNECTIONS_S: Final = 1
 _OBJECTS_UNTIL_COLLECTION: Final = 10_000
 
 
 class GatewayServer:
-    """SIGTERM and SIGINT end it, after a drain that a second signal cuts short. SIGHUP has the
-    configuration read again. `takeover` is about the gateway before this one, if there is one.
+    """SIGTERM and SIGINT end it, after a drain that a second signal cuts short. On SIGHUP it reads
+    the configuration again. `takeover` is the connection to the gateway before this one, if there
+    is one.
     """
 
     def __init__(
@@ -61,7 +62,11 @@ class GatewayServer:
         self._handshakes = Tasks("connections")
         protocol = functools.partial(Connection, limiter=parts.limiter)
         secure = certificates and functools.partial(
-            Handshake, limiter=parts.limiter, context=certificates.context, tasks=self._handshakes
+            Handshake,
+            Connection,
+            limiter=parts.limiter,
+            context=certificates.context,
+            tasks=self._handshakes,
         )
         self._server = UvicornServer(
             uvicorn.Config(
@@ -77,7 +82,7 @@ class GatewayServer:
         )
 
     async def run(self) -> None:
-        """Returns once nobody is served here any more."""
+        """Serve; returns once no client is left."""
         if self._takeover is not None:
             await self._take_workers(self._takeover)
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
@@ -99,14 +104,14 @@ class GatewayServer:
         if self._takeover is not None:
             await self._takeover.close()
         if departure is None:
-            # Gateways before this one may have told of usage until now.
+            # Gateways before this one may have sent usage until now.
             await self._parts.keys.keep_accounts()
             logger.info("Stopped")
 
     # Its start
 
     async def _take_workers(self, takeover: Takeover) -> None:
-        """Those of the gateway before this one; if they can't be taken, this process ends."""
+        """Take over the workers of the gateway before this one, or end this process."""
         parts = self._parts
         try:
             takeover.restore(parts.fleet, parts.keys, parts.mailbox)
@@ -117,14 +122,14 @@ class GatewayServer:
         parts.fleet.start(preload=False)
 
     async def _begin_work(self) -> None:
-        """Requests are taken already."""
+        """Begin all work that isn't part of a request. Requests are taken already."""
         parts, takeover, background = self._parts, self._takeover, self._background
         fleet, reloader = parts.fleet, parts.reloader
         if takeover is None:
             fleet.start()
             parts.mailbox.start()
             await parts.pulls.resume()
-            # The line that scripts wait for; it alone goes to stdout.
+            # Scripts wait for this line, which alone goes to stdout.
             print(f"Bulkhead serves on {self._address}", flush=True)
         else:
             parts.mailbox.start()
@@ -137,7 +142,7 @@ class GatewayServer:
         background.start(reloader.warn_of_groups(), "groups")
 
     def _watch(self) -> None:
-        """From now on everything is there that lasts until the end."""
+        """Begin the watches and handlers that last until the end."""
         _collect_rarely()
         notifier, background = self._notifier, self._background
         notifier.ready(self._parts.fleet.caution or f"Serves on {self._address}")
@@ -149,13 +154,13 @@ class GatewayServer:
             asyncio.get_running_loop().call_soon_threadsafe,
             functools.partial(_on_hangup, self._parts.reloader, self._signals, _terminal()),
         )
-        # The loop's own handler would end with the default action, which ends the process.
+        # A handler of the loop would be removed with it, and SIGHUP would end the process then.
         signal.signal(signal.SIGHUP, lambda _number, _frame: hung_up())
 
     # Its end
 
     async def _drain(self) -> None:
-        """Running requests get their time; another signal cuts it short."""
+        """Give running requests their time; another signal cuts it short."""
         fleet = self._parts.fleet
         drain_s = fleet.settings.gateway.drain_s
         logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
@@ -176,13 +181,13 @@ class GatewayServer:
         await self._close_connections(serving)
 
     async def _see_out(self, departure: Departure, serving: asyncio.Task[None]) -> None:
-        """Another gateway serves: serve the clients that are connected here, and go."""
+        """Another gateway serves: serve the clients that are connected here, and end."""
         await departure.see_out()
         await self._parts.reloader.close()
         await self._parts.mailbox.close()
         await self._close_connections(serving)
         await departure.say_farewell()
-        logger.info("Everybody here is served: the next gateway goes on alone")
+        logger.info("All clients here are served: the next gateway goes on alone")
 
     async def _close_connections(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
@@ -194,7 +199,7 @@ class GatewayServer:
 
 
 async def _resume_pulls(takeover: Takeover, pulls: Pulls) -> None:
-    """Once the gateway before this one has ended its own."""
+    """Go on with pulls once the gateway before this one has ended them."""
     await takeover.released.wait()
     await pulls.resume()
 
@@ -209,8 +214,8 @@ async def _either(serving: asyncio.Task[None], left: asyncio.Event) -> None:
 
 
 def _collect_rarely() -> None:
-    """What is there now stays until the end, and nearly all that comes later is freed without the
-    collector: by default it would look for cycles after each few hundred tokens.
+    """Make garbage collections rare. Present objects stay until the end, and nearly all later ones
+    are freed without the collector, which would by default run after each few hundred tokens.
     """
     gc.collect()
     gc.freeze()
@@ -218,13 +223,13 @@ def _collect_rarely() -> None:
 
 
 def _terminal() -> int | None:
-    """Where the process was started from, if that is a terminal."""
+    """The descriptor of the terminal that the process was started from, if there is one."""
     descriptor = sys.stderr.fileno()
     return descriptor if os.isatty(descriptor) else None
 
 
 def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | None) -> None:
-    """Read the configuration again; but if the terminal is gone, that is what it says."""
+    """Read the configuration again, or end if the signal means that the terminal was closed."""
     if terminal is not None:
         try:
             os.tcgetpgrp(terminal)
@@ -235,7 +240,7 @@ def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | 
 
 
 async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> int | None:
-    """Wait for the end of the task or for a signal, and say which; raises what the task raised."""
+    """Wait for the task, whose exception is raised, or for a signal, which is returned."""
     signalled = asyncio.create_task(signals.get())
     await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
     received = signalled.result() if signalled.done() else None

@@ -1,4 +1,4 @@
-"""The successor's side of an upgrade: it proves itself, takes over what it is told, and serves."""
+"""The successor's side of an upgrade: it says that it is ready, takes over, and serves."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ _DESCRIPTORS = 5
 
 
 class Inheritance:
-    """The listener, the lock's descriptor, and the channels to the gateway before this one and to
-    who stands in for it.
+    """The listener, the descriptor of the lock, the channels to the gateway before this one, and
+    the socket to the process that stands in for this gateway.
     """
 
     def __init__(self, control: socket.socket) -> None:
-        """Raises: OSError: there is no gateway at the other end."""
-        _, descriptors, _, _ = socket.recv_fds(control, 1, _DESCRIPTORS)
-        if len(descriptors) != _DESCRIPTORS:
+        """Raises: OSError: the gateway at the other end has ended."""
+        _, received, _, _ = socket.recv_fds(control, 1, _DESCRIPTORS)
+        if len(received) != _DESCRIPTORS:
             raise OSError("the gateway that is to be replaced has gone")
-        for each in descriptors:
+        for each in received:
             os.set_inheritable(each, False)
-        passage, listener, lock, stderr, keeper = descriptors
+        descriptors, listener, lock, stderr, stand_in = received
         self.control = control
-        self.passage = socket.socket(fileno=passage)
+        self.descriptors = socket.socket(fileno=descriptors)
         self.listener = socket.socket(fileno=listener)
         self.lock = lock
-        self.keeper = socket.socket(fileno=keeper)
+        self.stand_in = socket.socket(fileno=stand_in)
         self._stderr = stderr
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Inheritance | None:
-        """None: there is no gateway to be replaced. Raises: OSError, as above."""
+        """None: this gateway replaces no other. Raises: OSError, as above."""
         descriptor = environment.pop(SUCCEEDS, None)
         if descriptor is None:
             return None
@@ -72,14 +72,14 @@ class Inheritance:
         return cls(control)
 
     def fail(self, reason: str) -> None:
-        """Say why nothing comes of it."""
+        """Tell the other gateway why this one can't take over."""
         frame = msgspec.msgpack.encode(Failure(reason))
         self.control.setblocking(True)
         self.control.sendall(struct.pack(">I", len(frame)) + frame)
 
     def take_stderr(self) -> None:
-        """What is printed from now on goes where it went before: until then it was read as reasons
-        for a failure.
+        """Print to the earlier gateway's stderr from now on. Until now that gateway read the lines
+        of this one as reasons for a failure.
         """
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
@@ -91,37 +91,37 @@ _SETTLE_S: Final = 10.0
 
 
 class CannotTakeOverError(Exception):
-    """What the gateway before this one has can't be gone on with; the text says why."""
+    """The state of the earlier gateway can't be continued; the text says why."""
 
 
 class Takeover:
-    """The gateway before this one, as long as it is there."""
+    """The connection to the gateway before this one, until that one has ended."""
 
     def __init__(
         self,
-        frames: MessageChannel[FromPredecessor],
-        passage: DescriptorChannel,
-        estate: HandoverState,
+        messages: MessageChannel[FromPredecessor],
+        descriptors: DescriptorChannel,
+        state: HandoverState,
         inheritance: Inheritance,
     ) -> None:
-        self.estate = estate
-        # Set once nothing but clients is left there.
+        self.state = state
+        # Set once the earlier gateway has only clients left.
         self.released = asyncio.Event()
         self.gone = asyncio.Event()
-        self._frames = frames
-        self._passage = passage
+        self._messages = messages
+        self._descriptors = descriptors
         self._inheritance = inheritance
         self._outputs: dict[int, int] = {}
-        self._guests = RelayedRequests(frames.send)
+        self._relayed = RelayedRequests(messages.send)
         self._tasks = Tasks("takeover")
 
     @classmethod
     async def begin(cls, inheritance: Inheritance) -> Takeover | None:
-        """Say that this gateway could begin, and wait for what there is; None: it isn't wanted."""
-        frames = await MessageChannel.over(
+        """Say that this gateway is ready, and wait for the state; None: the other goes on."""
+        messages = await MessageChannel.over(
             inheritance.control, msgspec.msgpack.Decoder(FromPredecessor)
         )
-        frames.send(
+        messages.send(
             Introduction(
                 version=VERSION,
                 protocol=PROTOCOL_VERSION,
@@ -129,84 +129,86 @@ class Takeover:
                 pid=os.getpid(),
             )
         )
-        estate = await frames.receive()
-        if not isinstance(estate, HandoverState):
+        state = await messages.receive()
+        if not isinstance(state, HandoverState):
             return None
-        # Before anybody reads it.
-        present_clock().restore(estate.away_s)
-        return cls(frames, DescriptorChannel(inheritance.passage), estate, inheritance)
+        # Before any code reads the clock.
+        present_clock().restore(state.away_s)
+        return cls(messages, DescriptorChannel(inheritance.descriptors), state, inheritance)
 
     async def fail(self, reason: str) -> None:
-        """Say why this gateway doesn't go on."""
-        self._frames.send(Failure(reason))
-        await self._frames.sent()
+        """Tell the other gateway why this one can't take over."""
+        self._messages.send(Failure(reason))
+        await self._messages.sent()
 
     def restore(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
-        """Raises: CannotTakeOverError; ProcessGoneError, OSError: a worker has ended."""
-        self._outputs = {number: each for _, number, each in self._passage.take()}
-        fleet.events.restore(self.estate.events)
-        keys.restore(self.estate.book)
-        mailbox.leave_out(self.estate.making)
-        missing = [each for each in self.estate.models if not self._fits(fleet, each.id)]
+        """Take over the state. Raises: CannotTakeOverError, ProcessGoneError, OSError."""
+        self._outputs = {number: each for _, number, each in self._descriptors.take()}
+        fleet.events.restore(self.state.events)
+        keys.restore(self.state.book)
+        mailbox.leave_out(self.state.making)
+        missing = [each for each in self.state.models if not self._fits(fleet, each.id)]
         for state in missing:
             if state.worker is not None or state.running or state.waiting:
                 raise CannotTakeOverError(
                     f"{state.id!r} is configured in another way than it was loaded: apply that "
                     "first, with `bulkhead config reload`"
                 )
-        for state in self.estate.models:
+        for state in self.state.models:
             if state in missing:
                 continue
             worker = state.worker
             fleet.roster.configured[state.id].restore(
                 state,
                 None if worker is None else self._outputs.get(worker.incarnation),
-                self._guests.restore(state.id, state.running),
-                self._guests.restore(state.id, state.waiting),
+                self._relayed.restore(state.id, state.running),
+                self._relayed.restore(state.id, state.waiting),
             )
 
     async def settle(self, fleet: Fleet) -> None:
-        """The workers are this gateway's from now on. Raises: CannotTakeOverError: one doesn't
-        come.
+        """Wait until the workers have connected to this gateway. Raises: CannotTakeOverError: one
+        doesn't in time.
         """
         adopted = fleet.workers
-        wanted = {each.id: each.wanted for each in self.estate.models}
+        wanted = {each.id: each.wanted for each in self.state.models}
         for model_id, compartment in fleet.roster.configured.items():
             if model_id in wanted:
                 compartment.settle(wanted=wanted[model_id])
         for worker in adopted:
             if not await until_set(worker.settled, _SETTLE_S):
-                raise CannotTakeOverError(f"worker {worker.pid} didn't come within {_SETTLE_S:g} s")
+                raise CannotTakeOverError(
+                    f"worker {worker.pid} didn't connect within {_SETTLE_S:g} s"
+                )
 
     def serve(self, fleet: Fleet, server: UvicornServer, keys: ApiKeys, mailbox: Mailbox) -> None:
-        """Say that this gateway serves: the one before it sends no clients away from now on."""
-        self._passage.watch(
+        """Say that this gateway serves, and take what clients of the earlier one still send."""
+        self._descriptors.watch(
             lambda _what, _number, descriptor: self._take_connection(server, descriptor)
         )
         self._tasks.start(self._listen(fleet, keys, mailbox), "predecessor")
-        self._tasks.keep(self._tidy, "guests", _TIDY_S)
+        self._tasks.keep(self._tidy, "relayed requests", _TIDY_S)
         self._inheritance.take_stderr()
-        self._frames.send(Serving())
+        self._messages.send(Serving())
 
     async def close(self) -> None:
         await self._tasks.cancel_all()
-        self._frames.close()
-        self._passage.close()
+        self._messages.close()
+        self._descriptors.close()
 
     def _fits(self, fleet: Fleet, model_id: str) -> bool:
-        state = next(each for each in self.estate.models if each.id == model_id)
+        state = next(each for each in self.state.models if each.id == model_id)
         compartment = fleet.roster.configured.get(model_id)
         if compartment is None:
             return False
         return state.worker is None or compartment.model.told == state.told
 
     async def _listen(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
-        while (message := await self._frames.receive()) is not None:
+        while (message := await self._messages.receive()) is not None:
             match message:
                 case Submitted():
-                    self._guests.submit(fleet, message)
+                    self._relayed.submit(fleet, message)
                 case Cancelled():
-                    self._guests.cancel(fleet, message)
+                    self._relayed.cancel(fleet, message)
                 case Spent(name=name, usage=usage):
                     keys.account(name, usage)
                 case Released(incarnation=0):
@@ -217,11 +219,11 @@ class Takeover:
                     break
         for incarnation in list(self._outputs):
             self._read_output(fleet, incarnation, b"")
-        self._guests.leave(fleet)
+        self._relayed.leave(fleet)
         self.released.set()
         self.gone.set()
         await mailbox.restore()
-        self._frames.close()
+        self._messages.close()
 
     def _read_output(self, fleet: Fleet, incarnation: int, begun: bytes) -> None:
         if self._outputs.pop(incarnation, None) is None:
@@ -235,4 +237,4 @@ class Takeover:
         self._tasks.start(server.take_connection(connected), "connection")
 
     async def _tidy(self) -> None:
-        self._guests.forget_ended()
+        self._relayed.forget_ended()

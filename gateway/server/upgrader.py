@@ -1,9 +1,9 @@
 """Replaces this gateway by a successor, while its models stay loaded and its streams flow.
 
-The present gateway starts its successor and hands over what it has (`handover`); the successor goes
-on from that (`takeover`). The successor computes from then on what clients have asked the old
-gateway for, and sends it back, since the old gateway has their connections (`relay`). When these
-clients are served the old gateway ends, or stands in for the new one (`departure`, `stand_in`).
+The present gateway starts its successor and hands over its state (`handover`), which the successor
+continues (`takeover`). From then on the successor computes the answers for clients of the old
+gateway, and sends them back, as the old gateway has the connections (`relay`). When these clients
+are served the old gateway ends, or stands in for the new one (`departure`).
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from typing import Final
 from gateway import VERSION
 from gateway.http.app import Parts
 from gateway.http.command_bodies import UpgradeAnswer
-from gateway.models import refusals
+from gateway.requests import refusals
 from gateway.server.departure import Departure, StandInChannel
 from gateway.server.gateway_channel import Introduction
 from gateway.server.handover import Handover, HandoverError, SuccessorProcess, check_ranks
 from gateway.server.relay import Relay
-from gateway.server.starts import NextGateway
 from gateway.server.takeover import Takeover
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane
-from gateway.system.notify import Notifier
+from gateway.system.machine import Notifier
 from gateway.system.processes import ProcessGoneError
 from gateway.system.refusal import Refusal
-from gateway.system.state_dir import StateDir
+from gateway.system.state_dir import NextGateway, StateDir
 from gateway.system.state_file import read_state
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# Imports, the configuration, a look at the machine; on one that does much else.
+# For imports, the configuration and a look at the machine, which may be busy.
 _PROOF_S: Final = 120.0
 _FILE_S: Final = 10.0
-# Earlier gateways that still serve clients: each hands on what the next one computes.
+# The most earlier gateways that still serve clients: answers pass through each of them.
 _MOST_EARLIER: Final = 16
 
 
 class Upgrader:
-    """One upgrade at a time. `left` is set once another gateway serves; from then on there is a
-    `departure`.
+    """Makes upgrades, one at a time. `left` is set once another gateway serves, and `departure` is
+    set before.
     """
 
     def __init__(
@@ -59,16 +58,17 @@ class Upgrader:
         listener: socket.socket,
         state_dir: StateDir,
         notifier: Notifier,
-        keeper: StandInChannel | None,
+        stand_in: StandInChannel | None,
         takeover: Takeover | None,
         announce: Callable[[], None],
     ) -> None:
-        """`keeper` is who stands in for this gateway towards others, if somebody does, and
-        `takeover` is about the gateway before this one. `announce` tells others where this one is.
+        """`stand_in` is the channel to the process that stands in for this gateway, if there is
+        one, and `takeover` the connection to the gateway before this one. `announce` writes this
+        gateway's address into the state folder.
         """
         self.left = asyncio.Event()
         self.departure: Departure | None = None
-        self.keeper = keeper
+        self.stand_in = stand_in
         self.announce = announce
         self._parts = parts
         self._listener = listener
@@ -82,31 +82,31 @@ class Upgrader:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, server: UvicornServer, signals: asyncio.Queue[int]) -> None:
-        """From now on it can be replaced, and hears who stands in for it."""
+        """Take SIGUSR2, and signals of the process that stands in for this one, from now on."""
         self._server = server
         signal.signal(
             signal.SIGUSR2,
             lambda _number, _frame: self._loop.call_soon_threadsafe(self.upgrade_soon),
         )
-        if self.keeper is not None:
-            server.admits = self.keeper.admits
-            self.keeper.watch(functools.partial(_signalled, signals))
+        if self.stand_in is not None:
+            server.admits = self.stand_in.admits
+            self.stand_in.watch(functools.partial(_signalled, signals))
 
     @property
     def _earlier(self) -> int:
-        """Gateways before this one that still serve clients."""
+        """The number of gateways before this one that still serve clients."""
         if self._takeover is None or self._takeover.gone.is_set():
             return 0
-        return self._takeover.estate.earlier + 1
+        return self._takeover.state.earlier + 1
 
     async def upgrade(self) -> UpgradeAnswer:
-        """Raises: Refusal: this gateway goes on; the text says why."""
+        """Replace this gateway. Raises: Refusal: this gateway goes on; the text says why."""
         if self._upgrading is not None or self.left.is_set():
             raise refusals.being_replaced()
         upgrading = self._upgrading = asyncio.ensure_future(self._upgrade())
         upgrading.add_done_callback(_look_at)
         try:
-            # Whoever asked may leave meanwhile.
+            # The client that asked for it may disconnect meanwhile.
             return await asyncio.shield(upgrading)
         except asyncio.CancelledError:
             if upgrading.cancelled():
@@ -114,7 +114,7 @@ class Upgrader:
             raise
 
     async def abandon(self) -> None:
-        """Go on here, unless another gateway serves already; returns once one of both is so."""
+        """Cancel an upgrade, unless another gateway serves already; returns once it has ended."""
         if self._upgrading is None:
             return
         if self.departure is None:
@@ -122,7 +122,7 @@ class Upgrader:
         await asyncio.wait({self._upgrading})
 
     def upgrade_soon(self) -> None:
-        """For a signal: what comes of it is an event."""
+        """Replace this gateway on a signal. A failure is logged."""
         self._tasks.start(self._upgrade_quietly(), "upgrade")
 
     async def close(self) -> None:
@@ -168,14 +168,14 @@ class Upgrader:
         return wish.python or sys.executable
 
     async def _replace(self, python: str, began_at: float) -> UpgradeAnswer:
-        keeper, its_keeper = self._keeper_ends()
+        our_end, its_end = self._stand_in_ends()
         environment = {**os.environ, **self._notifier.environment}
-        descriptors = [self._listener.fileno(), self._state_dir.lock, 2, its_keeper.fileno()]
-        with its_keeper:
+        descriptors = [self._listener.fileno(), self._state_dir.lock, 2, its_end.fileno()]
+        with its_end:
             async with contextlib.AsyncExitStack() as unless_it_serves:
-                if keeper is not None:
-                    unless_it_serves.callback(keeper.close)
-                # Its end takes along the workers that have settled with it already.
+                if our_end is not None:
+                    unless_it_serves.callback(our_end.close)
+                # With its end those workers end that have connected to it already.
                 after_its_end = unless_it_serves.enter_context(contextlib.ExitStack())
                 successor = await SuccessorProcess.start(python, environment, descriptors)
                 unless_it_serves.push_async_callback(successor.end)
@@ -187,7 +187,7 @@ class Upgrader:
                 await handover.carry_out(successor)
                 unless_it_serves.pop_all()
         upgraded = self._upgraded(said, began_at, self._loop.time() - still_since)
-        await self._leave(handover.relay, successor, python, keeper)
+        await self._leave(handover.relay, successor, python, our_end)
         return upgraded
 
     def _go_on(
@@ -197,7 +197,7 @@ class Upgrader:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """The way out of a hand-over that `error` has ended."""
+        """Undo a hand-over that `error` has ended."""
         logger.warning("The next gateway doesn't come up: %s", error)
         handover.undo()
         self.announce()
@@ -207,26 +207,26 @@ class Upgrader:
         relay: Relay,
         successor: SuccessorProcess,
         python: str,
-        keeper: socket.socket | None,
+        our_end: socket.socket | None,
     ) -> None:
         assert self._server is not None
         self._notifier.silence()
-        if self.keeper is not None:
-            self.keeper.unwatch()
+        if self.stand_in is not None:
+            self.stand_in.unwatch()
         self.departure = Departure(
-            self._parts, self._server, relay, successor, self._takeover, python, keeper
+            self._parts, self._server, relay, successor, self._takeover, python, our_end
         )
         try:
             await self.departure.begin()
         finally:
             self.left.set()
 
-    def _keeper_ends(self) -> tuple[socket.socket | None, socket.socket]:
-        """This gateway's end of a channel to who serves, if it is to stand in for the next one; and
-        what the next one gets.
+    def _stand_in_ends(self) -> tuple[socket.socket | None, socket.socket]:
+        """The two ends of the channel to the process that stands in: this gateway's end, if this
+        process is to stand in for the next gateway, else None; and the end for the next gateway.
         """
-        if self.keeper is not None:
-            return None, self.keeper.duplicate()
+        if self.stand_in is not None:
+            return None, self.stand_in.duplicate()
         return socket.socketpair()
 
     def _upgraded(self, said: Introduction, began_at: float, still_s: float) -> UpgradeAnswer:
@@ -241,13 +241,13 @@ class Upgrader:
 
 
 def _look_at(upgrading: asyncio.Task[UpgradeAnswer]) -> None:
-    """A refusal is an event already, and nobody may be there to be told."""
+    """Read the result, as the client that asked may be gone. A refusal is an event already."""
     if not upgrading.cancelled() and isinstance(error := upgrading.exception(), Exception):
         logger.debug("The gateway was not replaced: %s", error)
 
 
 def _signalled(signals: asyncio.Queue[int], number: int) -> None:
-    """By who stands in for this gateway."""
+    """Take a signal from the process that stands in for this gateway."""
     if number in (signal.SIGTERM, signal.SIGINT):
         signals.put_nowait(number)
     else:

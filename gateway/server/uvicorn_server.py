@@ -1,4 +1,4 @@
-"""Uvicorn's server, whose signals are handled elsewhere, and the socket that it listens on."""
+"""Uvicorn's server with our handling of signals, and the socket that it listens on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import uvicorn
 from gateway.http.connection import Connection
 
 _START_S: Final = 10.0
-# What uvicorn takes on every system that we run on.
+# The signals that uvicorn handles on macOS and Linux.
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class UvicornServer(uvicorn.Server):
-    """Uvicorn, but signals start our own end: workers are stopped before the listener is. Once that
-    has begun to be over, they are ignored for good, so that none becomes the exit status.
+    """Uvicorn's server, but signals go to a queue, as workers are stopped before the listener is.
+    After the server's end they are ignored, so that none becomes the exit status.
     """
 
     def __init__(self, config: uvicorn.Config, signals: asyncio.Queue[int]) -> None:
@@ -31,9 +31,9 @@ class UvicornServer(uvicorn.Server):
         self._signals = signals
         self._loop = asyncio.get_running_loop()
         self._started_up = asyncio.Event()
-        # What signals do once it is over.
+        # The handler of signals after the server's end.
         self.afterwards: Callable[[int, FrameType | None], None] | signal.Handlers = signal.SIG_IGN
-        # Whether a signal isn't one that came another way already.
+        # Whether to take a signal, and not one that has already come another way.
         self.admits: Callable[[int], bool] = lambda _: True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -41,9 +41,8 @@ class UvicornServer(uvicorn.Server):
         self._started_up.set()
 
     async def until_started(self, serving: asyncio.Task[None]) -> None:
-        """From then on signals are ours: nobody who has read the address ends the process by one.
-
-        Raises what `serving` raised, if it ended instead.
+        """Wait until the server has started, and its handlers of signals are installed: only then
+        may the address be published. Raises the exception of `serving`, if that ended instead.
         """
         started = asyncio.create_task(self._started_up.wait())
         await asyncio.wait(
@@ -54,24 +53,24 @@ class UvicornServer(uvicorn.Server):
             await serving
 
     def stop_listening(self) -> None:
-        """Take no new connection; another process has the socket as well."""
+        """Accept no new connection here; another process has the socket, too."""
         for each in self.servers:
             each.close()
         self.servers = []
 
     def offer_connections(self) -> None:
-        """Let the next gateway have those that nobody is being served on."""
+        """Give the idle connections to the next gateway."""
         for each in list(self.server_state.connections):
             if isinstance(each, Connection):
                 each.offer()
 
     async def take_connection(self, connected: socket.socket) -> None:
-        """One that another gateway had accepted."""
+        """Serve a connection that another gateway has accepted."""
         connected.setblocking(False)
         await self._loop.connect_accepted_socket(self._new_protocol, connected)
 
     def _new_protocol(self) -> asyncio.Protocol:
-        # As uvicorn makes them for its own.
+        # As uvicorn makes the protocols of its own connections.
         return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
@@ -105,10 +104,10 @@ class PortTakenError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen on an address; on :: on those of IPv4, too.
+    """Listen on an address; with `::` on all addresses of IPv4, too.
 
     Raises:
-        PortTakenError: somebody else listens there, or the address isn't this machine's.
+        PortTakenError: another process listens there, or the address isn't this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()

@@ -1,7 +1,7 @@
-"""What the service is: whose it is, what it runs, how long its end may take, and its files.
+"""The definition of the service: its account, its command line, the time for its end, its files.
 
-A variable that only the definition sets tells the service's gateway from one that was started by
-hand. The interpreter that it names has to be there after the next upgrade, too.
+Only the definition sets BULKHEAD_SERVICE, which tells the service's gateway from one that was
+started by hand. The interpreter in the definition must still be there after the next upgrade.
 """
 
 from __future__ import annotations
@@ -11,27 +11,35 @@ import math
 import os
 import pwd
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil
 from msgspec import Struct
 
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, GatewaySettings, Settings
-from gateway.service.command import ServiceError, ServiceMisuseError
 from gateway.system.state_dir import StateDir, default_state_dir, lock_holder
 from gateway.workers import ladder
 
-# Homebrew: PREFIX/Cellar/NAME/VERSION goes with an upgrade, and PREFIX/opt/NAME leads to the new.
+
+class ServiceError(Exception):
+    """The text is a sentence: the failure, its cause, and a remedy."""
+
+
+class ServiceMisuseError(ServiceError):
+    """The command line is wrong, such as `--system` without root."""
+
+
+# Homebrew: an upgrade removes PREFIX/Cellar/NAME/VERSION; PREFIX/opt/NAME links to the new one.
 _CELLAR: Final = "Cellar"
 _KEG_PARTS: Final = 3
 
 
 def lasting(executable: str = sys.executable) -> str:
-    """A path to this interpreter, or to the one that takes its place."""
+    """A path that leads to this interpreter, and after an upgrade to its successor."""
     parts = Path(executable).parts
     if _CELLAR not in parts:
         return executable
@@ -46,12 +54,12 @@ def lasting(executable: str = sys.executable) -> str:
 
 LABEL: Final = "io.bulkhead.gateway"
 MARK: Final = "BULKHEAD_SERVICE"
-# With what exit status a gateway ends that has a mistake in its configuration.
+# The variable with the exit status of a gateway whose configuration has a mistake.
 MISTAKE_STATUS: Final = "BULKHEAD_MISTAKE_STATUS"
 
 
 def service_pid(state_dir: Path) -> int | None:
-    """The pid of the gateway that uses a state folder, if the service manager has started it."""
+    """The pid of the gateway that uses a state folder, if launchd or systemd has started it."""
     pid = lock_holder(state_dir)
     try:
         if pid is not None and psutil.Process(pid).environ().get(MARK) == LABEL:
@@ -71,10 +79,11 @@ class Owner(Struct, frozen=True):
 
 
 def owner(environment: MutableMapping[str, str], *, system: bool) -> Owner:
-    """The account that the gateway runs as. Its folders go before those of root from here on.
+    """The account that the gateway runs as. For a service of the system, `environment` gets the
+    account's home instead of root's.
 
     Raises:
-        ServiceMisuseError: the order needs root, or must not have it.
+        ServiceMisuseError: the command needs root, or must not have it.
     """
     root = os.geteuid() == 0
     caller = environment.get("SUDO_USER")
@@ -102,19 +111,19 @@ def _account(entry: pwd.struct_passwd, home: Path) -> Owner:
     return Owner(entry.pw_name, entry.pw_uid, entry.pw_gid, home)
 
 
-# Beyond drain and ladder: closing connections, writing records, a busy machine.
+# Time beyond drain and ladder, to close connections and write records on a busy machine.
 _MARGIN_S: Final = 15.0
 _PATH: Final = (
     *("/opt/homebrew/bin", "/usr/local/bin"),
     *("/usr/bin", "/bin", "/usr/sbin", "/sbin"),
 )
-# Where models are looked for differs with these.
+# Variables that change the folders and the hub of models; the service gets them, too.
 _CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
 
 
 class ServiceDefinition(Struct, frozen=True):
-    """`arguments` is the whole command line, all paths absolute; `stop_s` how long an orderly end
-    may take.
+    """`arguments` is the whole command line, with absolute paths; `stop_s` is the longest orderly
+    end.
     """
 
     owner: Owner
@@ -126,16 +135,26 @@ class ServiceDefinition(Struct, frozen=True):
 
 
 class Installed(Struct, frozen=True):
-    """What an installed definition says."""
+    """The contents of an installed definition."""
 
     python: str
     config: Path | None
     state_dir: Path
     stop_s: int
 
+    @classmethod
+    def of(cls, arguments: Sequence[str], stop_s: int) -> Installed:
+        """Raises: ValueError, IndexError if this is no command line of `define`."""
+
+        def path(option: str) -> Path:
+            return Path(arguments[arguments.index(option) + 1])
+
+        config = path("--config") if "--config" in arguments else None
+        return cls(arguments[0], config, path("--state-dir"), stop_s)
+
 
 def assumed() -> Installed:
-    """What a definition says that can't be read, if it was written without options."""
+    """Stands in for a definition that can't be read: one that was written without options."""
     return Installed(lasting(), None, default_state_dir(), stop_s(GatewaySettings().drain_s))
 
 
@@ -152,7 +171,7 @@ def define(
     *,
     system: bool,
 ) -> ServiceDefinition:
-    """The service of these settings, run by the interpreter that runs this."""
+    """The service of these settings, run by this interpreter."""
     state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     serve = ["serve", "--state-dir", str(state_dir.path)]
     if config is not None:
@@ -162,7 +181,7 @@ def define(
     return ServiceDefinition(
         owner,
         system,
-        # -P: a folder called gateway in the working directory is none of ours.
+        # -P: a folder called gateway in the working directory is another program's.
         (python, "-P", "-m", "gateway", *serve),
         {
             "HOME": str(owner.home),
@@ -177,10 +196,10 @@ def define(
 
 
 def settings_of(installed: Installed) -> Settings:
-    """As the service will read them.
+    """The settings that the service reads at its next start.
 
     Raises:
-        ServiceError: they have mistakes.
+        ServiceError: the configuration has mistakes.
     """
     flags = Flags(config=installed.config, state_dir=installed.state_dir)
     try:
@@ -189,21 +208,24 @@ def settings_of(installed: Installed) -> Settings:
         raise ServiceError(str(error)) from error
 
 
-def option(arguments: list[str], name: str) -> Path | None:
-    """The value of an option in a command line of `define`."""
-    return Path(arguments[arguments.index(name) + 1]) if name in arguments else None
+def unreadable(path: Path, why: object) -> ServiceError:
+    """The error for a definition that an older version or an editor has written."""
+    return ServiceError(
+        f"{path} can't be read ({why}): `bulkhead service uninstall` removes it, then install "
+        "again."
+    )
 
 
 def template(name: str) -> bytes:
-    """A file of deploy/."""
+    """A template beside this file."""
     return Path(__file__).with_name(name).read_bytes()
 
 
 class DraftFile:
-    """A file that is written already, and takes its place later, whole."""
+    """A new version of a file, written beside the file and then put in its place as a whole."""
 
     def __init__(self, path: Path, content: bytes) -> None:
-        """Raises: ServiceError if it can't be written."""
+        """Raises: ServiceError if the draft can't be written."""
         self._path = path
         self._draft = path.with_name(f".{path.name}.new")
         try:
@@ -214,22 +236,22 @@ class DraftFile:
             raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
 
     def put(self) -> None:
-        """Raises: ServiceError if it can't take its place."""
+        """Raises: ServiceError if the file can't be replaced."""
         try:
             self._draft.replace(self._path)
         except OSError as error:
             raise ServiceError(f"{self._path} can't be written: {error.strerror}.") from error
 
     def discard(self) -> None:
-        """Unless it has taken its place."""
+        """Remove the draft, if it wasn't put."""
         self._draft.unlink(missing_ok=True)
 
 
 def make_private_folder(path: Path, owner: Owner) -> None:
-    """With what is missing above it: the account's own, also if root makes it.
+    """Make a folder and its missing parents, owned by the account even if root makes them.
 
     Raises:
-        ServiceError: it can't be made.
+        ServiceError: the folder can't be made.
     """
     try:
         for folder in reversed([each for each in (path, *path.parents) if not each.exists()]):
@@ -240,10 +262,10 @@ def make_private_folder(path: Path, owner: Owner) -> None:
 
 
 def make_private_file(path: Path, owner: Owner) -> None:
-    """Empty, unless it is there; the account's own.
+    """Make an empty file that the account owns, unless the file exists.
 
     Raises:
-        ServiceError: it can't be made.
+        ServiceError: the file can't be made.
     """
     try:
         if not path.exists():

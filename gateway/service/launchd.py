@@ -1,7 +1,7 @@
 """The service in launchd, by launchctl(1): a LaunchAgent, or a LaunchDaemon of the system.
 
-What launchctl prints is no interface, so only exit statuses are read. They are errno values, or of
-launchd's own: 113 is an unknown service, 125 a domain that isn't there.
+launchctl's output is no interface, so only its exit statuses are read. They are errno values, or
+launchd's own: 113 is an unknown service, 125 a domain that doesn't exist.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from pathlib import Path
 from typing import Any, Final
 from xml.parsers.expat import ExpatError
 
-from gateway.service.command import Done, ServiceError, run
 from gateway.service.definition import (
     LABEL,
     MISTAKE_STATUS,
     Installed,
     Owner,
     ServiceDefinition,
+    ServiceError,
     make_private_file,
     make_private_folder,
-    option,
     service_pid,
     template,
+    unreadable,
 )
+from gateway.service.init_system import Done, run
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify
 from gateway.system.state_dir import StateDir
 
 _NO_DOMAIN: Final = 125
-# bootstrap's answers while an earlier job of the label is there, or still going away.
+# Statuses of bootstrap while an earlier job of the label exists, or still ends.
 _IN_THE_WAY: Final = (5, 17, 36, 37)
 _LOOK_S: Final = 0.2
-# Beyond the time that the end of the process gets.
+# For launchd itself, beyond the time for the end of the process.
 _SETTLES_S: Final = 20.0
 
 
 class Launchd:
-    """Ends the gateway by SIGTERM and takes the job out of launchd once it is gone: `bootout` of a
-    running job has been seen to send SIGKILL after 5 s, and so does `kickstart -k` at once. On a
-    job that doesn't run nothing can be stranded.
+    """Ends the gateway by SIGTERM, and removes the job from launchd only after the gateway's end,
+    since a SIGKILL can strand memory: `bootout` of a running job was seen to send one after 5 s,
+    and `kickstart -k` sends one at once.
     """
 
     def __init__(
@@ -57,27 +58,23 @@ class Launchd:
             self._domains = ["system"]
             folder = root / "Library" / "LaunchDaemons"
         else:
-            # gui/ is there while somebody is logged in at the screen, user/ after any login.
+            # gui/ exists while the account is logged in at the screen, user/ after any login.
             self._domains = [f"gui/{owner.uid}", f"user/{owner.uid}"]
             folder = owner.home / "Library" / "LaunchAgents"
-        self._path = folder / f"{LABEL}.plist"
+        self.path = folder / f"{LABEL}.plist"
 
     @property
     def other(self) -> Launchd:
         return Launchd(self._owner, self._say, system=not self.system, root=self._root)
 
     @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
     def files(self) -> list[Path]:
-        return [self._path] if os.path.lexists(self._path) else []
+        return [self.path] if os.path.lexists(self.path) else []
 
     def render(self, definition: ServiceDefinition) -> bytes:
         keys: dict[str, Any] = plistlib.loads(template(f"{LABEL}.plist"))
         keys["ProgramArguments"] = list(definition.arguments)
-        # Only an exit with 0 keeps launchd from starting it again, every ThrottleInterval.
+        # launchd starts the service again every ThrottleInterval, unless it exits with 0.
         keys["EnvironmentVariables"] = definition.environment | {MISTAKE_STATUS: "0"}
         keys["WorkingDirectory"] = str(definition.owner.home)
         keys["ExitTimeOut"] = definition.stop_s
@@ -89,21 +86,13 @@ class Launchd:
 
     def read(self) -> Installed | None:
         try:
-            keys = plistlib.loads(self._path.read_bytes())
+            keys = plistlib.loads(self.path.read_bytes())
             arguments = [str(each) for each in keys["ProgramArguments"]]
-            state_dir = option(arguments, "--state-dir")
-            if state_dir is None:
-                raise ValueError("it names no state folder")
-            return Installed(
-                arguments[0], option(arguments, "--config"), state_dir, int(keys["ExitTimeOut"])
-            )
+            return Installed.of(arguments, int(keys["ExitTimeOut"]))
         except FileNotFoundError:
             return None
         except (OSError, ExpatError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise ServiceError(
-                f"{self._path} can't be read ({error!r}): `bulkhead service uninstall` removes it, "
-                "then install again."
-            ) from error
+            raise unreadable(self.path, repr(error)) from error
 
     def probe(self) -> None:
         if not any(run("launchctl", "print", each).status == 0 for each in self._domains):
@@ -119,14 +108,14 @@ class Launchd:
         domain = self._domains[0]
         return [
             shlex.join(["launchctl", "enable", f"{domain}/{LABEL}"]),
-            shlex.join(["launchctl", "bootstrap", domain, str(self._path)]),
+            shlex.join(["launchctl", "bootstrap", domain, str(self.path)]),
         ]
 
     def begin(self) -> str | None:
         domain = self._domain()
         if domain is not None and _kickstart(domain):
             return None
-        # launchd doesn't know it, or not any more.
+        # launchd doesn't have the job.
         return self._bootstrap()
 
     def end(self, installed: Installed) -> None:
@@ -134,7 +123,7 @@ class Launchd:
             return
         process = _gateway(installed.state_dir)
         for domain in domains:
-            # If there is no process this fails, and nothing is to be done.
+            # This fails if there is no process to end.
             run("launchctl", "kill", "SIGTERM", f"{domain}/{LABEL}")
         deadline = time.monotonic() + installed.stop_s + _SETTLES_S
         while process is not None and alive(process):
@@ -148,26 +137,26 @@ class Launchd:
             self._boot_out(domain)
 
     def forget(self) -> None:
-        """launchd keeps nothing of a job that was booted out."""
+        """Nothing to do: launchd keeps nothing of a job that was booted out."""
 
     def log_command(self, lines: int) -> list[str]:
         if (installed := self.read()) is None:
-            raise ServiceError(f"There is no service: {self._path} doesn't exist.")
+            raise ServiceError(f"There is no service: {self.path} doesn't exist.")
         path = str(StateDir(installed.state_dir).crash_log_path)
         return ["tail", "-n", str(lines), path]
 
     def _domain(self) -> str | None:
-        """Where launchd knows it, the screen's session before the background's."""
+        """The domain that has the job; the screen's session goes before the background's."""
         return next((each for each in self._domains if _knows(each)), None)
 
     def _bootstrap(self) -> str | None:
         if (installed := self.read()) is not None:
-            # launchd would make it root's own for a LaunchDaemon.
+            # For a LaunchDaemon, launchd would make the log as root's file.
             state_dir = StateDir(installed.state_dir)
             make_private_folder(state_dir.logs, self._owner)
             make_private_file(state_dir.crash_log_path, self._owner)
         for domain in self._domains:
-            # An earlier `launchctl disable` would keep it from being loaded, with error 119.
+            # After an earlier `launchctl disable`, bootstrap would fail with error 119.
             run("launchctl", "enable", f"{domain}/{LABEL}")
             done = self._bootstrap_in(domain)
             if done.status == 0:
@@ -185,10 +174,10 @@ class Launchd:
         )
 
     def _bootstrap_in(self, domain: str) -> Done:
-        """An earlier job of the label may still be going away, or be there already."""
+        """Bootstrap; an earlier job of the label is waited for, or started."""
         deadline = time.monotonic() + _SETTLES_S
         while True:
-            done = run("launchctl", "bootstrap", domain, str(self._path))
+            done = run("launchctl", "bootstrap", domain, str(self.path))
             if done.status not in _IN_THE_WAY:
                 return done
             if self._domain() == domain and _kickstart(domain):
@@ -219,7 +208,7 @@ def _gateway(state_dir: Path) -> ProcessIdentity | None:
 
 
 def _kickstart(domain: str) -> bool:
-    """Have a known job run. If it runs already nothing happens."""
+    """Start a job that launchd has, unless it runs already."""
     return run("launchctl", "kickstart", f"{domain}/{LABEL}").status == 0
 
 

@@ -1,10 +1,11 @@
-"""What an operator orders: each order says what it does, and may be given twice."""
+"""The orders of `bulkhead service`: each may be given twice, and reports its steps."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,34 +13,36 @@ from typing import Final
 
 from gateway import VERSION
 from gateway.config.settings import Settings
-from gateway.service.command import ServiceError, run
 from gateway.service.definition import (
     DraftFile,
     Installed,
+    Owner,
     ServiceDefinition,
+    ServiceError,
     assumed,
     make_private_folder,
     service_pid,
     settings_of,
 )
-from gateway.service.manager import Manager, known, removal
-from gateway.service.room import ask_health_of, check_alone, check_free
-from gateway.service.status import ServiceStatus, look
+from gateway.service.init_system import InitSystem, known, removal, run
+from gateway.service.launchd import Launchd
+from gateway.service.status import ServiceStatus, ask_health_of, listens, look, port_is_free
+from gateway.service.systemd import Systemd
 from gateway.system.notation import url
-from gateway.system.state_dir import StateDir
+from gateway.system.state_dir import StateDir, lock_holder
 
 _LINES: Final = 5
 
 
 class GatewayOutput:
-    """What a gateway has printed from now on, where launchd keeps it."""
+    """The lines that a gateway prints from now on into launchd's log of crashes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen_bytes = path.stat().st_size if path.exists() else 0
 
     def tail(self) -> str:
-        """The last lines; empty where there are none."""
+        """The last lines, indented; empty if there are none."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._seen_bytes)
@@ -49,52 +52,52 @@ class GatewayOutput:
         return "\n".join(f"  | {each}" for each in lines[-_LINES:])
 
 
-# launchd tries again after ThrottleInterval, so a second attempt is waited for.
+# Long enough for a second attempt of launchd, which comes after ThrottleInterval.
 _SERVES_S: Final = 200.0
 _GIVES_UP_S: Final = 25.0
-# A gateway speaks before it has its folder only to say why it ends.
+# A gateway prints something before it has its folder only if it fails.
 _AFTER_LAST_WORDS_S: Final = 5.0
 _LOOK_S: Final = 0.25
 _LOG_LINES: Final = 20
 
 
 class Service:
-    """Every method raises `ServiceError` if it can't do what it is for."""
+    """Every method raises `ServiceError` if it fails."""
 
-    def __init__(self, manager: Manager, say: Callable[[str], None]) -> None:
-        self._manager = manager
+    def __init__(self, init: InitSystem, say: Callable[[str], None]) -> None:
+        self._init = init
         self._say = say
 
     def install(self, definition: ServiceDefinition, settings: Settings) -> None:
-        """Write the definition and have it run, in place of an older one if there is one."""
-        rendered = self._manager.render(definition)
-        before = self._manager.read()
+        """Write the definition and start the service; an older one is replaced."""
+        rendered = self._init.render(definition)
+        before = self._init.read()
         pid = None if before is None else service_pid(before.state_dir)
         check_free(definition.state_dir, settings, pid)
         if before is not None and self._is_this(rendered, settings, pid):
             self._say(f"It is installed and runs (pid {pid}): there is nothing to do.")
             return
-        # What may fail comes before the end of what runs.
-        self._manager.probe()
-        check_alone(self._manager)
+        # All that may fail happens before the running service ends.
+        self._init.probe()
+        check_alone(self._init)
         make_private_folder(definition.state_dir, definition.owner)
-        draft = DraftFile(self._manager.path, rendered)
+        draft = DraftFile(self._init.path, rendered)
         if before is None:
-            self._say(f"Writing {self._manager.path}.")
+            self._say(f"Writing {self._init.path}.")
             self._install_first(draft, definition, settings)
         else:
-            self._say(f"Replacing the service of {self._manager.path}.")
+            self._say(f"Replacing the service of {self._init.path}.")
             self._replace(draft, definition, settings, before)
 
     def uninstall(self) -> None:
-        """End it and remove its definition, whatever state it is in, and with root's rights the
-        other kind's too. The state folder stays.
+        """End the service and remove its definition, whatever its state; root removes the service
+        of the other kind, too. The state folder stays.
         """
-        other = self._manager.other
-        if known(self._manager):
-            self._uninstall(self._manager)
+        other = self._init.other
+        if known(self._init):
+            self._uninstall(self._init)
         elif not known(other):
-            self._say(f"There is no service: {self._manager.path} doesn't exist.")
+            self._say(f"There is no service: {self._init.path} doesn't exist.")
         if known(other) and os.geteuid() == 0:
             self._uninstall(other)
         elif known(other):
@@ -111,59 +114,57 @@ class Service:
         self._begin_installed(installed.state_dir, settings)
 
     def stop(self) -> None:
-        self._end(self._manager, self._installed())
+        self._end(self._init, self._installed())
         self._say("It starts again with `bulkhead service start`, or at the next boot or login.")
 
     def restart(self) -> None:
         installed = self._installed()
-        # Looked at first: a service that can't start again had better go on.
+        # Read before the end: a service that can't start again stays up.
         settings = settings_of(installed)
-        self._end(self._manager, installed)
+        self._end(self._init, installed)
         self._begin_installed(installed.state_dir, settings)
 
     def status(self) -> ServiceStatus:
-        return look(self._manager)
+        return look(self._init)
 
     def system_log(self, lines: int) -> str:
-        """What the system keeps of it: what it printed in crashes, its starts and ends.
+        """The system's log of the service: crashes, starts and ends.
 
         Raises:
-            ServiceError: there is none, or it can't be read.
+            ServiceError: there is no service, or the log can't be read.
         """
         self._installed()
-        done = run(*self._manager.log_command(lines))
+        done = run(*self._init.log_command(lines))
         if done.status != 0:
             raise done.failed()
         return done.printed
 
     def gateway_log(self) -> Path:
-        """The log that the gateway writes itself.
+        """The path of the log that the gateway itself writes.
 
         Raises:
             ServiceError: there is no service.
         """
         return StateDir(self._installed().state_dir).gateway_log_path
 
-    # Inside
-
-    def _uninstall(self, keeper: Manager) -> None:
+    def _uninstall(self, init: InitSystem) -> None:
         try:
-            installed = keeper.read() or assumed()
+            installed = init.read() or assumed()
         except ServiceError as error:
             self._say(str(error))
             installed = assumed()
         try:
-            keeper.probe()
+            init.probe()
         except ServiceError as error:
             self._say(f"Its end can't be ordered. {error}")
-            self._remove(keeper)
+            self._remove(init)
             if (pid := service_pid(installed.state_dir)) is not None:
                 self._say(f"Its gateway still runs: `kill {pid}` ends it in order.")
         else:
-            self._end(keeper, installed)
-            self._remove(keeper)
-            keeper.forget()
-        self._say(f"Removed {keeper.path}. Models and {installed.state_dir} stay.")
+            self._end(init, installed)
+            self._remove(init)
+            init.forget()
+        self._say(f"Removed {init.path}. Models and {installed.state_dir} stay.")
 
     def _install_first(
         self, draft: DraftFile, definition: ServiceDefinition, settings: Settings
@@ -174,31 +175,31 @@ class Service:
         except ServiceError as error:
             more = self._where_more_is()
             with contextlib.suppress(ServiceError):
-                self._manager.end(_installed_by(definition))
-            self._remove(self._manager)
+                self._init.end(Installed.of(definition.arguments, definition.stop_s))
+            self._remove(self._init)
             with contextlib.suppress(ServiceError):
-                self._manager.forget()
+                self._init.forget()
             raise ServiceError(f"{error}\nNo service is installed.{more}") from error
 
     def _replace(
         self, draft: DraftFile, definition: ServiceDefinition, settings: Settings, before: Installed
     ) -> None:
-        earlier = self._manager.path.read_bytes()
+        earlier = self._init.path.read_bytes()
         try:
-            self._end(self._manager, before)
+            self._end(self._init, before)
             draft.put()
             self._begin(definition.state_dir, settings)
         except ServiceError as error:
             draft.discard()
-            if self._manager.path.read_bytes() == earlier:
+            if self._init.path.read_bytes() == earlier:
                 raise
             with contextlib.suppress(ServiceError):
-                self._manager.end(_installed_by(definition))
-            DraftFile(self._manager.path, earlier).put()
+                self._init.end(Installed.of(definition.arguments, definition.stop_s))
+            DraftFile(self._init.path, earlier).put()
             raise ServiceError(f"{error}\n{self._resume(before)}") from error
 
     def _resume(self, before: Installed) -> str:
-        """Have the service run that was to be replaced; returns a sentence about it."""
+        """Start the earlier service again; returns a sentence about the outcome."""
         try:
             self._begin(before.state_dir, settings_of(before))
         except ServiceError as error:
@@ -206,41 +207,41 @@ class Service:
         return "The earlier service runs again."
 
     def _where_more_is(self) -> str:
-        """A sentence that stays true without the definition."""
+        """A sentence with the command for the system's log, which works without the definition."""
         try:
-            return f" `{shlex.join(self._manager.log_command(_LOG_LINES))}` may tell more."
+            return f" `{shlex.join(self._init.log_command(_LOG_LINES))}` may tell more."
         except ServiceError:
             return ""
 
-    def _remove(self, keeper: Manager) -> None:
-        for path in keeper.files:
+    def _remove(self, init: InitSystem) -> None:
+        for path in init.files:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise ServiceError(f"{path} can't be removed: {error.strerror}.") from error
 
     def _installed(self) -> Installed:
-        installed = self._manager.read()
+        installed = self._init.read()
         if installed is None:
             raise ServiceError(
-                f"There is no service ({self._manager.path} doesn't exist): "
+                f"There is no service ({self._init.path} doesn't exist): "
                 "`bulkhead service install` makes one."
             )
         return installed
 
     def _is_this(self, rendered: bytes, settings: Settings, pid: int | None) -> bool:
-        """Whether exactly this, in this version, is installed and serves."""
-        if pid is None or self._manager.path.read_bytes() != rendered:
+        """Whether this very definition is installed, and this version serves."""
+        if pid is None or self._init.path.read_bytes() != rendered:
             return False
         health = ask_health_of(settings.gateway)
         return health is not None and health.version == VERSION
 
-    def _end(self, keeper: Manager, installed: Installed) -> None:
+    def _end(self, init: InitSystem, installed: Installed) -> None:
         pid = service_pid(installed.state_dir)
         if pid is not None:
             self._say(f"Ending the gateway (pid {pid}) in order: up to {installed.stop_s} s.")
         began = time.monotonic()
-        keeper.end(installed)
+        init.end(installed)
         if pid is not None:
             self._say(f"It ended after {time.monotonic() - began:.1f} s.")
 
@@ -255,7 +256,7 @@ class Service:
 
     def _begin(self, state_dir: Path, settings: Settings) -> None:
         words = GatewayOutput(StateDir(state_dir).crash_log_path)
-        remark = self._manager.begin()
+        remark = self._init.begin()
         pid = self._serves(state_dir, settings, words)
         if pid is None:
             raise ServiceError(
@@ -268,7 +269,7 @@ class Service:
             self._say(remark)
 
     def _serves(self, state_dir: Path, settings: Settings, words: GatewayOutput) -> int | None:
-        """Its pid once it answers."""
+        """Wait until the service answers; returns its pid, or None if it fails."""
         began = present = time.monotonic()
         while time.monotonic() - began < _SERVES_S:
             if (pid := service_pid(state_dir)) is not None:
@@ -282,5 +283,51 @@ class Service:
         return None
 
 
-def _installed_by(definition: ServiceDefinition) -> Installed:
-    return Installed(definition.arguments[0], None, definition.state_dir, definition.stop_s)
+def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:
+    """Check that no other program uses the service's folder and port. `pid` is the service's own.
+
+    Raises:
+        ServiceError: another program does.
+    """
+    holder = lock_holder(state_dir)
+    if holder not in (None, pid):
+        raise ServiceError(
+            f"A gateway that is not this service (pid {holder}) uses the state folder "
+            f"{state_dir}: end it, or choose another folder with --state-dir."
+        )
+    host, port = settings.gateway.host, settings.gateway.port
+    if port == 0:
+        raise ServiceError("A service needs a port that stays: set gateway.port.")
+    if port_is_free(host, port) or (pid is not None and listens(pid, port)):
+        return
+    health = ask_health_of(settings.gateway)
+    if health is None:
+        raise ServiceError(
+            f"Another program has port {port} on {host}: end it, or set gateway.port."
+        )
+    raise ServiceError(
+        f"A Bulkhead gateway (version {health.version}) that is not this service has port "
+        f"{port} on {host}: end it, or set another gateway.port."
+    )
+
+
+def check_alone(init: InitSystem) -> None:
+    """Check that there is no service of the other kind, which would fight for port and folder.
+
+    Raises:
+        ServiceError: there is one.
+    """
+    other = init.other
+    if where := known(other):
+        raise ServiceError(
+            f"There is a service {'of the system' if other.system else 'of the account'} "
+            f"already ({where}), and two would fight for one port: remove it first, with "
+            f"`{removal(other)}`."
+        )
+
+
+def init_system(owner: Owner, say: Callable[[str], None], *, system: bool) -> InitSystem:
+    """launchd on macOS, systemd elsewhere."""
+    if sys.platform == "darwin":
+        return Launchd(owner, say, system=system)
+    return Systemd(owner, system=system)

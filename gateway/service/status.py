@@ -1,34 +1,89 @@
-"""How the service is, and what somebody should do about it.
-
-macOS keeps some folders from a service until somebody allows them at the screen.
-"""
+"""The state of the service and of the gateway at its port, and warnings with remedies."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import httpx
+import msgspec
+import psutil
 from msgspec import Struct
 
 from gateway import VERSION
 from gateway.config.model_folders import expand_home, hugging_face_cache
-from gateway.config.settings import HUGGING_FACE, Settings
-from gateway.service.command import ServiceError, run
-from gateway.service.definition import Installed, lasting, service_pid, settings_of, stop_s
-from gateway.service.manager import Manager, ServiceJob, jobs, twice
-from gateway.service.room import ask_health_of
+from gateway.config.settings import HUGGING_FACE, GatewaySettings, Settings
+from gateway.service.definition import (
+    Installed,
+    ServiceError,
+    lasting,
+    service_pid,
+    settings_of,
+    stop_s,
+)
+from gateway.service.init_system import InitSystem, ServiceJob, duplicates, jobs, run
 from gateway.system.machine import volume_of
 from gateway.system.notation import url
+from gateway.system.state_dir import near_url
+from gateway.system.tls import trusting_anybody
 
-# An interpreter that starts says its version in a fraction of a second.
+_ANSWER_S: Final = 3.0
+
+
+class PortHealth(Struct, frozen=True):
+    """Fields of GET /health."""
+
+    version: str
+    uptime_s: float
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether the process listens at the port."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(
+        each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+        for each in connections
+    )
+
+
+def port_is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return False
+    return True
+
+
+def ask_health(host: str, port: int, *, tls: bool = False) -> PortHealth | None:
+    """The health of the gateway at an address; None if none answers."""
+    verify = trusting_anybody() if tls else True
+    try:
+        with httpx.Client(timeout=_ANSWER_S, trust_env=False, verify=verify) as client:
+            answer = client.get(f"{near_url(host, port, tls=tls)}/health").raise_for_status()
+            return msgspec.json.decode(answer.content, type=PortHealth)
+    except (httpx.HTTPError, msgspec.MsgspecError):
+        return None
+
+
+def ask_health_of(settings: GatewaySettings) -> PortHealth | None:
+    """The health of the gateway at the address of these settings."""
+    return ask_health(settings.host, settings.port, tls=settings.tls)
+
+
+# A sound interpreter prints its version in a fraction of a second.
 _VERSION_S: Final = 20.0
 
 
 class ServiceStatus(Struct, frozen=True):
-    """None is not known, or none. `jobs` are all of the label, of the account and of the system.
-    `warnings` are sentences that say what to do.
+    """None: unknown, or there is none. `jobs` are those of the account and of the system. Each
+    warning is a fault with its remedy, in sentences.
     """
 
     installed: bool
@@ -44,13 +99,13 @@ class ServiceStatus(Struct, frozen=True):
     warnings: list[str]
 
 
-def look(manager: Manager) -> ServiceStatus:
-    """Raises: ServiceError if its definition can't be read."""
-    installed = manager.read()
-    found = jobs(manager)
-    warnings = [" ".join(each) for each in twice(manager, found)]
+def look(init: InitSystem) -> ServiceStatus:
+    """Raises: ServiceError if the definition can't be read."""
+    installed = init.read()
+    found = jobs(init)
+    warnings = [" ".join(each) for each in duplicates(init, found)]
     if installed is None:
-        path = str(manager.path)
+        path = str(init.path)
         return ServiceStatus(
             False, path, False, None, None, None, None, None, None, found, warnings
         )
@@ -76,8 +131,8 @@ def look(manager: Manager) -> ServiceStatus:
         )
     return ServiceStatus(
         True,
-        str(manager.path),
-        manager.loaded(),
+        str(init.path),
+        init.loaded(),
         pid,
         version,
         None if health is None else health.version,
@@ -90,7 +145,7 @@ def look(manager: Manager) -> ServiceStatus:
 
 
 def _installed_version(installed: Installed, warnings: list[str]) -> str | None:
-    """Of the environment that the service runs, which may be another one than this."""
+    """The version in the service's environment, which may differ from this one."""
     if installed.python == lasting():
         return VERSION
     warnings.append(
@@ -119,7 +174,9 @@ _OF_THE_HOME: Final = ("Desktop", "Documents", "Downloads")
 
 
 def guarded_remark(settings: Settings, home: Path, python: str) -> str | None:
-    """What somebody should know who installs a service of these settings."""
+    """A warning for the installation of a service whose folders macOS guards: a service gets them
+    only after a permission that is given at the screen.
+    """
     found = sorted({str(each) for each in _folders(settings) if _is_guarded(each, home)})
     if not found:
         return None

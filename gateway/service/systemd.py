@@ -1,4 +1,4 @@
-"""The service in systemd, by systemctl(1): a unit of the user's, or of the system."""
+"""The service in systemd, by systemctl(1): a unit of the user or of the system."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.service.command import Done, ServiceError, run
-from gateway.service.definition import Installed, Owner, ServiceDefinition, option, template
+from gateway.service.definition import (
+    Installed,
+    Owner,
+    ServiceDefinition,
+    ServiceError,
+    template,
+    unreadable,
+)
+from gateway.service.init_system import Done, run
 
 UNIT: Final = "bulkhead.service"
-# Beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers at last.
+# Beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers.
 _SLACK_S: Final = 15.0
 _START_S: Final = 180.0
 _ANSWER_S: Final = 30.0
-# A unit that has failed before begins anew.
+# reset-failed: a unit that failed before can start again.
 _BEGINNING: Final = (
     ("daemon-reload",),
     ("enable", UNIT),
@@ -26,7 +33,7 @@ _BEGINNING: Final = (
 
 
 class Systemd:
-    """systemctl waits for what it starts and stops, so nothing has to be waited for here."""
+    """Waits for nothing itself: systemctl waits until the unit has started or stopped."""
 
     def __init__(self, owner: Owner, *, system: bool, root: Path = Path("/")) -> None:
         """`root` is where the system's own folders are."""
@@ -34,24 +41,20 @@ class Systemd:
         self._root = root
         self.system = system
         if system:
-            self._path = root / "etc" / "systemd" / "system" / UNIT
+            self.path = root / "etc" / "systemd" / "system" / UNIT
         else:
             configured = os.environ.get("XDG_CONFIG_HOME")
             folder = Path(configured) if configured else owner.home / ".config"
-            self._path = folder / "systemd" / "user" / UNIT
+            self.path = folder / "systemd" / "user" / UNIT
 
     @property
     def other(self) -> Systemd:
         return Systemd(self._owner, system=not self.system, root=self._root)
 
     @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
     def files(self) -> list[Path]:
-        links = self._path.parent.glob(f"*.wants/{UNIT}")
-        return [each for each in (self._path, *links) if os.path.lexists(each)]
+        links = self.path.parent.glob(f"*.wants/{UNIT}")
+        return [each for each in (self.path, *links) if os.path.lexists(each)]
 
     def render(self, definition: ServiceDefinition) -> bytes:
         name = "bulkhead-system.service" if self.system else UNIT
@@ -71,29 +74,25 @@ class Systemd:
 
     def read(self) -> Installed | None:
         try:
-            lines = self._path.read_text("utf-8").splitlines()
+            lines = self.path.read_text("utf-8").splitlines()
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise self._unreadable(str(error)) from error
+            raise unreadable(self.path, error) from error
         keys = dict(each.split("=", 1) for each in lines if "=" in each and each[0] not in "#;")
         try:
             line = keys["ExecStart"].replace("%%", "%").replace("$$", "$")
             arguments = shlex.split(line)
-            state_dir = option(arguments, "--state-dir")
-            if state_dir is None:
-                raise ValueError("it names no state folder")
-            config = option(arguments, "--config")
-            return Installed(arguments[0], config, state_dir, int(keys["TimeoutStopSec"]))
+            return Installed.of(arguments, int(keys["TimeoutStopSec"]))
         except (ValueError, KeyError, IndexError) as error:
-            raise self._unreadable(repr(error)) from error
+            raise unreadable(self.path, repr(error)) from error
 
     def domains(self) -> list[str]:
-        # systemd forgets a unit whose file is gone.
+        # A unit whose file is gone is unknown to systemd.
         return [("system" if self.system else "user")] if self.files else []
 
     def loaded(self) -> bool:
-        return self._path.exists() and self._systemctl("is-enabled", UNIT).status == 0
+        return self.path.exists() and self._systemctl("is-enabled", UNIT).status == 0
 
     def probe(self) -> None:
         done = self._systemctl("show", "--property=Version")
@@ -121,7 +120,7 @@ class Systemd:
         self._must("stop", UNIT, within_s=installed.stop_s + _SLACK_S)
 
     def forget(self) -> None:
-        # It fails if the links are gone as well.
+        # It fails if the unit's links are gone, too.
         self._systemctl("disable", UNIT)
         self._must("daemon-reload")
         self._systemctl("reset-failed", UNIT)
@@ -134,7 +133,7 @@ class Systemd:
     def _scope(self) -> tuple[str, ...]:
         if self.system:
             return ()
-        # Root has a manager of its own, and reaches another account's by that account's name.
+        # Root has an instance of its own, and reaches another account's by that account's name.
         elsewhere = os.geteuid() == 0 != self._owner.uid
         return ("--user", f"--machine={self._owner.name}@.host") if elsewhere else ("--user",)
 
@@ -154,12 +153,6 @@ class Systemd:
             f"`loginctl enable-linger {self._owner.name}`, or install it with --system."
         )
 
-    def _unreadable(self, why: str) -> ServiceError:
-        return ServiceError(
-            f"{self._path} can't be read ({why}): `bulkhead service uninstall` removes it, then "
-            "install again."
-        )
-
 
 def _filled(text: str, values: Mapping[str, str]) -> bytes:
     for name, value in values.items():
@@ -168,11 +161,11 @@ def _filled(text: str, values: Mapping[str, str]) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """Specifiers begin with a percent sign (systemd.unit(5))."""
+    """The text without specifiers, which begin with a percent sign (systemd.unit(5))."""
     return text.replace("%", "%%")
 
 
 def _quoted(text: str) -> str:
-    """As one word (systemd.syntax(7))."""
+    """One word of a command line (systemd.syntax(7))."""
     escaped = _escaped(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,1 +1,1 @@
-"""What every room needs: clocks, threads, tasks, logs, the state folder, TLS, memory readings."""
+"""Clocks, threads, tasks, logs, the state folder, TLS and memory readings, for every room."""

@@ -1,9 +1,8 @@
 """Clocks and deadlines that stand still while the gateway can't look: asleep, stopped, too busy.
 
-The event loop's own clock goes on while the machine sleeps. By that clock everything that waited is
-too late at the wake, all at once, although nobody had a chance to be in time. By these clocks time
-passes only while somebody was there to act on it: how long a worker has owed an answer, how long a
-model was idle, how long somebody has waited for memory.
+The event loop's own clock goes on while the machine sleeps, so at the wake all deadlines would have
+passed at once. These clocks count only the time in which the gateway could act: how long a worker
+has owed an answer, how long a model was idle, how long a load has waited for memory.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-# How often to look.
+# The longest time between two looks at a clock.
 LOOK_S: Final = 1.0
-# Whoever looks later than this was stopped or asleep, and not only busy.
+# After a longer time the process was stopped or asleep, and not only busy.
 _ABSENCE_S: Final = 5.0
 
 
 class Presence:
-    """Whether the caller was there, who looks every `LOOK_S` at least."""
+    """Measures the absences of its caller, which has to look every `LOOK_S` at least."""
 
     def __init__(self, now: float) -> None:
         self._looked_at = now
 
     def absent_s(self, now: float) -> float:
-        """How long it was away since it looked last; 0.0 if it wasn't."""
+        """How long the caller was away since its last look; 0.0 if it wasn't."""
         elapsed_s, self._looked_at = now - self._looked_at, now
         return elapsed_s - LOOK_S if elapsed_s > _ABSENCE_S else 0.0
 
@@ -39,31 +38,31 @@ class Countdown:
         self._presence = Presence(now)
 
     def left_s(self, now: float) -> float:
-        """To be asked every `LOOK_S` at least; 0.0 once it is over."""
+        """Seconds until the deadline, 0.0 once it has passed; call this every `LOOK_S` at least."""
         self._ends_at += self._presence.absent_s(now)
         return max(0.0, self._ends_at - now)
 
     def pause_s(self, now: float) -> float:
-        """When to ask again."""
+        """Seconds until the next call of `left_s`."""
         return min(LOOK_S, self.left_s(now))
 
 
 class PresentClock:
-    """To be read every `LOOK_S` at least."""
+    """A clock that stands still during an absence. It has to be read every `LOOK_S` at least."""
 
     def __init__(self, time: Callable[[], float]) -> None:
-        """`time` goes on meanwhile; seconds."""
+        """`time` gives seconds, and goes on during an absence."""
         self._time = time
         self._presence = Presence(time())
         self._away_s = 0.0
 
     @property
     def away_s(self) -> float:
-        """For another process, whose `restore` takes it."""
+        """Seconds of all absences, for the `restore` of another process."""
         return self._away_s
 
     def restore(self, away_s: float) -> None:
-        """Go on with the clock of an earlier process, whose times come along."""
+        """Continue the clock of an earlier process, so that its times stay valid here."""
         self._away_s = away_s
 
     def now(self) -> float:
@@ -79,10 +78,10 @@ _clocks: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, PresentClock
 
 
 def present_clock() -> PresentClock:
-    """That of the running event loop: all who ask have the same time."""
+    """The one clock of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _clocks:
-        # What is kept for a loop must not keep it.
+        # The clock of a loop must not keep the loop alive.
         _clocks[loop] = PresentClock(_time_of(weakref.ref(loop)))
     return _clocks[loop]
 
@@ -97,7 +96,7 @@ def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float
 
 
 async def until_set(event: asyncio.Event, seconds: float) -> bool:
-    """Whether it was set in time."""
+    """Wait for the event; whether it was set in time."""
     loop = asyncio.get_running_loop()
     countdown = Countdown(seconds, loop.time())
     while not event.is_set() and countdown.left_s(loop.time()) > 0.0:
@@ -110,13 +109,13 @@ async def until_set(event: asyncio.Event, seconds: float) -> bool:
 
 
 class Timer:
-    """A call that comes after so many seconds, unless it is cancelled before."""
+    """Calls `passed` after so many seconds, unless it is cancelled before."""
 
     def __init__(self, seconds: float, passed: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._passed = passed
         self._countdown = Countdown(seconds, self._loop.time())
-        # A delay of none is no timer to uvloop but a plain handle.
+        # For a delay of 0 uvloop gives a plain handle instead of a timer.
         self._handle: asyncio.Handle = self._next_look()
 
     @property

@@ -1,4 +1,4 @@
-"""What happens to models and workers: kept for a while, logged, and told to whoever follows."""
+"""Events of models and workers: kept for a while, logged, and passed to followers."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ Kind: TypeAlias = Literal[
 ]
 
 _KEPT: Final = 1000
-# Milliseconds, where a field has seconds.
+# Fields with seconds are kept to the millisecond.
 _DECIMALS: Final = 3
 _IDS_PER_S: Final = 1_000_000
-# Events that a slow follower may be behind before it misses some.
+# The events that wait for a slow follower before it misses some.
 _BEHIND: Final = 1000
 _WARNINGS: Final = (
     "overgrown",
@@ -78,7 +78,7 @@ class Event(Struct, frozen=True):
     fields: dict[str, Any]
 
     def as_json(self) -> bytes:
-        """One flat object."""
+        """One flat JSON object."""
         return msgspec.json.encode(
             {
                 "id": self.id,
@@ -91,15 +91,14 @@ class Event(Struct, frozen=True):
 
 
 class EventLog:
-    """The last events, in memory. Everything runs on the event loop.
-
-    `counts` has how many there were by kind and model.
+    """The last events, in memory. `counts` has their numbers by kind and model. Everything runs on
+    the event loop.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Kind, str | None]] = Counter()
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        # Beyond those of an earlier gateway, so that a follower who comes back misses nothing.
+        # Higher than the ids of an earlier gateway, so that a follower that returns misses nothing.
         self._last_id = int(time.time()) * _IDS_PER_S
         self._followers: set[EventFollower] = set()
 
@@ -119,11 +118,11 @@ class EventLog:
 
     @property
     def kept(self) -> tuple[Event, ...]:
-        """For another gateway."""
+        """The events that are kept, for the gateway that replaces this one."""
         return tuple(self._events)
 
     def restore(self, events: Iterable[Event]) -> None:
-        """Go on behind those of an earlier gateway."""
+        """Put the events of an earlier gateway before those of this one."""
         own = list(self._events)
         self._events.clear()
         self._events.extend([*events, *own])
@@ -150,7 +149,7 @@ class EventLog:
 
 
 class EventFollower:
-    """Events for one reader, who is told how many it missed if it is too slow."""
+    """The events for one reader. `missed` counts those that it was too slow for."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -170,7 +169,7 @@ class EventFollower:
         self._arrived.set()
 
     async def take(self) -> list[Event]:
-        """What has arrived since the last call; nothing once the log is closed."""
+        """The events since the last call; none once the log is closed."""
         while not self._events and not self.ended:
             self._arrived.clear()
             await self._arrived.wait()
@@ -180,7 +179,7 @@ class EventFollower:
 
 
 def _rounded(value: Any) -> Any:
-    """Differences of clocks have digits that nobody has measured."""
+    """Differences of clocks have more digits than were measured."""
     return round(value, _DECIMALS) if isinstance(value, float) else value
 
 

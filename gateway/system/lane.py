@@ -1,8 +1,8 @@
 """Blocking calls beside the event loop: each owner has a lane, and a call that hangs stays in it.
 
-Not asyncio's default executor: its few threads are everybody's, so that some files on a dead mount
-would hold up whoever needs one, and the end of the process waits for all of them. `Inquiries` are
-for callers without an event loop.
+asyncio's default executor would not do: all owners share its few threads, so some files on a dead
+mount would hold up every other call, and the end of the process waits for all of its threads.
+`Inquiries` are for callers without an event loop.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
     """A daemon thread.
 
     Raises:
-        OSError: the system gives no other one, for want of memory or by a limit of processes.
-            `threading` says so by a RuntimeError, and nobody who waits for an errno would hear it.
+        OSError: the system gives no other thread, for want of memory or by a limit of processes.
+            `threading` raises a RuntimeError for that, which callers that handle OSError would
+            miss.
     """
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
@@ -42,14 +43,14 @@ T = TypeVar("T")
 
 
 class HangsError(OSError):
-    """No answer in time; the text says of what, and how long was waited."""
+    """No answer came in time; the text names the call, and how long was waited."""
 
 
 class Lane:
-    """Calls one after the other, on one thread at most, which ends when none is left.
+    """Makes calls one after the other, on one thread at most, which ends when no call is left.
 
-    As long as a call hangs that was given up, others are refused at once: there is never a second
-    thread for what doesn't answer.
+    As long as a call hangs that was given up, others are refused at once: a lane whose disk or
+    device doesn't answer never takes a second thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,10 +62,11 @@ class Lane:
         self._hangs = False
 
     async def run(self, call: Callable[[], T], deadline_s: float, what: str) -> T:
-        """What the call returns, or raises. The time in the lane counts; `what` is for the error.
+        """Return what the call returns, or raise its exception. The deadline includes the wait for
+        earlier calls. `what` names the call in an error.
 
         Raises:
-            HangsError: there is no answer within the deadline, or an earlier call still hangs.
+            HangsError: no answer came within the deadline, or an earlier call still hangs.
             OSError: no thread can be started.
         """
         with self._lock:
@@ -88,18 +90,18 @@ class Lane:
                 return answer.result()
         finally:
             if not answer.cancel() and not answer.cancelled():
-                # Else asyncio would miss somebody who has seen it.
+                # Read it, or asyncio logs that the exception was never retrieved.
                 answer.exception()
         with self._lock:
             self._hangs = self._works
         raise HangsError(f"{what} did not answer within {deadline_s:g} s")
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have it done after the calls that are in the lane, also after one that hangs. What it
-        raises is logged.
+        """Make this call after those that are in the lane, also after one that hangs. Its exception
+        is logged.
         """
         self._add(call)
-        # Without a thread it is done with the next call.
+        # Without a thread it waits for the next call's.
         with contextlib.suppress(OSError):
             self._begin()
 
@@ -154,7 +156,7 @@ def _answer(
         else:
             answer.set_exception(failure)
 
-    # The loop may be closed by now, and nobody waits.
+    # The loop may be closed by now.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(settle)
 
@@ -163,19 +165,19 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Inquiries(Generic[K, T]):
-    """Each is made on a thread of its own, and one that hangs only once."""
+    """Calls by a key, each on a thread of its own. A call that hangs is not made a second time."""
 
     def __init__(self) -> None:
-        # With the time when it was asked.
+        # The time when each was asked, and its answer.
         self._asked: dict[K, tuple[float, Future[T]]] = {}
 
     def ask(self, what: K, call: Callable[[], T], name: str) -> None:
-        """Unless an earlier answer is still to come. `name` is the thread's."""
+        """Begin the call, unless its last one still runs. `name` is the thread's."""
         if what not in self._asked or self._asked[what][1].done():
             self._asked[what] = (time.monotonic(), _ask(call, name))
 
     def answer(self, what: K, within_s: float) -> T:
-        """What the call returns, or raises. The time counts from the asking; blocks.
+        """Return what the call returns, or raise its exception. The time counts from `ask`; blocks.
 
         Raises:
             TimeoutError: there is no answer yet.
@@ -185,7 +187,7 @@ class Inquiries(Generic[K, T]):
         return answer.result(max(0.0, began + within_s - time.monotonic()))
 
     def age_s(self, what: K) -> float:
-        """How long ago it was asked."""
+        """Seconds since `ask` began the call."""
         return time.monotonic() - self._asked[what][0]
 
 

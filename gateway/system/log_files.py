@@ -17,16 +17,16 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
 
-from gateway.system.log_lines import stamp_of
 from gateway.system.state_file import make_folder
 
 FILE_BYTES: Final = 10_000_000
-# Beside the one that is written.
+# Beside the file that is written.
 OLDER_FILES: Final = 2
+_STAMP: Final = re.compile(r'(?:\{"time": ")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)')
 
 
 def rotated_paths(path: Path) -> list[Path]:
-    """Where the parts of a log are, the newest first."""
+    """The files of a log, the newest first."""
     older = (path.with_name(f"{path.name}.{number}") for number in range(1, OLDER_FILES + 1))
     return [path, *older]
 
@@ -34,8 +34,8 @@ def rotated_paths(path: Path) -> list[Path]:
 class RotatedFile(RotatingFileHandler):
     """Writes records to a file. Thread-safe.
 
-    What can't be written, because the disk is full or the folder gone, is lost; `on_failure` is
-    told so once.
+    Records that can't be written are lost, as when the disk is full or the folder is gone;
+    `on_failure` is called once with a sentence that says so.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RotatedFile(RotatingFileHandler):
         self._failed = False
 
     def emit(self, record: LogRecord) -> None:
-        # Somebody may have removed it, or its folder.
+        # The file, or its folder, may have been removed.
         if self.stream is not None and not os.path.exists(self.baseFilename):  # noqa: PTH110
             with contextlib.suppress(OSError):
                 self.stream.close()
@@ -69,7 +69,7 @@ class RotatedFile(RotatingFileHandler):
             )
 
     def close(self) -> None:
-        """What is still in its buffer may be lost as well."""
+        """Records in its buffer may be lost as well."""
         try:
             super().close()
         except OSError as error:
@@ -87,7 +87,7 @@ class RotatedFile(RotatingFileHandler):
 
 
 def _ends_in_mid_line(path: Path) -> bool:
-    """As after a kill, or on a disk that was full."""
+    """Whether the last line has no end, as after a kill or on a disk that was full."""
     with path.open("rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return False
@@ -123,7 +123,9 @@ def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _B
 
 
 def shorten_crashes(path: Path, bound_bytes: int = _CRASH_BYTES) -> None:
-    """Put a long file of crashes aside. Who started us holds it open, so it can't be renamed."""
+    """Copy a long file of crashes, and empty it. The service manager holds it open, so it can't be
+    renamed.
+    """
     try:
         if path.stat().st_size > bound_bytes:
             shutil.copyfile(path, path.with_name(f"{path.name}.1"))
@@ -139,10 +141,10 @@ _BLOCK_BYTES: Final = 65536
 
 
 class LogReader:
-    """Reads from the end that the log has now. The log may not exist yet.
+    """Reads a log from its present end on, or its last lines. The log may not exist yet.
 
-    It holds its files open, so that renaming takes none away: lines are missed only if the log is
-    rotated through while a file is read.
+    The reader holds its files open, so a renamed file is still read to its end: lines are missed
+    only if the log is rotated several times while one file is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +155,7 @@ class LogReader:
         self._file = self._files[0] if self._files else None
         if self._file is not None:
             self._file.seek(self._ends[0])
-        # Newer ones than the file that is read, the next first.
+        # The files that are newer than the one that is read, the next one first.
         self._newer: deque[BinaryIO] = deque()
         self._unfinished = b""
 
@@ -162,9 +164,9 @@ class LogReader:
         return self._file is not None
 
     def last(self, lines: int | None, since: str | None = None) -> list[str]:
-        """The last lines before the end: so many at most, none older than a stamp.
+        """The last lines before the end: at most `lines`, and none older than the stamp `since`.
 
-        To be called once, before `read`.
+        Call this once, before `read`.
         """
         position = 0 if self._file is None else self._file.tell()
         backwards = (
@@ -180,14 +182,14 @@ class LogReader:
         return taken[::-1]
 
     def read(self) -> list[str]:
-        """Some of the lines that have come since the last call; none if there are no more."""
+        """Some of the lines that were written since the last call; none if there are no more."""
         if self._file is None and not self._begin():
             return []
         while True:
             block = self._block()
             if not block and not self._rotated():
                 return []
-            # Its writer closes a file before it is renamed: from now on it is complete.
+            # The writer closes a file before it renames it: now the file is complete.
             if block := block or self._block():
                 *lines, self._unfinished = (self._unfinished + block).split(b"\n")
             else:
@@ -215,13 +217,13 @@ class LogReader:
     def _block(self) -> bytes:
         file = cast("BinaryIO", self._file)
         if os.fstat(file.fileno()).st_size < file.tell():
-            # Somebody has emptied it.
+            # The file was emptied.
             file.seek(0)
             self._unfinished = b""
         return file.read(_BLOCK_BYTES)
 
     def _rotated(self) -> bool:
-        """Whether there is a newer file than the one that is read."""
+        """Whether there is a newer file than the present one."""
         mine = _identity(cast("BinaryIO", self._file))
         if not self._newer and _identity_at(self._path) not in (mine, None):
             files = _open_files(self._path)
@@ -239,10 +241,10 @@ class LogReader:
 
 
 def _open_files(path: Path) -> list[BinaryIO]:
-    """The parts of a log, the newest first.
+    """The files of a log, the newest first.
 
-    A rotation meanwhile can only move files on to names that are still to come, so none is
-    missed, but one may come twice.
+    A rotation during this loop only moves files to names that it has not reached yet, so it misses
+    none, but may find one twice.
     """
     files: dict[tuple[int, int], BinaryIO] = {}
     for each in rotated_paths(path):
@@ -256,7 +258,7 @@ def _open_files(path: Path) -> list[BinaryIO]:
 
 
 def _identity(file: BinaryIO) -> tuple[int, int]:
-    """Isn't given to another file while this one is open."""
+    """Device and inode, which no other file can have while this one is open."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino
 
@@ -283,7 +285,7 @@ def _end_of_lines(file: BinaryIO) -> int:
 
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """The lines before a position behind a line, the last first."""
+    """The lines that end at or before `end`, the last first. `end` is where a line ends."""
     if end == 0:
         return
     end -= 1
@@ -295,6 +297,12 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
         yield from reversed(lines)
         end = start
     yield rest
+
+
+def stamp_of(line: str) -> str | None:
+    """The stamp that a line of either kind of log begins with."""
+    found = _STAMP.match(line)
+    return found[1] if found else None
 
 
 def _is_since(line: str, since: str | None) -> bool:

@@ -1,8 +1,8 @@
-"""What the operating system says, allows and does: boots, open files, freed memory, sleep, disks.
+"""The operating system: boots, open files, freed memory, sleep, disks, and systemd's notifications.
 
-macOS keeps some files from a program although their permissions allow it: folders such as Desktop
-and every removable disk want somebody's agreement at the screen. A program that launchd starts
-without that agreement is never asked: it gets EPERM, where permissions give EACCES.
+macOS denies a program some files although their permissions allow them: for folders such as Desktop
+and for every removable disk a user must agree at the screen. A program that launchd starts without
+that agreement gets EPERM, where permissions give EACCES.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import errno
 import logging
 import os
 import resource
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +31,7 @@ if sys.platform == "linux":
 else:
     import functools
 
-    from gateway.system.memory_darwin import SysctlByName
+    from gateway.system.memory_darwin import Sysctl
 
     @functools.cache
     def present_boot() -> str:
@@ -37,26 +39,27 @@ else:
 
         Not kern.boottime, which psutil tells: it is moved whenever the clock is set.
         """
-        return SysctlByName().text("kern.bootsessionuuid")
+        return Sysctl().text("kern.bootsessionuuid")
 
 
 # macOS refuses more than OPEN_MAX (<sys/syslimits.h>).
 MOST_FILES: Final = 10240
 
 
-# What mlx-lm sets as it is imported (mlx_lm/utils.py): with a lower hard limit no worker can start.
+# mlx-lm sets this limit when it is imported (mlx_lm/utils.py): under a lower hard limit no worker
+# can start.
 LEAST_FILES: Final = 4096
 
 
 def attainable_files() -> int:
-    """What a gateway that is started from here can raise its limit to; macOS begins with 256."""
+    """The limit of open files that a gateway started from here can have; macOS begins with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     attainable = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     return attainable if soft == resource.RLIM_INFINITY else max(soft, attainable)
 
 
 def raise_file_limit() -> None:
-    """Raise it that far.
+    """Raise the limit of open files to `attainable_files`.
 
     Raises:
         OSError, ValueError: the system refuses.
@@ -72,32 +75,34 @@ _THRESHOLD_BYTES: Final = 1 << 20
 
 
 def give_large_buffers_back() -> None:
-    """Have glibc map what is larger than a megabyte, as the bodies of long prompts, and unmap it
-    when it is freed. By itself it raises that bound to 32 MB with the sizes that it has seen freed
-    (mallopt(3)): then what one thread has freed stays with that thread. Other systems' allocators
-    need no such word.
+    """Have glibc map buffers larger than a megabyte, as of long prompts, and unmap them when they
+    are freed. By default glibc raises that bound, up to 32 MB, to the sizes that were freed
+    (mallopt(3)), and memory that one thread has freed stays with that thread. The allocators of
+    other systems need no such setting.
     """
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # Other C libraries have none.
+    # Other C libraries have no mallopt.
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
 
 
 logger = logging.getLogger(__name__)
 
-# By system, before this process's id. `-w`: it ends with the gateway, however that ends
-# (caffeinate(8)). Elsewhere nothing is held.
+# The command that keeps a system awake, by system; the gateway's pid follows. With `-w` it ends
+# with the gateway, however that ends (caffeinate(8)). Other systems have no command.
 _COMMANDS: Final = {"darwin": ("/usr/bin/caffeinate", "-i", "-w")}
-# From one request of an agent to the next it isn't worth another process.
+# An agent's next request often comes within this time, and needs no new process then.
 _LINGER_S: Final = 10.0
-# Until it is begun again where it has ended by itself.
+# The pause before it is started again if it has ended by itself.
 _AGAIN_S: Final = 60.0
 
 
 class Wakefulness:
-    """To be told a few times a second whether there is work. `now` is in seconds."""
+    """Keeps the machine from sleep while there is work. `tick` has to be called a few times a
+    second, with the time in seconds.
+    """
 
     def __init__(self) -> None:
         self._command = _COMMANDS.get(sys.platform)
@@ -142,7 +147,7 @@ def _begin(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
     return assertion
 
 
-# With how many names below it make a disk's folder: Linux has one for each account.
+# How many names below each folder name a disk: Linux has a folder for each account.
 _PARENTS: Final = ((Path("/Volumes"), 1), (Path("/media"), 2), (Path("/run/media"), 2))
 
 
@@ -158,7 +163,7 @@ class AwayError(ValueError):
 
 
 def volume_of(path: Path) -> Path | None:
-    """The folder that the disk is mounted at; None for what is on the machine's own."""
+    """The folder at which the disk of a path is mounted; None for the machine's own disk."""
     for parent, names in _PARENTS:
         if path.is_relative_to(parent) and len(parts := path.relative_to(parent).parts) > names:
             return parent.joinpath(*parts[:names])
@@ -166,8 +171,8 @@ def volume_of(path: Path) -> Path | None:
 
 
 def is_mounted(volume: Path) -> bool:
-    """Blocks as long as the disk takes. macOS has a link for the one that it was started from, and
-    leaves a folder now and then where a disk was.
+    """Blocks as long as the disk takes. macOS has a link for the disk that it was started from, and
+    sometimes leaves a folder where a disk was.
     """
     if os.path.islink(volume):  # noqa: PTH114 - unlike Path's, these never raise.
         return os.path.exists(volume)  # noqa: PTH110
@@ -175,7 +180,7 @@ def is_mounted(volume: Path) -> bool:
 
 
 def away(path: Path) -> AwayError | None:
-    """Why there is nothing at a path: its disk isn't there. None: it is, or it was none."""
+    """The error for a missing path whose disk isn't mounted; None for any other path."""
     volume = volume_of(path)
     if volume is None or os.path.lexists(path) or is_mounted(volume):
         return None
@@ -183,11 +188,11 @@ def away(path: Path) -> AwayError | None:
 
 
 class DeniedError(ValueError):
-    """The system keeps files from this program; the text is a sentence that says what to do."""
+    """The system denies this program some files; the text is a sentence that says what to do."""
 
 
 def denied(error: BaseException) -> str | None:
-    """A sentence that says what to do; None if that isn't what is wrong."""
+    """A sentence that says what to do if the system denied a file; None for another error."""
     for each in _chain(error):
         if isinstance(each, OSError) and each.errno == errno.EPERM:
             return _sentence(each.filename)
@@ -195,9 +200,9 @@ def denied(error: BaseException) -> str | None:
 
 
 def is_denied(path: str | os.PathLike[str]) -> bool:
-    """Whether not even a look at it is allowed."""
+    """Whether the system denies even a look at the path."""
     try:
-        os.stat(path)  # noqa: PTH116 - a path that is no good raises the same in both.
+        os.stat(path)  # noqa: PTH116 - an invalid path raises the same in both.
     except (OSError, ValueError) as error:
         return denied(error) is not None
     return False
@@ -215,3 +220,78 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+_US_PER_S: Final = 1_000_000
+# sd_watchdog_enabled(3) recommends half of the time after which the service is called hung.
+_SHARE: Final = 0.5
+
+
+class Notifier:
+    """Tells systemd the state of the gateway, by the protocol of sd_notify(3). Without systemd
+    every call does nothing. No call blocks: a state that the socket can't take at once is lost.
+    """
+
+    def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
+        """`address` is a path, or a name in the abstract namespace behind an `@`. After
+        `watchdog_s` without a sign of life systemd ends the process, so one is due every
+        `period_s`.
+        """
+        self._address = address.replace("@", "\0", 1) if address else None
+        self._given = (address, watchdog_s)
+        self.period_s = None if watchdog_s is None or address is None else watchdog_s * _SHARE
+        # It stays open, as a sign of life must not fail for want of a descriptor.
+        self._socket: socket.socket | None = None
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
+        """As systemd has set it. Its variables are removed, as they are not meant for workers."""
+        address = environment.pop("NOTIFY_SOCKET", None)
+        meant_for = environment.pop("WATCHDOG_PID", None)
+        watchdog_us = environment.pop("WATCHDOG_USEC", "")
+        ours = meant_for in (None, str(os.getpid()))
+        watched = ours and watchdog_us.isdigit() and int(watchdog_us) > 0
+        return cls(address, int(watchdog_us) / _US_PER_S if watched else None)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that systemd has set, for the next gateway."""
+        address, watchdog_s = self._given
+        if address is None:
+            return {}
+        given = {"NOTIFY_SOCKET": address}
+        if watchdog_s is not None:
+            given["WATCHDOG_USEC"] = str(round(watchdog_s * _US_PER_S))
+        return given
+
+    def silence(self) -> None:
+        """Send nothing more: another gateway speaks for the service."""
+        self._address = None
+
+    def ready(self, status: str) -> None:
+        self._send("READY=1", f"STATUS={status}")
+
+    def reloading(self) -> None:
+        """The configuration is read again; `ready` ends this."""
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
+
+    def stopping(self, status: str) -> None:
+        self._send("STOPPING=1", f"STATUS={status}")
+
+    async def sign_of_life(self) -> None:
+        """Has to be called by the event loop every `period_s`, unless that is None."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, *assignments: str) -> None:
+        if self._address is None:
+            return
+        # A line ends an assignment.
+        text = "\n".join(each.replace("\n", " ") for each in assignments)
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+            self._socket.sendto(text.encode(), self._address)
+        except OSError as error:
+            logger.warning("systemd isn't told %r: %s", assignments[0], error)

@@ -1,8 +1,8 @@
-"""What a process holds and what the machine has: each system's figures by one set of names.
+"""The memory of processes and of the machine: each system's figures by one set of names.
 
-The footprint of a process is what the system would get back if the process ended. Its resident size
-misleads in both directions: on macOS it leaves out Metal's memory, and everywhere it counts file
-pages that others share.
+The footprint of a process is the memory that the system would get back if the process ended. The
+resident size misleads in both directions: on macOS it leaves out Metal's memory, and everywhere it
+counts file pages that other processes share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
 
 
 class HostMemory(Struct, frozen=True):
-    """Bytes. `wired_bytes` can't be paged out; a figure that the system doesn't tell is None."""
+    """Bytes. `wired_bytes` can't be paged out. A figure that the system doesn't give is None."""
 
     total_bytes: int
     available_bytes: int
@@ -62,7 +62,7 @@ else:
 
 
 def host_memory() -> HostMemory:
-    """Read it; blocks for a fraction of a millisecond."""
+    """Read the machine's memory; blocks for a fraction of a millisecond."""
     memory = psutil.virtual_memory()
     try:
         wired: int | None = wired_bytes()
@@ -80,17 +80,17 @@ def host_memory() -> HostMemory:
 
 
 def card_memory(pids: Collection[int]) -> CardMemory | None:
-    """Of the cards that these processes use; None if they use none, as on every Mac.
+    """The memory of the cards that these processes use; None if they use none, as on every Mac.
 
     Raises:
-        FootprintError: there is a driver, and it doesn't say.
+        FootprintError: there is a driver, and it doesn't give the figures.
     """
     if not has_driver():
         return None
-    # Only where there is a driver is this worth its import.
-    from gateway.system import memory_nvidia as footprint_nvidia
+    # Slow to import, and of use only where there is a driver.
+    from gateway.system import memory_nvidia
 
-    return footprint_nvidia.card_memory(pids)
+    return memory_nvidia.card_memory(pids)
 
 
 _PROBE: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
@@ -98,8 +98,8 @@ _PROBE_S: Final = 30.0
 
 
 class DeviceMemory(Struct, frozen=True):
-    """What models may take of a device's memory. `is_card`: it is a card's own memory, beside the
-    machine's.
+    """The most that models may take of a device's memory. With `is_card` it is a card's own memory,
+    beside the machine's.
     """
 
     most_bytes: int
@@ -107,7 +107,7 @@ class DeviceMemory(Struct, frozen=True):
 
 
 def device_memory(info: dict[str, Any]) -> DeviceMemory | None:
-    """By `device_info`. None where MLX computes in the machine's memory and names no bound.
+    """Of a `device_info`; None where MLX computes in the machine's memory and names no bound.
 
     Metal names max_recommended_working_set_size, which follows iogpu.wired_limit_mb. CUDA names the
     card's total_memory, and the CPU back end names nothing.
@@ -120,7 +120,7 @@ def device_memory(info: dict[str, Any]) -> DeviceMemory | None:
 
 
 def device_info() -> dict[str, Any]:
-    """mx.device_info(). Blocks for the time of an import of MLX, 0.1 to 0.3 s.
+    """mx.device_info() of another process. Blocks for an import of MLX, 0.1 to 0.3 s.
 
     Raises:
         OSError, ValueError, subprocess.SubprocessError: MLX can't be asked.
@@ -137,7 +137,7 @@ def device_info() -> dict[str, Any]:
 
 
 def _bytes(info: dict[str, Any], key: str) -> int:
-    """0 where it is missing, or no size."""
+    """The size by this name; 0 if it is missing, or is no size."""
     size = info.get(key)
     return size if isinstance(size, int) and size > 0 else 0
 
@@ -154,7 +154,9 @@ class BackEnd(StrEnum):
 
 @functools.cache
 def back_end() -> BackEnd:
-    """Of this environment, which models with an interpreter of their own are taken to share."""
+    """The back end of this environment. Models with an interpreter of their own are assumed to have
+    the same.
+    """
     if sys.platform == "darwin":
         return BackEnd.METAL
     names = (each.metadata["Name"] or "" for each in distributions())

@@ -63,10 +63,10 @@ class RusageInfoV4(ctypes.Structure):
 
 
 class LibProc:
-    """The one call, on a library that tests can replace by a compiled stub."""
+    """proc_pid_rusage, of a library that tests can replace by a compiled stub."""
 
     def __init__(self, path: str | None = None) -> None:
-        # None: the symbols of this process, which libSystem is always among.
+        # None: the symbols of this process, which always include libSystem's.
         library = ctypes.CDLL(path, use_errno=True)
         self._proc_pid_rusage = library.proc_pid_rusage
         self._proc_pid_rusage.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
@@ -76,8 +76,8 @@ class LibProc:
         """phys_footprint of a process.
 
         Raises:
-            FootprintError: no such process (ESRCH), another user's (EPERM), or one that exits: for
-                a zombie the call succeeds and says 0 before the memory is torn down.
+            FootprintError: there is no such process (ESRCH), it is another user's (EPERM), or it is
+                exiting: for a zombie the call succeeds, and gives 0 before the memory is freed.
         """
         info = self._usage(pid)
         if info.ri_proc_exit_abstime != 0:
@@ -88,11 +88,11 @@ class LibProc:
         )
 
     def started(self, pid: int) -> int:
-        """When a process has started, in ticks of mach_absolute_time, which no change of the clock
-        touches; psutil's create_time moves with it.
+        """When a process has started, in ticks of mach_absolute_time. A change of the clock doesn't
+        move them, as it does psutil's create_time.
 
         Raises:
-            FootprintError: no such process (ESRCH), or another user's (EPERM).
+            FootprintError: there is no such process (ESRCH), or it is another user's (EPERM).
         """
         return int(self._usage(pid).ri_proc_start_abstime)
 
@@ -115,7 +115,7 @@ def footprint(pid: int) -> Footprint:
 
 
 class FootprintGauge:
-    """The footprint of one process that is asked for every second: here that costs microseconds."""
+    """The footprint of one process, for reading every second: here that takes microseconds."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -130,15 +130,23 @@ def started(pid: int) -> int:
     return _libproc().started(pid)
 
 
-# More than any text that is asked for; the kernel refuses to cut one short.
+# More than any text that is read here; the kernel fails rather than cut one short.
 _TEXT_BYTES: Final = 128
 
 
-class SysctlByName:
-    """The one call, on a library that tests can replace by a compiled stub."""
+# The levels of the kernel's memorystatus code (xnu bsd/sys/event.h,
+# NOTE_MEMORYSTATUS_PRESSURE_*), which any account may read.
+_LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
+_PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
+# The memory that the GPU may wire, in MiB; 0 is the system's own choice.
+_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
+
+
+class Sysctl:
+    """sysctlbyname, of a library that tests can replace by a compiled stub."""
 
     def __init__(self, path: str | None = None) -> None:
-        # None: the symbols of this process, which libSystem is always among.
+        # None: the symbols of this process, which always include libSystem's.
         library = ctypes.CDLL(path, use_errno=True)
         self._sysctlbyname = library.sysctlbyname
         self._sysctlbyname.argtypes = (
@@ -150,16 +158,31 @@ class SysctlByName:
         )
         self._sysctlbyname.restype = ctypes.c_int
 
-    def number(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
-        """Raises: OSError. `value` is as wide as the kernel's, and zero."""
-        self._read(name, value)
-        return value.value
-
     def text(self, name: str) -> str:
         """Raises: OSError."""
         value = ctypes.create_string_buffer(_TEXT_BYTES)
         self._read(name, value)
         return value.value.decode("ascii", "replace")
+
+    def number(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
+        """Raises: HostError. `value` is as wide as the kernel's, and zero."""
+        try:
+            self._read(name, value)
+        except OSError as error:
+            raise HostError(str(error.strerror)) from error
+        return value.value
+
+    def pressure(self) -> Pressure:
+        """Raises: HostError."""
+        level = self.number(_PRESSURE, ctypes.c_int(0))
+        if level not in _LEVELS:
+            raise HostError(f"{_PRESSURE} is {level}")
+        return _LEVELS[level]
+
+    def wired_limit_mb(self) -> int:
+        """Raises: HostError: there is no such GPU."""
+        # Zeroed, and wide enough for 32 and for 64 bits, as no header declares the width.
+        return self.number(_WIRED_LIMIT, ctypes.c_int64(0))
 
     def _read(
         self, name: str, value: ctypes.c_int | ctypes.c_int64 | ctypes.Array[ctypes.c_char]
@@ -169,39 +192,6 @@ class SysctlByName:
         if self._sysctlbyname(encoded, ctypes.byref(value), ctypes.byref(size), None, 0) != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-# What launchd's and the kernel's memorystatus code calls them (xnu bsd/sys/event.h,
-# NOTE_MEMORYSTATUS_PRESSURE_*); readable without privilege.
-_LEVELS: Final[dict[int, Pressure]] = {1: "normal", 2: "warn", 4: "critical"}
-_PRESSURE: Final = "kern.memorystatus_vm_pressure_level"
-# What the GPU may wire, in MiB; 0 is the system's own choice.
-_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
-
-
-class Sysctl:
-    """What it tells of memory, on a library that tests can replace by a compiled stub."""
-
-    def __init__(self, path: str | None = None) -> None:
-        self._sysctl = SysctlByName(path)
-
-    def pressure(self) -> Pressure:
-        """Raises: HostError."""
-        level = self._read(_PRESSURE, ctypes.c_int(0))
-        if level not in _LEVELS:
-            raise HostError(f"{_PRESSURE} is {level}")
-        return _LEVELS[level]
-
-    def wired_limit_mb(self) -> int:
-        """Raises: HostError where there is no such GPU."""
-        # Zeroed and wide enough for either width, as no header declares it.
-        return self._read(_WIRED_LIMIT, ctypes.c_int64(0))
-
-    def _read(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
-        try:
-            return self._sysctl.number(name, value)
-        except OSError as error:
-            raise HostError(str(error.strerror)) from error
 
 
 @functools.cache
@@ -221,7 +211,7 @@ def wired_limit_mb() -> int | None:
 
 
 def unlisted_free_bytes() -> int:
-    """There are none: psutil's figure has all free pages."""
+    """0, as psutil's figure includes all free pages."""
     return 0
 
 

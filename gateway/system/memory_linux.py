@@ -1,7 +1,7 @@
 """Linux: footprints, and the machine's memory by /proc/meminfo and pressure stall information.
 
-A footprint is the twin of macOS's phys_footprint: anonymous and shared memory, and what is swapped.
-Beside it stands what NVIDIA cards hold of the process.
+A footprint corresponds to macOS's phys_footprint: anonymous, shared and swapped memory. The memory
+that the process has on NVIDIA's cards is counted beside it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gateway.system.memory_reading import Footprint, FootprintError, HostError, 
 
 # Clean file pages are left out, as in phys_footprint.
 _COUNTED: Final = ("Pss_Anon", "Pss_Shmem", "SwapPss")
-# There while a driver is: NVIDIA's own, and that of WSL. It may be loaded at its first use.
+# The devices of NVIDIA's own driver, and of WSL's. A driver may be loaded at its first use.
 _DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-# What a gauge lets pass, and for how long.
+# The change that a gauge ignores, and for how long it does.
 _MOVED_BYTES: Final = 1 << 20
 _READ_AGAIN_S: Final = 10.0
 
@@ -28,18 +28,18 @@ def footprint(pid: int) -> Footprint:
     """Read /proc/PID/smaps_rollup: milliseconds for gigabytes, so never on the event loop.
 
     Raises:
-        FootprintError: no such process, no permission, a process that is exiting, or one whose
-            memory on NVIDIA devices isn't known although there is a driver.
+        FootprintError: there is no such process, it may not be read, it is exiting, or its memory
+            on NVIDIA's cards isn't known although there is a driver.
     """
     return _footprint(pid, _host_bytes(pid))
 
 
 class FootprintGauge:
-    """The footprint of one process that is asked for every second.
+    """The footprint of one process, for reading every second.
 
-    Linux counts shared pages by walking all of a process's, for as long as some milliseconds of
-    processor time for each gigabyte, and keeps its memory's lock meanwhile. Its own counters of
-    pages cost nothing and tell whether there is anything new.
+    To count shared pages Linux walks all pages of a process: that takes some milliseconds of
+    processor time for each gigabyte, and holds the lock of the process's memory. The kernel's own
+    counters cost nothing, and show whether anything has changed.
     """
 
     def __init__(self, pid: int) -> None:
@@ -78,8 +78,8 @@ def _host_bytes(pid: int) -> int:
 
 
 def _host_peak_bytes(pid: int) -> int:
-    """The highest resident size, less the pages of files that are resident now: libraries, which
-    stay. Linux keeps no other peak.
+    """The highest resident size less the file pages that are resident now, as those are mostly
+    libraries, which stay. Linux keeps no other peak.
     """
     counted = _fields(pid, "status", ("VmHWM", "RssFile"))
     return counted["VmHWM"] - counted["RssFile"]
@@ -97,7 +97,7 @@ def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
         if field in wanted
     }
     if len(found) != len(wanted):
-        # A zombie has no mappings any more.
+        # A zombie has no mappings.
         raise FootprintError(f"pid {pid}: it has no memory map, it is exiting")
     return found
 
@@ -105,14 +105,14 @@ def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
 def _card_bytes(pid: int) -> int:
     if not has_driver():
         return 0
-    # Only where there is a driver is this worth its import.
+    # Slow to import, and of use only where there is a driver.
     from gateway.system.memory_nvidia import card_bytes
 
     return card_bytes(pid)
 
 
 _ZONEINFO: Final = Path("/proc/zoneinfo")
-# Within "pagesets", one per CPU and zone.
+# In "pagesets", one for each CPU and zone.
 _PER_CPU: Final = re.compile(r"^\s+count:\s+(\d+)$", re.MULTILINE)
 _MEMINFO: Final = Path("/proc/meminfo")
 _PRESSURE: Final = Path("/proc/pressure/memory")
@@ -135,15 +135,15 @@ def wired_bytes(meminfo: Path = _MEMINFO) -> int:
 
 
 def unlisted_free_bytes(zoneinfo: Path = _ZONEINFO) -> int:
-    """Free pages that the kernel keeps for each CPU: hundreds of megabytes since Linux 6.7, and in
-    neither MemFree nor MemAvailable. Raises: HostError.
+    """Free pages that the kernel keeps for each CPU: hundreds of megabytes since Linux 6.7, which
+    neither MemFree nor MemAvailable includes. Raises: HostError.
     """
     text = _read(zoneinfo)
     return sum(map(int, _PER_CPU.findall(text))) * resource.getpagesize()
 
 
 def pressure(stalls: Path = _PRESSURE) -> Pressure:
-    """Raises: HostError where the kernel keeps no pressure stall information."""
+    """Raises: HostError: the kernel keeps no pressure stall information."""
     averages = {kind: float(value) for kind, value in _AVERAGE.findall(_read(stalls))}
     if set(averages) != {"some", "full"}:
         raise HostError(f"{stalls} has no averages")
@@ -153,7 +153,7 @@ def pressure(stalls: Path = _PRESSURE) -> Pressure:
 
 
 def wired_limit_mb() -> int | None:
-    """There is no such limit."""
+    """None: Linux has no such limit."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA memory of processes and of their cards, by NVML, whose library comes with the driver."""
+"""Memory of NVIDIA's cards, by process and by card. NVML gives it, a library of the driver."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DEVICES: Final = ("/dev/nvidia", "/dev/dxg")
 
 
 def card_bytes(pid: int) -> int:
-    """What a process holds on all cards; 0 if it has nothing to do with any.
+    """The memory that a process has on all cards; 0 if it uses none.
 
     Raises:
-        FootprintError: NVML doesn't say. In a container NVML's library may be missing although the
-            devices are there (NVIDIA_DRIVER_CAPABILITIES without "utility"), and NVML may not know
-            a process: a process that has a device open is then unknown, not at 0.
+        FootprintError: NVML doesn't give it. In a container NVML's library may be missing although
+            the devices are there (NVIDIA_DRIVER_CAPABILITIES without "utility"), and NVML may not
+            list a process: for a process that has a device open the memory is then unknown, not 0.
     """
     with _errors():
         try:
@@ -49,10 +49,10 @@ def card_bytes(pid: int) -> int:
 
 
 def card_memory(pids: Collection[int]) -> CardMemory | None:
-    """Of all cards on which one of these processes computes; None if none does.
+    """The memory of all cards on which one of these processes computes; None if none does.
 
     Raises:
-        FootprintError: NVML doesn't say.
+        FootprintError: NVML doesn't give it.
     """
     with _errors():
         try:
@@ -71,10 +71,10 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
 
 
 def has_open(pid: int, devices: tuple[str, ...]) -> bool:
-    """Whether a process has a file open whose path begins with one of these.
+    """Whether a process has a file open whose path begins with one of `devices`.
 
     Raises:
-        FootprintError: no such process, no permission.
+        FootprintError: there is no such process, or it may not be read.
     """
     try:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
@@ -89,7 +89,7 @@ def has_open(pid: int, devices: tuple[str, ...]) -> bool:
 
 
 def _cards() -> list[Any]:
-    """Handles; none where the driver isn't loaded."""
+    """Handles of all cards; none where the driver isn't loaded."""
     try:
         _start()
     except pynvml.NVMLError_DriverNotLoaded:
@@ -101,14 +101,14 @@ def _cards() -> list[Any]:
 
 @functools.cache
 def _start() -> None:
-    """Once; an NVML that failed to start is asked again the next time."""
+    """Start NVML once; after a failure the next call tries again."""
     pynvml.nvmlInit()
 
 
 @functools.cache
 def _sees_all() -> bool:
-    """NVML names processes as this system does. In a container with process ids of its own NVML may
-    not.
+    """Whether NVML has the process ids of this system. In a container with process ids of its own
+    it may have others.
     """
     return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
 

@@ -1,4 +1,4 @@
-"""What readings of memory give, on every system."""
+"""The figures that readings of memory give, on every system."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Pressure: TypeAlias = Literal["normal", "warn", "critical"]
 
 
 class Footprint(Struct, frozen=True):
-    """What a process holds of the machine's memory, and of cards with memory of their own, in
-    bytes. The peak is the highest so far; None where the system doesn't keep it.
+    """Bytes that a process has of the machine's memory, and of cards with memory of their own. The
+    peak is the highest figure so far; None where the system doesn't keep it.
     """
 
     host_bytes: int
@@ -21,21 +21,22 @@ class Footprint(Struct, frozen=True):
 
     @property
     def current_bytes(self) -> int:
-        """What the budget counts. A process that computes on a card has its model there, so the
-        card's memory is the scarce one, and its own in the machine is left to the watch on
-        pressure. A sum of the two would be a figure of neither.
+        """The bytes that count against the budget. A process that computes on a card has its model
+        there, so the card's memory is the scarce one; its part of the machine's memory is guarded
+        by the watch on pressure. A sum of both would describe neither.
         """
         return self.card_bytes or self.host_bytes
 
     @property
     def peak_bytes(self) -> int | None:
-        """The highest of that. Drivers keep none for a card."""
+        """The highest `current_bytes`; None for a card, as drivers keep no peak."""
         return None if self.card_bytes else self.host_peak_bytes
 
 
 def together(footprints: Sequence[Footprint]) -> Footprint:
-    """Of several ranks; their peaks may be of different moments. Each has a card of its own, if
-    any, and the budget is of one: the fullest counts.
+    """One footprint for several ranks. Their peaks are added, although they may be of different
+    moments. Each rank has a card of its own, if any, and the budget is that of one card, so the
+    fullest card counts.
     """
     peaks = [each.host_peak_bytes for each in footprints]
     known = [each for each in peaks if each is not None]
@@ -47,14 +48,14 @@ def together(footprints: Sequence[Footprint]) -> Footprint:
 
 
 class CardMemory(Struct, frozen=True):
-    """Bytes of the cards that workers compute on, whoever holds them."""
+    """Bytes of the cards that workers compute on, including the memory of other processes."""
 
     total_bytes: int
     available_bytes: int
 
 
 class FootprintError(Exception):
-    """The footprint can't be read. Never taken for 0: that would be memory which came back."""
+    """The footprint can't be read. It must not count as 0, as memory that was freed would."""
 
 
 class HostError(Exception):

@@ -1,4 +1,4 @@
-"""How people write sizes, times, addresses and names: read, written, and guessed where wrong."""
+"""Sizes, times, addresses and names as people write them: parsed, formatted, and corrected."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SIZE_UNITS: Final = {
 }
 _SIZE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)", re.ASCII)
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,20})?)\s*%", re.ASCII)
-# What any system counts memory in.
+# No system counts memory in larger numbers.
 LARGEST_BYTES: Final = (1 << 63) - 1
-# What `parse_size` takes, for those who can't call it.
+# The texts that `parse_size` accepts, for schemas.
 SIZE_PATTERN: Final = r"\d{1,20}(\.\d{1,20})?\s*([kKmMgGtT][iI]?[bB]|[bB])?"
 PERCENT_PATTERN: Final = r"\d{1,3}(\.\d{1,20})?\s*%"
 
@@ -54,12 +54,12 @@ def parse_size(value: int | str, total_bytes: int | None = None) -> int:
 
 
 def is_share(value: int | str) -> bool:
-    """Whether it is a percentage of something."""
+    """Whether a value is a percentage."""
     return _PERCENT.fullmatch(str(value).strip()) is not None
 
 
 def format_size(size_bytes: int) -> str:
-    """`1.2 GB`, `418 MB`: three digits at most."""
+    """`1.2 GB`, `418 MB`: with three digits at most."""
     value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
     while abs(value) >= 1000 and len(units) > 1:
         value /= 1000
@@ -70,15 +70,15 @@ def format_size(size_bytes: int) -> str:
 
 _TIME_UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _TIME_PART: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*(ms|[smhd])\s*")
-# What `parse_time` takes, for those who can't call it.
+# The texts that `parse_time` accepts, for schemas.
 TIME_PATTERN: Final = r"^\s*(\d{1,12}(\.\d{1,12})?|(\d{1,12}(\.\d{1,12})?\s*(ms|[smhd])\s*)+)\s*$"
 
 
 def parse_time(text: str) -> float:
-    """Seconds of "30s", "500ms", "5m", "2h", "7d", "1h30m"; without a unit they are seconds.
+    """Seconds of "30s", "500ms", "5m", "2h", "7d", "1h30m"; a number without a unit is seconds.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is no such time.
     """
     text = text.strip()
     if re.fullmatch(TIME_PATTERN, text, re.ASCII) is None:
@@ -90,7 +90,7 @@ def parse_time(text: str) -> float:
 
 
 def format_time(seconds: float) -> str | None:
-    """Text that `parse_time` reads back exactly, such as 90s, 10m, 500ms or 7d; None if none is."""
+    """A text that `parse_time` reads as exactly this time, such as 10m; None if there is none."""
     for unit, unit_s in _TIME_UNITS.items():
         count = round(seconds / unit_s)
         if count and parse_time(text := f"{count}{unit}") == seconds:
@@ -98,25 +98,25 @@ def format_time(seconds: float) -> str | None:
     return None
 
 
-# Comparing takes the product of the lengths, and names come from clients.
+# A comparison takes as long as the product of the lengths, and names come from clients.
 _LONGEST: Final = 100
 _LEAST_PART: Final = 3
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant, if any is alike."""
+    """The known name that was most likely meant; None if none is similar."""
     if len(name) > _LONGEST:
         return None
     return next(iter(difflib.get_close_matches(name.lower(), list(known), 1)), None)
 
 
 def nearest_model(name: str, known: Iterable[str]) -> str | None:
-    """The same of models' ids, which people shorten: whatever its case, without what is before the
-    last slash, or its beginning alone.
+    """The same for ids of models, which people shorten: they write another case, leave out the part
+    before the last slash, or write only the beginning.
     """
     if len(name) > _LONGEST:
         return None
-    # Of several that are one but for their case or their owner, the first is as good as any.
+    # Of several ids that differ only by case or owner, the first is as good as any.
     ids: dict[str, str] = {}
     for each in known:
         ids.setdefault(each.lower(), each)
@@ -134,7 +134,7 @@ def nearest_model(name: str, known: Iterable[str]) -> str | None:
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
-    """Models' ids that are alike, the likeliest first."""
+    """Ids of models that are similar, the likeliest first."""
     if len(name) > _LONGEST:
         return []
     ids = {each.lower(): each for each in known}
@@ -144,7 +144,7 @@ def alike(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggestion(found: str | None) -> str:
-    """A sentence to be put behind another one, or nothing."""
+    """A sentence that can follow another one, or an empty text."""
     return "" if found is None else f" Did you mean {found!r}?"
 
 
@@ -162,7 +162,7 @@ _NAME: Final = "localhost"
 
 
 def is_loopback(host: str) -> bool:
-    """Of a name or an address as it is written in an URL's host, with or without brackets."""
+    """Whether a host of a URL, a name or an address with or without brackets, is this machine."""
     host = host.lower().removeprefix("[").removesuffix("]")
     if host == _NAME:
         return True
@@ -173,6 +173,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_address(address: IPv4Address | IPv6Address) -> bool:
-    """127.0.0.0/8, also written as IPv6, and ::1."""
+    """Whether it is in 127.0.0.0/8, also when written as IPv6, or is ::1."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return (mapped or address).is_loopback

@@ -1,4 +1,4 @@
-"""Processes that are told from later ones with the same pid, and what they have started."""
+"""Processes, told apart from later ones with the same pid, and their descendants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.system.machine import present_boot
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """`started` is compared as it is; what it means depends on the system."""
+    """`started` is only compared for equality; its meaning depends on the system."""
 
     pid: int
     started: str
@@ -35,15 +35,15 @@ class ProcessGoneError(Exception):
 _BOOT: Final = present_boot()
 
 if sys.platform == "linux":
-    # Of the fields behind the name, which may contain anything: proc_pid_stat(5), field 22.
+    # Field 22 of proc_pid_stat(5), counted behind the name, which may contain any character.
     _START_FIELD: Final = 19
 
     def _started(pid: int) -> str:
-        """Clock ticks since this boot, which no change of the clock touches."""
+        """Clock ticks since this boot, which a change of the clock doesn't move."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-            # What isn't ours to read is another user's, and none that we know.
+            # A file that we may not read is of another user's process, and none of ours.
             raise ProcessGoneError(str(error)) from error
         return f"{_BOOT}:{stat.rpartition(')')[2].split()[_START_FIELD]}"
 
@@ -52,8 +52,8 @@ else:
     from gateway.system.memory_reading import FootprintError
 
     def _started(pid: int) -> str:
-        """Ticks since this boot, which no change of the clock touches. Another user's process,
-        whose start can't be read, is none of ours.
+        """Ticks since this boot, which a change of the clock doesn't move. A process whose start
+        can't be read is another user's, and none of ours.
         """
         try:
             return f"{_BOOT}:{started(pid)}"
@@ -62,15 +62,15 @@ else:
 
 
 def identify(pid: int) -> ProcessIdentity:
-    """Raises: ProcessGoneError; OSError if it can't be told: no descriptor is left, for one."""
+    """Raises: ProcessGoneError; OSError: it can't be found out, as without a free descriptor."""
     return ProcessIdentity(pid, _started(pid))
 
 
 def alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process still runs. A zombie doesn't: it holds nothing.
+    """Whether this very process still runs. A zombie, which has no memory, doesn't.
 
     Raises:
-        OSError: it can't be told.
+        OSError: it can't be found out.
     """
     try:
         return (
@@ -85,7 +85,7 @@ def send(identity: ProcessIdentity, *signals: signal.Signals) -> None:
     """Signal this very process, if it still runs.
 
     Raises:
-        OSError: it can't be told whether it does.
+        OSError: it can't be found out whether it runs.
     """
     for number in signals:
         if alive(identity):
@@ -95,10 +95,11 @@ def send(identity: ProcessIdentity, *signals: signal.Signals) -> None:
 
 
 def descendants(pids: Iterable[int]) -> dict[int, set[ProcessIdentity]]:
-    """Children, their children and so on, of each of these, from one look at all processes.
+    """The children of each of these, their children and so on, from one look at all processes.
 
-    By parentage and not by group: workers share the gateway's group. What has lost its parent
-    belongs to nobody any more, so whoever wants to end it must have looked before.
+    They are found by parentage and not by group, as workers share the gateway's group. A process
+    that has lost its parent can't be found any more, so a caller that wants to end the descendants
+    must look before the parent ends.
     """
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter():
@@ -126,14 +127,14 @@ def _identified(pids: Iterable[int]) -> Iterable[ProcessIdentity]:
 
 logger = logging.getLogger(__name__)
 
-# For a look at all processes, which takes some ten milliseconds; no end waits any longer for it.
+# The longest wait for a look at all processes, which usually takes some ten milliseconds.
 _LOOK_S: Final = 0.5
-# What could not be signalled just now is tried again so often, a second apart.
+# So many tries to signal a process, a second apart.
 _TRIES: Final = 5
 
 
 class Descendants:
-    """Of the worker `pid`, by the last look."""
+    """The descendants of the worker `pid`, by the last look."""
 
     def __init__(self, pid: int, lane: Lane) -> None:
         self._pid = pid
@@ -142,14 +143,14 @@ class Descendants:
         self._loop = asyncio.get_running_loop()
 
     async def look(self) -> None:
-        """Without an answer there are those that were known."""
+        """Look for them now; without an answer in time the known ones stay."""
         try:
             found = await self._lane.run(
                 functools.partial(descendants, [self._pid]), _LOOK_S, "the list of processes"
             )
         except (OSError, psutil.Error) as error:
             logger.warning(
-                "What worker %d has started can't be looked for: %s",
+                "The processes that worker %d has started can't be looked for: %s",
                 self._pid,
                 error,
                 extra=about(pid=self._pid),
@@ -158,11 +159,11 @@ class Descendants:
             self.note(found[self._pid])
 
     def note(self, found: set[ProcessIdentity]) -> None:
-        # None may mean that the process has just ended, and that they have lost their parent.
+        # If none are found, the worker may have just ended, and they have lost their parent.
         self._known = found or self._known
 
     def end(self) -> None:
-        """At once."""
+        """Kill them at once."""
         self._end(_TRIES)
 
     def _end(self, tries: int) -> None:

@@ -1,4 +1,4 @@
-"""Why a request gets no answer, in the terms of the HTTP surface."""
+"""Refusals of requests, by the error codes of the HTTP surface."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _STATUS: dict[Code, int] = {
 
 
 def status_of(code: Code) -> int:
-    """HTTP's."""
+    """The HTTP status of a code."""
     return _STATUS[code]
 
 
@@ -73,8 +73,8 @@ class RefusalState(Struct, frozen=True):
 class Refusal(Exception):
     """An error for the client: a code of the surface and a sentence.
 
-    `retry_after_s` None says that trying again is pointless, or that nobody knows when it isn't;
-    with `lasting` the clients are told not to (the official ones retry every 5xx otherwise).
+    `retry_after_s` is None if another try is pointless, or if it isn't known when one would help.
+    With `lasting` clients are told not to retry, as the official ones do for every 5xx otherwise.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Refusal(Exception):
         return RefusalState(self.code, self.message, self.param, self.retry_after_s, self.lasting)
 
     def anew(self) -> Refusal:
-        """The same, to be raised. What is raised is given the frames on its way, and all that they
-        hold: what is kept must not have them.
+        """A copy to be raised. A raised exception holds the frames that it went through, and all
+        their objects, so a refusal that is kept must not be raised itself.
         """
         return Refusal.of(self.state)
 

@@ -1,4 +1,4 @@
-"""The state folder of one gateway: its lock, its paths, and the address of its gateway."""
+"""The state folder of one gateway: its lock, its paths, and the formats of its small files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.system.state_file import make_folder, no_files, read_state, untrust
 from protocol.message import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
-# Log files that are no model's.
+# Names of log files that no model can have.
 _TAKEN_NAMES: Final = ("gateway", "crash")
 
 
@@ -36,16 +36,16 @@ def default_state_dir() -> Path:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The pid of the gateway that uses a state folder; None if none does, or it can't be told."""
+    """The pid of the gateway that uses a state folder; None if none does, or it can't be read."""
     try:
-        # A named pipe would wait for somebody who writes to it.
+        # To open a named pipe would wait for a writer.
         lock = os.open(path / "gateway.lock", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         pid = os.read(lock, 20).decode("ascii", "replace").strip()
-        # A lock is tried only against a process that exists: a gateway that starts just now must
-        # not find the lock taken by whoever looks.
+        # The lock is tried only if the process exists: a gateway that is starting must not find
+        # the lock taken by this look.
         if not pid.isdigit() or not psutil.pid_exists(int(pid)):
             return None
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -59,14 +59,14 @@ def lock_holder(path: Path) -> int | None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder that may be missing."""
+    """The entries of a folder, none if it is missing."""
     with contextlib.suppress(OSError):
         return sorted(folder.iterdir())
     return []
 
 
 class StateDir:
-    """Owns a folder while the lock is held."""
+    """The state folder, which this process owns while it holds the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
@@ -74,14 +74,46 @@ class StateDir:
         self.logs = self.path / "logs"
         self.workers = self.path / "workers"
         self.prompts = self.path / "prompts"
+        self.lock_path = self.path / "gateway.lock"
+        self.longest_socket_path = self.sockets / _LONGEST_SOCKET_NAME
+        self.gateway_log_path = self.logs / "gateway.log"
+        # Where a service manager sends the gateway's stderr.
+        self.crash_log_path = self.logs / "crash.log"
+        # Ids of models are quoted in names of files, and quoted ids have no parentheses.
+        self.spare_log_path = self.logs / "(spare).log"
+        # Of ranks that an agent has started.
+        self.ranks_log_path = self.logs / "(ranks).log"
+        # `UncleanStarts`, `NextGateway` and `Address`.
+        self.starts_path = self.path / "starts.json"
+        self.successor_path = self.path / "successor.json"
+        self.address_path = self.path / "address.json"
+        # The memory that did not come back since the boot.
+        self.stranded_path = self.path / "stranded.json"
+        # How much memory models took, as measured.
+        self.learned_path = self.path / "learned.json"
+        # The pulls that have not ended.
+        self.pulls_path = self.path / "pulls.json"
+        # When models were last used.
+        self.used_path = self.path / "used.json"
+        # The lines that were typed in `bulkhead chat`.
+        self.chat_history_path = self.path / "chat-history"
+        # The API keys, as hashes, and the usage under each.
+        self.keys_path = self.path / "keys.json"
+        self.usage_path = self.path / "usage.json"
+        # The operator's own key, as it is.
+        self.admin_key_path = self.path / "admin.key"
+        # The certificate that the gateway shows, without its key.
+        self.served_path = self.path / "served.crt"
+        self.mailbox_path = self.path / "mailbox.sqlite"
         self._lock: int | None = None
 
     def acquire(self) -> None:
         """Create the folder, take the lock, remove sockets of an earlier gateway.
 
         Raises:
-            StateDirError: another gateway uses it, its path is too long or no UTF-8, it can't be
-                written, others may write to it, or there is something else where files belong.
+            StateDirError: another gateway uses it, its path is too long or not UTF-8, it can't be
+                written, others may write to it, or something other than a file is in a file's
+                place.
         """
         try:
             endpoint(self.longest_socket_path)
@@ -89,7 +121,7 @@ class StateDir:
                 raise self._unusable(obstacle)
             for folder in self.folders:
                 make_folder(folder)
-            # Whoever may open a worker's socket learns when it comes and goes.
+            # An account that may open a worker's socket sees when the worker starts and ends.
             self.sockets.chmod(0o700)
             self._take_lock()
             for stale in self.sockets.iterdir():
@@ -100,7 +132,7 @@ class StateDir:
             raise self._unusable(error.strerror or str(error)) from error
 
     def inherit(self, lock: int) -> None:
-        """Own it by the lock of a gateway that is being replaced."""
+        """Own the folder by the lock of the gateway that is being replaced."""
         self._lock = lock
 
     @property
@@ -110,12 +142,12 @@ class StateDir:
         return self._lock
 
     def sign(self) -> None:
-        """Say in the lock that it is this process's."""
+        """Write the pid of this process into the lock."""
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
 
     def obstacles(self) -> Iterator[str]:
-        """What keeps it from being used, other than rights, in sentences without an end."""
+        """Why the folder can't be used, besides missing rights, in sentences without full stop."""
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
@@ -132,20 +164,20 @@ class StateDir:
         secret += [self.admin_key_path, self.usage_path, self.served_path]
         files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
-        # Whatever else is among the sockets is removed.
+        # Everything else among the sockets is removed.
         files += [each for each in _entries(self.sockets) if each.is_dir()]
         yield from no_files(files)
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folder and those in it, which are there while it is used."""
+        """The folder and those in it that exist while it is used."""
         return (self.path, self.sockets, self.logs, self.workers, self.prompts)
 
     def _unusable(self, reason: str) -> StateDirError:
         return StateDirError(f"The state folder {self.path} can't be used: {reason}.")
 
     def _take_lock(self) -> None:
-        """Raises OSError if it can't be made, StateDirError if another gateway has it."""
+        """Raises: OSError: it can't be made; StateDirError: another gateway has it."""
         lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,11 +199,11 @@ class StateDir:
             self._lock = None
 
     def socket_path(self, incarnation: int) -> Path:
-        """Where a worker that is started now is to connect. Every folder that this takes is there
-        then, also if somebody has removed one.
+        """The socket to which a worker that is started now connects. Folders that were removed
+        meanwhile are made again.
 
         Raises:
-            OSError: they can't be made again, or were taken by another gateway since.
+            OSError: they can't be made again, or another gateway has taken them.
         """
         for folder in (self.path, self.sockets, self.logs, self.workers):
             make_folder(folder)
@@ -183,44 +215,27 @@ class StateDir:
         return self.sockets / f"{incarnation}.sock"
 
     def rank_socket_path(self, incarnation: int) -> Path:
-        """Where the other ranks of such a worker connect to it. Its own endpoint comes first."""
+        """The socket to which the other ranks of that worker connect. Call `socket_path` first."""
         return self.sockets / f"{incarnation}.rank"
 
     def _holds_lock(self, lock: int) -> bool:
-        """Whether the lock is still where other gateways look for it."""
+        """Whether the lock is still the file that other gateways look for."""
         try:
             return os.path.samestat(os.fstat(lock), self.lock_path.stat())
         except FileNotFoundError:
             return False
 
-    @property
-    def longest_socket_path(self) -> Path:
-        return self.sockets / _LONGEST_SOCKET_NAME
-
-    @property
-    def lock_path(self) -> Path:
-        return self.path / "gateway.lock"
-
     def log_path(self, model_id: str) -> Path:
-        """Ids may contain `/`."""
+        """The log of a model, whose id may contain `/`."""
         name = quote(model_id, safe=" ")
-        # Whatever their case, since macOS takes no notice of it.
+        # In any case, as file names on macOS ignore it.
         if name.lower() in _TAKEN_NAMES:
             name = f"%{ord(name[0]):02X}{name[1:]}"
         return self.logs / f"{name}.log"
 
     @property
-    def gateway_log_path(self) -> Path:
-        return self.logs / "gateway.log"
-
-    @property
-    def crash_log_path(self) -> Path:
-        """Where a service manager sends the gateway's stderr."""
-        return self.logs / "crash.log"
-
-    @property
     def own_logs(self) -> tuple[Path, ...]:
-        """The logs that are no model's."""
+        """The logs that belong to no model."""
         return (
             self.gateway_log_path,
             self.crash_log_path,
@@ -228,96 +243,37 @@ class StateDir:
             self.ranks_log_path,
         )
 
-    @property
-    def starts_path(self) -> Path:
-        """The starts since the last orderly end."""
-        return self.path / "starts.json"
-
-    @property
-    def successor_path(self) -> Path:
-        """By which interpreter the next gateway is to be started."""
-        return self.path / "successor.json"
-
-    @property
-    def stranded_path(self) -> Path:
-        """What did not come back since the boot."""
-        return self.path / "stranded.json"
-
-    @property
-    def learned_path(self) -> Path:
-        """What models took, as measured."""
-        return self.path / "learned.json"
-
-    @property
-    def pulls_path(self) -> Path:
-        """The pulls that have not ended."""
-        return self.path / "pulls.json"
-
-    @property
-    def used_path(self) -> Path:
-        """When models were last used."""
-        return self.path / "used.json"
-
-    @property
-    def chat_history_path(self) -> Path:
-        """What was typed in `bulkhead chat`."""
-        return self.path / "chat-history"
-
-    @property
-    def keys_path(self) -> Path:
-        """The API keys, as hashes."""
-        return self.path / "keys.json"
-
-    @property
-    def admin_key_path(self) -> Path:
-        """The operator's own key, as it is."""
-        return self.path / "admin.key"
-
-    @property
-    def usage_path(self) -> Path:
-        """What was used under each key."""
-        return self.path / "usage.json"
-
-    @property
-    def address_path(self) -> Path:
-        """Where the gateway that has the lock is reached."""
-        return self.path / "address.json"
-
-    @property
-    def served_path(self) -> Path:
-        """The certificate that is being served, without its key."""
-        return self.path / "served.crt"
-
-    @property
-    def mailbox_path(self) -> Path:
-        """Answers that wait for their clients."""
-        return self.path / "mailbox.sqlite"
-
-    @property
-    def spare_log_path(self) -> Path:
-        """No model's: quoted ids have no parentheses."""
-        return self.logs / "(spare).log"
-
-    @property
-    def ranks_log_path(self) -> Path:
-        """Of ranks that an agent has started."""
-        return self.logs / "(ranks).log"
-
 
 class Address(Struct, frozen=True):
-    """`certificate` is a file with the one that the gateway shows now, None for plain HTTP."""
+    """Where the gateway that has the lock is reached. `certificate` is a file with the certificate
+    that it shows now, None for plain HTTP.
+    """
 
     url: str
     pid: int
     certificate: str | None = None
 
 
-# Listening on all addresses is no address to go to.
+class UncleanStarts(Struct, frozen=True):
+    """Unix times, in seconds, of the starts since the last orderly end."""
+
+    at: tuple[float, ...] = ()
+
+
+class NextGateway(Struct, frozen=True):
+    """`python` is the interpreter that starts the next gateway. No request can name it: only an
+    account that may write to the state folder may have programs run as the gateway's account.
+    """
+
+    python: str | None = None
+
+
+# A gateway may listen on all addresses, but a client needs one.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def near_url(host: str, port: int, *, tls: bool) -> str:
-    """How a program on this machine reaches a gateway that listens there."""
+    """The URL by which a program on this machine reaches a gateway that listens there."""
     return url(_EVERYWHERE.get(host, host), port, tls=tls)
 
 
@@ -326,7 +282,7 @@ def write_address(state_dir: StateDir, address: Address) -> None:
 
 
 def running_address(state_dir: StateDir) -> Address | None:
-    """That of the gateway that has the folder's lock; None if none has."""
+    """The address of the gateway that has the folder's lock; None if none has it."""
     holder = lock_holder(state_dir.path)
     if holder is None or not state_dir.address_path.exists():
         return None

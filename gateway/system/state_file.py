@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Struct)
 
 
 def read_state(path: Path, kind: type[T]) -> T | None:
-    """What was written; None if nothing was, or if it can't be read, which is logged."""
+    """The content of a file; None if it is missing, or can't be read, which is logged."""
     try:
         return msgspec.json.decode(_read(path, forbidden=0), type=kind)
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def read_state(path: Path, kind: type[T]) -> T | None:
 
 
 def write_state(path: Path, content: Struct) -> None:
-    """Replace the file. A full disk must not keep a model from being served: it is logged."""
+    """Replace the file. A failure is only logged, as a full disk must not stop the serving."""
     unfinished = path.with_suffix(".new")
     try:
         unfinished.write_bytes(msgspec.json.encode(content))
@@ -40,8 +40,8 @@ def write_state(path: Path, content: Struct) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and the one that it is in, for this account alone; somebody may have removed
-    them under a running gateway.
+    """Make a folder and its parent, for this account alone. They may have been removed while the
+    gateway runs.
 
     Raises OSError.
     """
@@ -53,18 +53,18 @@ _PRIVATE: Final = 0o600
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Replace it: after a crash, or a loss of power, the old or the new content is there.
+    """Replace a file: after a crash or a loss of power it has the old or the new content.
 
     Raises OSError.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    # What an earlier process of this number has left may have any mode.
+    # A file that an earlier process with this pid has left may have any mode.
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if os.geteuid() == 0:
-                # The gateway that is to read it may run as the folder's owner.
+                # The gateway that reads it may run as the folder's owner.
                 owner = path.parent.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(content)
@@ -78,17 +78,17 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Raises OSError, also if others may write to it, or it is no file."""
+    """Raises: OSError, also if other accounts may write to it, or it is no file."""
     return _read(path, forbidden=stat.S_IWGRP | stat.S_IWOTH)
 
 
 def read_secret(path: Path) -> bytes:
-    """Raises OSError: PermissionError if others than this account may read it."""
+    """Raises: OSError; PermissionError if other accounts may read it."""
     return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO)
 
 
 def _read(path: Path, forbidden: int) -> bytes:
-    # Opening a named pipe would wait for somebody who writes to it.
+    # To open a named pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -120,8 +120,8 @@ _KINDS: Final = {
 
 
 def untrusted(folder: Path) -> str | None:
-    """Why others than the gateway's own account could write there; None if they can't, or if there
-    is no such folder. What is recorded there is believed: processes are ended by it.
+    """Why other accounts than the gateway's could write to a folder; None if they can't, or if the
+    folder is missing. The gateway trusts its records there: it ends processes by them.
     """
     try:
         found = folder.stat()
@@ -141,7 +141,7 @@ def untrusted(folder: Path) -> str | None:
 
 
 def no_files(paths: Iterable[Path]) -> Iterator[str]:
-    """Which of these are there and are no files, which reading would wait for, or fail on."""
+    """Sentences about those of the paths that exist and are no files."""
     for path in paths:
         try:
             mode = path.stat().st_mode

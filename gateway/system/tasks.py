@@ -1,4 +1,4 @@
-"""The event loop's work: tasks that end with their owner, noted failures, and the loop's lag."""
+"""The event loop's work: tasks that end with their owner, a record of faults, the loop's lag."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Tasks:
         return task
 
     def keep(self, turn: Callable[[], Awaitable[None]], name: str, every_s: float) -> None:
-        """Take a turn now, and then again and again, so long after each, whatever became of it."""
+        """Call `turn` now, and again and again `every_s` after each end, also after failures."""
         self.start(self._keep(turn, name, every_s), name)
 
     def attempt(self, step: Callable[[], object], name: str) -> None:
-        """Take a step whose failure must not keep the caller from its next one."""
+        """Call `step`; its failure is reported, and the caller goes on."""
         try:
             step()
         except Exception as error:
@@ -63,16 +63,15 @@ class Tasks:
 
 
 class Histogram:
-    """For one thread. prometheus_client's own takes a lock and walks its buckets one by one for
-    each value: ten times as long, which is too much for every token.
+    """A histogram for one thread. That of prometheus_client takes a lock and walks its buckets for
+    each value, which takes ten times as long: too long for every token.
     """
 
     __slots__ = ("_bounds", "_counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """`bounds` ascend; each belongs to the bucket below it. Beyond the last there is one more.
-
-        `sum` is that of all values.
+        """`bounds` ascend, and each is the highest value of its bucket. One more bucket has the
+        values beyond the last. `sum` is the sum of all values.
         """
         self.sum = 0.0
         self._bounds = bounds
@@ -84,11 +83,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Each bound, infinity the last, with how many values were at most that."""
+        """Each bound, infinity as the last, with the number of values up to it."""
         return list(zip((*self._bounds, math.inf), accumulate(self._counts), strict=True))
 
 
@@ -97,17 +96,18 @@ LAG_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class LoopLag:
-    """`late_s` has one value for each quarter of a second."""
+    """How late the event loop is: `late_s` gets a value every quarter of a second."""
 
     def __init__(self) -> None:
         self.late_s = Histogram(LAG_S)
 
     def watch(self, tasks: Tasks) -> None:
-        """From now on."""
+        """Measure from now on."""
         tasks.keep(self._look, "lag of the event loop", 0.0)
 
     async def _look(self) -> None:
-        # The loop's own clock stands still while it is busy, and goes on while the machine sleeps.
+        # The loop's own clock stands still while the loop is busy, and runs while the machine
+        # sleeps.
         due = time.monotonic() + _EVERY_S
         await asyncio.sleep(_EVERY_S)
         self.late_s.observe(max(0.0, time.monotonic() - due))
@@ -115,7 +115,7 @@ class LoopLag:
 
 logger = logging.getLogger(__name__)
 
-# A fault that comes back is told again after so long; one that doesn't is forgotten.
+# A fault that comes again is logged again after so long; one that doesn't is forgotten.
 _SAID_AGAIN_S: Final = 60.0
 _REMEMBERED_S: Final = 600.0
 _KINDS: Final = 50
@@ -123,8 +123,8 @@ _LONGEST_REASON: Final = 500
 
 
 class Fault(Struct, frozen=True):
-    """`at` is when it came last, a Unix time in seconds; `times` how often since it was not
-    remembered.
+    """A fault that is remembered. `at` is the Unix time, in seconds, of its last occurrence, and
+    `times` counts the occurrences since the first that is remembered.
     """
 
     what: str
@@ -134,17 +134,17 @@ class Fault(Struct, frozen=True):
 
 
 class Faults:
-    """Faults by their kind: what failed, by which exception."""
+    """Faults by their kind: the work that failed, and the class of its exception."""
 
     def __init__(self) -> None:
         self._faults: dict[tuple[str, str], Fault] = {}
         self._said_at: dict[tuple[str, str], float] = {}
 
     def note(self, what: str, error: BaseException, now: float) -> bool:
-        """Whether it is to be said. `now` is a Unix time."""
+        """Remember a fault; whether it should be logged. `now` is a Unix time."""
         kind = (what, type(error).__name__)
         reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-        # The newest goes to the end.
+        # The newest fault is the last.
         before = self._faults.pop(kind, None)
         times = before.times if before is not None and _is_recent(before.at, now) else 0
         self._faults[kind] = Fault(what, reason, now, times + 1)
@@ -158,25 +158,25 @@ class Faults:
         return True
 
     def recent(self, now: float) -> list[Fault]:
-        """Those of the last ten minutes, the newest last."""
+        """The faults of the last ten minutes, the newest last."""
         return [each for each in self._faults.values() if _is_recent(each.at, now)]
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take note of everything that fails on the loop and has nobody else who would."""
+        """Note every failure on the loop that no other code handles."""
         loop.set_exception_handler(self._failed)
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is None or "transport" in context:
-            # Of a client's connection, or no failure.
+            # It is about a client's connection, or no failure.
             loop.default_exception_handler(context)
             return
-        # The loop's own sentences have addresses in them.
+        # The loop's own sentences have addresses of objects in them.
         what = "a callback of the event loop" if "handle" in context else context["message"]
         if self.note(what, error, time.time()):
             logger.error("%s", context["message"], exc_info=error)
 
 
 def _is_recent(at: float, now: float) -> bool:
-    """What comes later than now was noted by a clock that was set back since."""
+    """A time later than now was noted before the clock was set back."""
     return 0.0 <= now - at < _REMEMBERED_S

@@ -1,4 +1,6 @@
-"""TLS by certificate files: loaded, renewed while connections last, made where none is. Blocks."""
+"""TLS by certificate files: they are loaded, renewed beside open connections, and made if they
+are missing. Blocks.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from typing import Final
 from gateway.system.state_file import read_secret, write_secret
 
 _DAY_S: Final = 86400.0
-# Who renews by hand needs some days; programs that do it renew earlier than that.
+# A renewal by hand takes some days of notice; programs renew earlier than that.
 _SOON_S: Final = 14 * _DAY_S
 
 
 class CertificateError(ValueError):
-    """They can't be served with; the text says why, in a sentence without an end."""
+    """The certificate or its key can't be used; the text is a sentence without a full stop."""
 
 
 def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Let new connections have them. Raises CertificateError, and then may have half of them."""
+    """Use both for new connections. Raises CertificateError; then the context may have one of
+    them.
+    """
     for path in (certificate, key):
         try:
             path.read_bytes()
@@ -34,8 +38,8 @@ def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         context.load_cert_chain(certificate, key, password=_no_password)
     except _PasswordError as error:
         raise CertificateError(
-            f"{key} has a password, and nobody is there to type it: keep the key without one, "
-            "with mode 0600"
+            f"{key} has a password, which can't be typed here: keep the key without one, with mode "
+            "0600"
         ) from error
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -46,7 +50,7 @@ def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def check(certificate: Path, key: Path, now: float) -> None:
-    """Raises: CertificateError: a server that has them would help nobody at this Unix time."""
+    """Raises: CertificateError: clients would refuse the certificate at this Unix time."""
     load(new_context(), certificate, key)
     begins, ends = validity(certificate)
     if now < begins:
@@ -56,7 +60,7 @@ def check(certificate: Path, key: Path, now: float) -> None:
 
 
 def ends_soon(certificate: Path, now: float) -> str | None:
-    """A sentence if it has to be renewed within days. Raises CertificateError."""
+    """A sentence if it expires within days, else None. Raises CertificateError."""
     _, ends = validity(certificate)
     if ends - now >= _SOON_S:
         return None
@@ -65,7 +69,7 @@ def ends_soon(certificate: Path, now: float) -> str | None:
 
 
 def validity(certificate: Path) -> tuple[float, float]:
-    """From when to when the first certificate of a file is valid, as Unix times.
+    """The first and the last Unix time at which the first certificate of a file is valid.
 
     Raises CertificateError.
     """
@@ -80,7 +84,7 @@ def validity(certificate: Path) -> tuple[float, float]:
 
 
 def new_context() -> ssl.SSLContext:
-    """For a server: TLS 1.2 and later."""
+    """A server's context, for TLS 1.2 and later."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -88,7 +92,7 @@ def new_context() -> ssl.SSLContext:
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
-    """For a client that takes this certificate and no other, whatever names it is for.
+    """A client's context that trusts only the certificate in this file, whatever names it has.
 
     Raises: OSError: it can't be read.
     """
@@ -96,24 +100,24 @@ def trusting(certificate: str) -> ssl.SSLContext:
 
 
 def trusting_this(certificate: bytes) -> ssl.SSLContext:
-    """The same, of one in DER."""
+    """The same for a certificate in DER."""
     pem = ssl.DER_cert_to_PEM_cert(certificate)
     context = _trusting_only(ssl.create_default_context(cadata=pem))
-    # What a certificate authority's should have, this one needn't.
+    # The strict rules are for certificates of authorities, and this one is of none.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 
 def _trusting_only(context: ssl.SSLContext) -> ssl.SSLContext:
     context.check_hostname = False
-    # The one that is shown need not be a certificate authority's.
+    # The trusted certificate need not be that of an authority.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
 def trusting_anybody() -> ssl.SSLContext:
-    """For a client that tells nothing and only asks who is there."""
-    # Without the certificates of authorities, which take time to read.
+    """A client's context that trusts every server, for requests without secrets."""
+    # It reads no certificates of authorities, which would take time.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -121,7 +125,7 @@ def trusting_anybody() -> ssl.SSLContext:
 
 
 def distrust(error: BaseException) -> str | None:
-    """What a client had against the certificate that it was shown, if that is why it failed."""
+    """Why a client refused the server's certificate; None if it failed for another reason."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -146,9 +150,10 @@ logger = logging.getLogger(__name__)
 
 
 class Certificates:
-    """`context` goes on with what it has until `renew` has found something better. `served` is a
-    copy of the certificate in it, without its key: the file that it came from may be renewed at any
-    time, and commands of this machine have to trust what the gateway shows until it reads it again.
+    """A certificate with its key. `context` keeps the present ones until `renew` has read valid new
+    ones. `served` is a copy of the certificate in use, without its key: the file of the operator
+    may be renewed at any time, and commands of this machine must trust the one that the gateway
+    shows.
     """
 
     def __init__(self, certificate: Path, key: Path, served: Path) -> None:
@@ -162,10 +167,10 @@ class Certificates:
     def renew(self) -> None:
         """Read the files again. Blocks.
 
-        Raises: CertificateError: they are not good, and nothing has changed.
+        Raises: CertificateError: they can't be used, and nothing has changed.
         """
         check(self._certificate, self._key, time.time())
-        # New handshakes take it, and connections that are there keep theirs.
+        # New handshakes use the new one, and open connections keep theirs.
         load(self.context, self._certificate, self._key)
         try:
             write_secret(self.served, self._certificate.read_bytes())
@@ -175,7 +180,7 @@ class Certificates:
             )
 
 
-# Nobody renews it: who pins it would have to be told.
+# It is never renewed, as gateways know it by its fingerprint.
 _VALID_DAYS: Final = 365 * 30
 _PREFIX: Final = "SHA256:"
 _BASE64: Final = re.compile(r"(?:SHA256:)?[A-Za-z0-9+/]{43}=?")
@@ -183,14 +188,14 @@ _DIGITS: Final = re.compile(r"(?:SHA256:)?((?:[0-9a-f]{2}:?){31}[0-9a-f]{2})", r
 
 
 def ensured_certificate(certificate: Path, key: Path, name: str) -> None:
-    """Make both unless they are there; `name` is the host's.
+    """Make a self-signed certificate and its key unless both exist; `name` is the host's.
 
-    Raises: OSError: they can't be written, or others may read the key.
+    Raises: OSError: they can't be written, or other accounts may read the key.
     """
     if certificate.exists() and key.exists():
         read_secret(key)
         return
-    # Slow to import, and needed once.
+    # Slow to import, and needed only once.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -223,7 +228,7 @@ def ensured_certificate(certificate: Path, key: Path, name: str) -> None:
 
 
 def fingerprint_of_file(certificate: Path) -> str:
-    """Of the first one in a PEM file. Raises: CertificateError."""
+    """The fingerprint of the first certificate in a PEM file. Raises: CertificateError."""
     try:
         text = certificate.read_text("ascii")
         first = text[: text.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")]
@@ -238,9 +243,9 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def parse_fingerprint(text: str) -> str:
-    """One as `fingerprint` writes it, of such a one or of OpenSSL's hexadecimal digits.
+    """A fingerprint as `fingerprint` writes it, from that form or from hexadecimal digits.
 
-    Raises: ValueError: it is none.
+    Raises: ValueError: the text is no fingerprint.
     """
     text = text.strip()
     if _BASE64.fullmatch(text) is not None:

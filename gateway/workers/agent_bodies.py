@@ -1,7 +1,7 @@
-"""What a gateway and an agent send each other, as JSON.
+"""The messages between a gateway and an agent, as JSON.
 
-All of it under `Authorization: Bearer KEY`. A gateway opens a lease and then asks for news of it in
-turns; ranks belong to a lease, and end with it.
+All requests have `Authorization: Bearer KEY`. A gateway opens a lease and then asks for news of it
+in turns; ranks belong to a lease, and end with it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from msgspec import Meta, Struct
 from gateway.system.memory_reading import Footprint, Pressure
 from gateway.workers.process import ExitStatus
 
-# Of these messages. Who speaks another one is told so, and starts nothing.
+# The version of these messages. Nothing is started where the other side has another one.
 API: Final = 1
-# The code of an answer about a lease whose ranks are being ended. One that has none left isn't
-# known any more.
+# The code of an answer about a lease whose ranks are being ended. A lease without ranks that has
+# ended isn't found.
 LEASE_OVER: Final = "model_unavailable"
 
 _LONGEST: Final = 4096
@@ -30,8 +30,8 @@ _Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 
 
 class HostMemoryBody(Struct, frozen=True):
-    """Bytes. `held_bytes` is what its ranks hold, `free_bytes` what of the budget nobody holds or
-    was promised; the total, the available memory and the pressure are the machine's.
+    """The memory of a host, in bytes. Its ranks hold `held_bytes`; `free_bytes` of the budget are
+    neither held nor promised. The total, the available memory and the pressure are the machine's.
     """
 
     budget_bytes: int
@@ -43,7 +43,7 @@ class HostMemoryBody(Struct, frozen=True):
 
 
 class HostBody(Struct, frozen=True):
-    """What an agent is. `versions` are those that must agree between the hosts of one model."""
+    """An agent and its host. `versions` must agree on all hosts of a model."""
 
     api: int
     version: str
@@ -57,7 +57,7 @@ class HostBody(Struct, frozen=True):
 
 
 class Opening(Struct, frozen=True):
-    """A gateway begins; `gateway` says to people which one."""
+    """A gateway opens a lease; `gateway` is its name for people."""
 
     api: int
     gateway: _Name
@@ -65,7 +65,7 @@ class Opening(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """`lease_s`: without a turn for so long its ranks end."""
+    """The new lease: its ranks end after `lease_s` without a turn."""
 
     lease: str
     lease_s: float
@@ -80,8 +80,8 @@ class PortsBody(Struct, frozen=True):
 
 
 class OrderBody(Struct, frozen=True):
-    """As `RankOrder`. The gateway chooses the `id`, so that it can end what it got no answer to.
-    `secret` is in Base64.
+    """As `RankOrder`. The gateway chooses the `id`, so that it can end a rank without having got an
+    answer. `secret` is in Base64.
     """
 
     id: _Id
@@ -99,20 +99,20 @@ class Started(Struct, frozen=True):
 
 
 class MemoryWish(Struct, frozen=True):
-    """A rank is to be promised so much."""
+    """So many bytes are wanted for a rank."""
 
     wanted_bytes: _Count
 
 
 class Promised(Struct, frozen=True):
-    """It is promised so much, which is less than was wanted where there isn't so much."""
+    """So many bytes are promised to the rank: fewer than are wanted if there aren't as many."""
 
     promised_bytes: int
 
 
 class LeaseTurn(Struct, frozen=True):
-    """`confirmed` is the number of the last answer that the gateway has got; `unwanted` are ranks
-    that it knows nothing of, and that must end.
+    """The gateway asks for news. `confirmed` is the number of the last answer that it got, and
+    `unwanted` are ranks that must end.
     """
 
     confirmed: _Count
@@ -120,14 +120,14 @@ class LeaseTurn(Struct, frozen=True):
 
 
 class PrintedLine(Struct, frozen=True):
-    """What a rank has printed."""
+    """A line that a rank has printed."""
 
     rank: str
     text: str
 
 
 class RankEnded(Struct, frozen=True):
-    """How a rank ended, and why if the agent ended it by itself: then `by_host` is true."""
+    """How a rank ended. `by_host`: the agent ended it for the `reason`, without an order."""
 
     rank: str
     status: ExitStatus
@@ -136,8 +136,8 @@ class RankEnded(Struct, frozen=True):
 
 
 class RankNews(Struct, frozen=True):
-    """The answer to a turn: what has happened since the one before. `lost_lines` were printed
-    faster than they were asked for.
+    """The answer to a turn: the news since the last one. `lost_lines` were printed faster than
+    they were asked for.
     """
 
     number: int

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from gateway.memory.budget import sharing
+from gateway.memory.weights import sharing
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks
@@ -20,27 +20,27 @@ from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.rank_memory import Promise, of_all, of_each, within
 from protocol.channel import new_keys
-from protocol.life import Need, RankLost
+from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
 from protocol.message import Message, endpoint
 from protocol.messages import WorkerMessage
-from protocol.ranks import RankBackend, Ranks, RankSplit
 
 M = TypeVar("M", bound=Message)
 
 logger = logging.getLogger(__name__)
 
-# For an answer of a host.
+# Until a host has answered.
 _ANSWER_S: Final = 20.0
-# For a start: longer than any host itself waits. Nobody knows what was started after it.
+# Longer than any host waits for a start: after it nobody knows whether there is a process.
 _START_S: Final = 60.0
-# A host that keeps too little is asked again: others may have ended there.
+# A host that keeps too little is asked again: other ranks may have ended there.
 _ASK_AGAIN_S: Final = 5.0
 
 
 class Plan(Struct, frozen=True):
-    """How several ranks compute a model. `hosts` has each rank's, and `interfaces` the addresses at
-    which the others reach it there; none: at the host's own. On this machine each rank has one of
-    the `cards`, if there are any. Each rank elsewhere needs so many bytes, and more are wanted.
+    """How several ranks compute a model. `hosts` has the host of each rank, and `interfaces` the
+    addresses at which other ranks reach it; none: the host's own address. On this machine each rank
+    has one of the `cards`, if there are any. Each rank elsewhere needs `needed_bytes`, and can use
+    `wanted_bytes`.
     """
 
     model_id: str
@@ -57,7 +57,7 @@ class Plan(Struct, frozen=True):
 
 
 class FollowingRank:
-    """One of them. `process` is there once it is started, `end` once it has ended."""
+    """A rank beside rank 0. `process` is set once it is started, `end` once it has ended."""
 
     def __init__(self, rank: int, host: RankHost) -> None:
         self.rank = rank
@@ -76,7 +76,7 @@ class FollowingRank:
         return self.process if self.end is None else None
 
     async def read_footprint(self) -> Footprint | None:
-        """None if it doesn't run. Raises: FootprintError, OSError."""
+        """The footprint; None if it doesn't run. Raises: FootprintError, OSError."""
         if self.running is None:
             return None
         found = await self.running.footprint()
@@ -91,7 +91,7 @@ class FollowingRank:
             case LadderStep.DUMP:
                 await self.running.dump()
             case LadderStep.ASK:
-                # Rank 0 passes it on, at the end of the step that all of them are in.
+                # Rank 0 asks the others, at the end of the step that all ranks are in.
                 return
             case LadderStep.TERMINATE:
                 await self.running.end()
@@ -100,27 +100,27 @@ class FollowingRank:
 
 
 class RankZero(Protocol):
-    """Rank 0, which is told what becomes of the others."""
+    """Rank 0, which hears of starts and ends of the others."""
 
     def followers_started(self, failure: str | None) -> None:
-        """No other one is started any more; `failure` kept one from being started."""
+        """No rank is started any more; `failure`: one could not be started."""
 
     def promise_moved(self, failure: str | None) -> None:
-        """Other hosts keep more for their ranks, or can't; `failure`: they can't go on so."""
+        """Other hosts keep more for their ranks, or can't; `failure`: the ranks must end."""
 
     def follower_ended(self) -> None: ...
 
     def end_ranks(self) -> None:
-        """One of them was lost: all others, rank 0 among them, are to be ended."""
+        """A rank was lost: all others, rank 0 among them, are to be ended."""
 
 
 class Followers:
-    """Starts them at once, beside rank 0, whose `fate` is theirs. Every call comes on the event
-    loop.
+    """The ranks beside rank 0, which are started at once; all end together, by their `fate`. It
+    runs on the event loop.
     """
 
     def __init__(self, plan: Plan, path: Path, leader: RankZero) -> None:
-        """Rank 0 is the `leader`, and will listen at `path`."""
+        """`leader` is rank 0, which will listen at `path`."""
         self._plan = plan
         self._path = path
         self._leader = leader
@@ -137,34 +137,34 @@ class Followers:
 
     @property
     def size(self) -> int:
-        """Rank 0 counts."""
+        """The number of ranks, with rank 0."""
         return len(self._plan.hosts)
 
     @property
     def size_here(self) -> int:
-        """On this machine; rank 0 counts."""
+        """The number of ranks on this machine, with rank 0."""
         return 1 + sum(each.is_here for each in self.each)
 
     @property
     def running_here(self) -> bool:
-        """One of them runs on this machine."""
+        """A rank beside rank 0 runs on this machine."""
         return any(each.is_here and each.running is not None for each in self.each)
 
     async def told(self) -> Ranks | None:
-        """What rank 0 is to be told, once they are started; None: they could not be."""
+        """The ranks, for rank 0's load, once all are started; None: they could not be."""
         return await asyncio.shield(self._told)
 
     async def read_footprints(self) -> list[Footprint]:
-        """Of those that run here. Raises: FootprintError, OSError."""
+        """Footprints of the ranks that run here. Raises: FootprintError, OSError."""
         here = [each for each in self.each if each.is_here]
         there = (each.read_footprint() for each in self.each if not each.is_here)
         found = await asyncio.gather(*(each.read_footprint() for each in here))
-        # Other hosts keep their own accounts: their figures are for people.
+        # Other hosts keep their own accounts: footprints of ranks there are for people.
         await asyncio.gather(*there, return_exceptions=True)
         return [each for each in found if each is not None]
 
     async def take(self, step: LadderStep) -> None:
-        """Take a step to end all of them; what fails is up to the next one."""
+        """Take a step to end all of them; where it fails, the next step follows."""
         self.fate.take(step)
         await asyncio.gather(*(self._take(each, step) for each in self.each))
 
@@ -172,14 +172,14 @@ class Followers:
         self._end_after(self.fate.leader_ended(RankEnd(status, str(status))))
 
     def to_rank_0(self, message: M) -> M:
-        """What all ranks are to be told, as rank 0 is told: bytes are those of one rank, and no
-        more than other hosts keep for one.
+        """A message to all ranks, for rank 0: bytes become those of one rank, and no more than
+        other hosts keep for one.
         """
         each = of_each(message, sharing(self.size_here))
         return within(each, self.promise.most_bytes, self.promise.bound_bytes)
 
     def from_rank_0(self, message: WorkerMessage) -> WorkerMessage:
-        """What rank 0 says, taken in: bytes are those of all ranks on this machine."""
+        """Take in a message of rank 0: bytes become those of all ranks on this machine."""
         match message:
             case Need():
                 self._need(message)
@@ -199,7 +199,7 @@ class Followers:
             self._tasks.start(self._ask_for_more(), "ask for memory")
 
     def close(self) -> None:
-        """To be called when none is left. A leader that was killed leaves its socket's file."""
+        """To be called when no rank is left. A killed leader leaves the file of its socket."""
         self._path.unlink(missing_ok=True)
 
     async def _start(self) -> None:
@@ -223,8 +223,8 @@ class Followers:
         self._leader.followers_started(failure)
 
     async def _ranks(self) -> Ranks:
-        """Ports are chosen that nobody has now; if one is taken meanwhile, the load fails, and the
-        next one has others.
+        """The addresses of all ranks, with ports that are free now. If a port is taken meanwhile,
+        the load fails, and the next one has others.
         """
         plan = self._plan
         places = await self._places()
@@ -263,14 +263,16 @@ class Followers:
                 for host, address in zip(plan.hosts, addresses, strict=True)
             ]
         if plan.backend == "jaccl":
-            # Its interfaces are devices, and rank 0 alone is met at an address.
+            # Interfaces are devices, and only rank 0 has an address.
             return [(address,) for address in addresses]
         return [
             given or (address,) for given, address in zip(plan.interfaces, addresses, strict=True)
         ]
 
     async def _ask_for_memory(self) -> None:
-        """Each host keeps what is wanted, or what it has; less than is needed it refuses."""
+        """Choose the bytes that each host is to keep: as many as are wanted and free, and at least
+        those that are needed.
+        """
         free_bytes: dict[str, int] = {}
         for each in self.each:
             if each.is_here:
@@ -286,7 +288,7 @@ class Followers:
                 self.promise.keeps(each.rank, name, self._promised_bytes[each.rank])
 
     async def _ask_for_more(self) -> None:
-        """Until there is enough, or nobody needs it any more."""
+        """Ask other hosts until they keep enough, or no more is needed."""
         loop = asyncio.get_running_loop()
         try:
             while (wish_bytes := self.promise.wish_bytes) is not None and self.fate.may_start:
@@ -306,13 +308,13 @@ class Followers:
             self._leader.promise_moved(None)
 
     async def _ask_host(self, follower: FollowingRank, wish_bytes: int) -> bool:
-        """Whether it has answered."""
+        """Returns whether the host has answered."""
         if follower.running is None:
             return False
         try:
             kept_bytes = await asyncio.wait_for(follower.running.keep(wish_bytes), _ANSWER_S)
         except (OSError, TimeoutError) as error:
-            # If it lasts, its lease ends.
+            # If this lasts, the lease ends.
             logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
             return False
         self.promise.keeps(follower.rank, follower.host.name, kept_bytes)

@@ -1,4 +1,4 @@
-"""A machine as a host of ranks: what supervision asks of any host, and this machine as one.
+"""Hosts of ranks: the protocol of any host, and this machine as one.
 
 A rank is one process of a model that several processes compute together. Rank 0 is an ordinary
 worker beside the gateway. The other ranks follow rank 0; each is started, measured and ended
@@ -27,23 +27,21 @@ from gateway.workers.worker_log import ProcessLog, RankLog, WorkerLog
 from protocol.messages import PROTOCOL_VERSION
 from protocol.process import DUMP_STACKS
 
-# The name of the gateway's own.
+# The name of the gateway's own host.
 THIS_MACHINE: Final = "this machine"
 
 
 class RankOrder(ProcessOrder, frozen=True, kw_only=True):
-    """What a host is to start. `needed_bytes` is what the host keeps for it, by the estimate of
-    what this rank takes there.
-    """
+    """A rank that a host is to start, and that it keeps `needed_bytes` for, by the estimate."""
 
     rank: int
     needed_bytes: int = 0
 
 
 class RankEnd(Struct, frozen=True):
-    """How a rank's process ended. `status` None: nobody could see it, as its host is out of reach,
-    and `reason` says so. `by_host`: its host ended it, for a reason of its own. `log_tail` are its
-    last lines, where the gateway has not got them already.
+    """How a rank's process ended. `status` None: it isn't known, as the host is out of reach, and
+    `reason` says so. `by_host`: its host ended it without an order. `log_tail` are its last lines,
+    where the gateway hasn't got them already.
     """
 
     status: ExitStatus | None
@@ -53,9 +51,9 @@ class RankEnd(Struct, frozen=True):
 
 
 class HostFigures(Struct, frozen=True):
-    """What there is for ranks on a host, in bytes: what all of them may hold together, and how much
-    of that nobody holds or has been promised. `versions` are those that must agree for ranks to
-    understand each other, by the name of the distribution, and "protocol".
+    """The memory for ranks on a host, in bytes: the budget, and the part that is neither held nor
+    promised. `versions` must agree on all hosts of a model; they are by the name of the
+    distribution, and "protocol".
     """
 
     budget_bytes: int
@@ -64,7 +62,7 @@ class HostFigures(Struct, frozen=True):
 
 
 class RankProcess(Protocol):
-    """A rank that was started. Nothing here waits for its end but `ended`."""
+    """A rank that was started. Only `ended` waits for its end."""
 
     @property
     def pid(self) -> int:
@@ -74,8 +72,8 @@ class RankProcess(Protocol):
         """Raises: FootprintError; OSError if no answer comes in time."""
 
     async def keep(self, wanted_bytes: int) -> int:
-        """Have its host keep more for it: what it keeps from now on, in bytes, which is less where
-        there isn't so much. Raises: OSError.
+        """Have its host keep more for it. Returns the bytes that it keeps from now on: fewer than
+        wanted if there aren't as many. Raises: OSError.
         """
 
     async def dump(self) -> None:
@@ -88,33 +86,33 @@ class RankProcess(Protocol):
         """SIGKILL. Raises: OSError."""
 
     async def ended(self) -> RankEnd:
-        """Wait for its end, however long it takes; any number of times. Always answers: a host out
-        of reach ends its ranks itself, and this answers once it must have done so.
+        """Wait for its end, any number of times. It always returns: a host out of reach ends its
+        ranks by itself, and this returns once it must have done so.
         """
 
 
 class RankHost(Protocol):
-    """A machine."""
+    """A machine that ranks run on."""
 
     @property
     def name(self) -> str:
-        """As the configuration has it, for people."""
+        """Its name in the configuration."""
 
     async def figures(self) -> HostFigures:
-        """Raises: OSError if the host can't be asked, with what is wrong."""
+        """Raises: OSError: the host can't be asked; the text says why."""
 
     async def address(self) -> str:
         """An IP address at which it is reached from here. Raises: OSError."""
 
     async def free_ports(self, count: int) -> tuple[int, ...]:
-        """TCP ports that nobody listens on now. Raises: OSError."""
+        """TCP ports that are free now. Raises: OSError."""
 
     async def start(self, order: RankOrder) -> RankProcess:
         """Start a rank.
 
         Raises:
             NoRoomError: the host lacks memory for it now.
-            OSError: it can't be started. In either case there is no process, or none for long.
+            OSError: it can't be started. In either case there is no process, or soon none.
         """
 
 
@@ -143,12 +141,12 @@ class LocalRank:
         )
 
     async def keep(self, wanted_bytes: int) -> int:
-        # The caller's own account has it.
+        # The account of this gateway has it already.
         return wanted_bytes
 
     async def dump(self) -> None:
         self._process.send_signal(DUMP_STACKS)
-        # One that was stopped couldn't.
+        # A stopped process could not dump its stacks.
         self._process.send_signal(signal.SIGCONT)
 
     async def end(self) -> None:
@@ -161,20 +159,20 @@ class LocalRank:
         return await asyncio.shield(self._end)
 
     def _on_exit_in_thread(self, status: ExitStatus) -> None:
-        # The loop may be closed by now, and nobody waits.
+        # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end.set_result, RankEnd(status, str(status)))
 
 
 class LocalHost:
-    """`figures` are the caller's, who admits memory here anyway."""
+    """This machine. Its `figures` are those of this gateway's account."""
 
     name = THIS_MACHINE
 
     def __init__(
         self, log: WorkerLog, records: WorkerRecords, room_bytes: Callable[[], tuple[int, int]]
     ) -> None:
-        """What ranks print goes to `log`. `room_bytes` tells the budget, and what is free of it."""
+        """Ranks print to `log`. `room_bytes` returns the budget, and the free part of it."""
         self._log = log
         self._records = records
         self._room_bytes = room_bytes
@@ -194,8 +192,8 @@ class LocalHost:
 
 
 def own_address(towards: str) -> str:
-    """The one of this machine that an IP address elsewhere is reached from. Raises: OSError: there
-    is no way to it.
+    """The address of this machine from which an IP address elsewhere is reached. Raises: OSError:
+    there is no route.
     """
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as way:
@@ -205,12 +203,12 @@ def own_address(towards: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what has to agree on all hosts of a model."""
+    """The versions that have to agree on all hosts of a model."""
     return {"protocol": str(PROTOCOL_VERSION), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """TCP ports that nobody listens on now, on any interface. Raises: OSError: there are none."""
+    """TCP ports that are free now, on all interfaces. Raises: OSError: there are none."""
     with contextlib.ExitStack() as stack:
         # All open at once, so that none comes twice.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

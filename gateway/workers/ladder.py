@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class LadderStep(StrEnum):
-    """By what a worker outlives, or ends after."""
+    """The names are for sentences on a worker that ends after a step, or outlives it."""
 
     DUMP = "dumping its stacks"
     ASK = "being asked to stop"
@@ -29,8 +29,8 @@ _LONGEST_S: Final = 60.0
 _S_PER_GB: Final = 0.5
 _SHORTENED: Final = 0.4
 _DUMP_S: Final = 0.5
-# From here on SIGKILL costs more than the seconds before it: memory was stranded by the hundreds
-# of GB, and the largest machines have 512.
+# For a larger worker SIGKILL costs more than the seconds before it: hundreds of GB were stranded,
+# and the largest machines have 512.
 _LARGE_BYTES: Final = 64_000_000_000
 _AFTER_FAILURE_S: Final = 2.0
 _AFTER_FAILURE_S_PER_GB: Final = 0.05
@@ -50,8 +50,8 @@ def shortened(footprint_bytes: int | None) -> tuple[Rung, ...]:
 
 
 def hung(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For a worker that would not hear a polite word; its stacks go to its log first. A large one
-    may still hear SIGTERM, and what it could strand is worth the wait.
+    """For a worker that hangs: it prints its stacks first, and isn't asked. A large one gets
+    SIGTERM, too, as the memory that it could strand is worth the wait.
     """
     rungs = (Rung(LadderStep.DUMP, _DUMP_S), Rung(LadderStep.KILL, _AFTER_KILL_S))
     if (footprint_bytes or 0) < _LARGE_BYTES:
@@ -60,13 +60,13 @@ def hung(footprint_bytes: int | None) -> tuple[Rung, ...]:
 
 
 def orphaned(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For a worker that an earlier gateway has left: nobody can ask it any more."""
+    """For a worker that an earlier gateway has left: it can't be asked any more."""
     return _rungs(_patience_s(footprint_bytes))[1:]
 
 
 def after_rank_failure(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For ranks that have lost one of them. They know it themselves, and most end at once; one that
-    waits for it in a step would do so for ever, however much it holds.
+    """For ranks that have lost one of them. Most notice it and end at once; a rank that waits in a
+    step for the lost one would wait for ever.
     """
     patience_s = _AFTER_FAILURE_S + _AFTER_FAILURE_S_PER_GB * (footprint_bytes or 0) / 1e9
     return (
@@ -81,7 +81,7 @@ def immediate() -> tuple[Rung, ...]:
 
 
 def longest_s() -> float:
-    """What the end of the largest worker may take."""
+    """Seconds that the end of the largest worker may take."""
     return sum(each.deadline_s for each in _rungs(_LONGEST_S))
 
 

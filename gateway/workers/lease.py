@@ -1,11 +1,11 @@
-"""How long ranks on another host live without a word of their gateway, and when the gateway may
-call one ended that it hears nothing of. No I/O; the caller brings the time, in seconds, each side
-by its own clock.
+"""How long ranks on another host live without their gateway, and when the gateway may call a rank
+ended that it hears nothing of. No I/O; the caller brings the time, in seconds, each side by its own
+clock.
 
-The gateway asks for news again and again, in turns. A lease lasts from the last answer that the
-gateway is known to have got: its next turn says which. The gateway counts from the moment when it
-got the answer. So the gateway is never the first to call the ranks ended, whatever is lost on the
-way, and in whichever direction.
+The gateway asks for news again and again, in turns. The host counts the lease from the last answer
+that the gateway is known to have got, as its next turn says; the gateway counts from the moment
+when it got that answer. So the gateway is never the first to call the ranks ended, whatever is lost
+on the way, in either direction.
 
 The host says how a rank has ended, as long as the host can be heard. A host that can't be heard, or
 that ends the lease, ends the ranks by itself, and the gateway waits for as long as that takes: a
@@ -20,9 +20,9 @@ from gateway.workers import ladder
 from gateway.workers.ladder import LadderStep
 from protocol.process import grace_s
 
-# A link that was closed, by a gateway that died above all, has so long to come back.
+# A connection that was closed, mostly by a gateway that died, has so long to come back.
 RECONNECT_S: Final = 1.0
-# Who looks later than this part of the lease was itself stopped or asleep.
+# A caller that comes later than this part of the lease was itself stopped or asleep.
 _ABSENCE: Final = 0.25
 _SHORTEST_ABSENCE_S: Final = 1.0
 
@@ -32,20 +32,20 @@ def _absence_s(lease_s: float) -> float:
 
 
 class Lease:
-    """The agent's side."""
+    """The agent's side of a lease."""
 
     def __init__(self, now: float, lease_s: float) -> None:
         self.lease_s = lease_s
         self._expires_at = now + lease_s
         self._number = 0
-        # When answers were given of which it isn't known whether they came.
+        # When each answer was given that isn't confirmed yet.
         self._answered: dict[int, float] = {}
         self._closed_at: float | None = None
         self._judged_at = now
 
     def turn(self, confirmed: int) -> bool:
-        """The gateway asks for news, and the last answer that it has got has this number. Whether
-        it lacks one that was given since.
+        """The gateway asks for news, and has got the answer with this number last. Returns whether
+        it lacks a later one.
         """
         self._closed_at = None
         answered_at = self._answered.get(confirmed)
@@ -82,12 +82,12 @@ class Lease:
 
 
 class Contact:
-    """The gateway's side: since when the host has said nothing."""
+    """The gateway's side of a lease: how long the host has been silent."""
 
     def __init__(self, now: float, lease_s: float) -> None:
         self._lease_s = lease_s
         self._heard_at = self._judged_at = now
-        # The last answer, whose number the next turn says.
+        # The number of the last answer, for the next turn.
         self.number = 0
 
     def heard(self, now: float, number: int) -> None:
@@ -110,14 +110,14 @@ _LARGEST_BYTES: Final = 1 << 50
 
 
 class _End(NamedTuple):
-    """It must have come by then."""
+    """A rank must have ended by then."""
 
     at: float
     reason: str
 
 
 class Tenants:
-    """By their identities. Whatever is said of one may come late, or twice."""
+    """The ranks under a lease, by their ids. Any news of a rank may come late, or twice."""
 
     def __init__(self) -> None:
         self._most_bytes: dict[str, int] = {}
@@ -126,7 +126,7 @@ class Tenants:
         self._unwanted: dict[str, None] = {}
 
     def expect(self, rank_id: str, promised_bytes: int) -> None:
-        """One that is about to be started, and may hold so much; 0: nobody knows how much."""
+        """A rank is about to be started, and may hold so many bytes; 0: it isn't known how many."""
         self._most_bytes[rank_id] = promised_bytes or _LARGEST_BYTES
 
     def measured(self, rank_id: str, footprint_bytes: int) -> None:
@@ -134,47 +134,47 @@ class Tenants:
             self._most_bytes[rank_id] = max(self._most_bytes[rank_id], footprint_bytes)
 
     def unanswered(self, rank_id: str, reason: str) -> None:
-        """Nobody knows whether it was started. The host ends it, or keeps it from being started, as
-        soon as it hears that; `reason` is how its end is told.
+        """It isn't known whether the rank was started. As soon as the host hears that, it ends the
+        rank, or doesn't start it; `reason` is for the record of its end.
         """
         if rank_id in self._most_bytes:
             self._unanswered[rank_id] = reason
             self._unwanted[rank_id] = None
 
     def doubt(self, rank_id: str) -> str | None:
-        """The reason, if nobody knows whether it was started."""
+        """The reason, if it isn't known whether the rank was started."""
         return self._unanswered.get(rank_id)
 
     def disown(self, rank_id: str) -> None:
-        """The host is to end it as soon as it can be told."""
+        """The host is to end the rank as soon as it can be told."""
         if rank_id in self._most_bytes:
             self._unwanted[rank_id] = None
 
     @property
     def unwanted(self) -> tuple[str, ...]:
-        """What the host is to be told next."""
+        """The ranks that the host is to be told to end."""
         return tuple(self._unwanted)
 
     def told(self, unwanted: tuple[str, ...], now: float) -> None:
-        """The host has heard this. Of one that was never there it won't say that it has ended."""
+        """The host has heard this. It won't report the end of a rank that was never started."""
         for each in unwanted:
             self._unwanted.pop(each, None)
             if (reason := self.doubt(each)) is not None:
                 self._ends_within(each, now, reason)
 
     def ended(self, rank_id: str) -> None:
-        """The host says so, or has never started it."""
+        """The rank has ended, or was never started."""
         for each in (self._most_bytes, self._ends, self._unanswered, self._unwanted):
             each.pop(rank_id, None)
 
     def lose(self, now: float, reason: str) -> None:
-        """The lease is over: the host has begun to end all of them."""
+        """The lease is over: the host has begun to end all ranks."""
         self._unwanted.clear()
         for each in self._most_bytes:
             self._ends_within(each, now, reason)
 
     def due(self, now: float) -> list[tuple[str, str]]:
-        """Those that must have ended by now, each with the reason."""
+        """The ranks that must have ended by now, each with the reason."""
         due = [(each, end.reason) for each, end in self._ends.items() if now >= end.at]
         for rank_id, _ in due:
             self.ended(rank_id)
@@ -184,6 +184,6 @@ class Tenants:
         most_bytes = self._most_bytes[rank_id]
         rungs = ladder.orphaned(most_bytes)
         gentle_s = sum(each.deadline_s for each in rungs if each.step is LadderStep.TERMINATE)
-        # The agent may die on that way: then each rank ends by itself.
+        # The agent may die meanwhile: then each rank ends by itself.
         at = now + gentle_s + grace_s(most_bytes) + _SLACK_S
         self._ends.setdefault(rank_id, _End(at, reason))

@@ -11,8 +11,17 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.system.lane import Lane
+from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.system.tasks import Tasks
-from gateway.workers.agent_bodies import LEASE_OVER, LeaseTurn, PrintedLine, RankNews
+from gateway.workers.agent_bodies import (
+    LEASE_OVER,
+    FootprintBody,
+    LeaseTurn,
+    MemoryWish,
+    PrintedLine,
+    Promised,
+    RankNews,
+)
 from gateway.workers.host import RankEnd
 from gateway.workers.lease import Contact, Tenants
 from gateway.workers.pinned import PinnedClient, RefusedError
@@ -26,23 +35,72 @@ _TURN_SHARE: Final = 1 / 3
 _TURN_SLACK_S: Final = 1.0
 _RETRY_S: Final = 0.2
 _CLOSE_S: Final = 2.0
-# Without ranks: the next ones may come soon.
+# A lease without ranks lasts so long, as the next ranks may come soon.
 _IDLE_S: Final = 5.0
 _MOST_WRITES: Final = 64
+_ANSWER_S: Final = 5.0
+# Longer than the agent itself waits for a reading.
+_READING_S: Final = 8.0
+_SIGNAL_S: Final = 3.0
 
 
 class LeasedRank:
-    """One of them. Its `pid` is 0 until it is known."""
+    """A rank that an agent has started, or may have. Its `pid` is 0 until it is known."""
 
-    def __init__(self, rank: int, log: WorkerLog) -> None:
+    def __init__(self, client: PinnedClient, tenants: Tenants, host: str, log: RankLog) -> None:
         self.id = uuid.uuid4().hex
         self.pid = 0
-        self.log = RankLog(log, rank)
-        self.end: asyncio.Future[RankEnd] = asyncio.get_running_loop().create_future()
+        self.log = log
+        self._client = client
+        self._tenants = tenants
+        self._host = host
+        self._end: asyncio.Future[RankEnd] = asyncio.get_running_loop().create_future()
 
-    def ended(self, end: RankEnd) -> None:
-        if not self.end.done():
-            self.end.set_result(end)
+    async def footprint(self) -> Footprint:
+        """Raises: FootprintError, OSError."""
+        path = f"/v1/ranks/{self.id}/footprint"
+        try:
+            body = await self._client.get(path, FootprintBody, _READING_S)
+        except RefusedError as error:
+            raise FootprintError(f"rank {self.pid} on {self._host}: {error}") from error
+        self._tenants.measured(self.id, body.footprint.current_bytes)
+        return body.footprint
+
+    async def keep(self, wanted_bytes: int) -> int:
+        path = f"/v1/ranks/{self.id}/promise"
+        promised = await self._client.post(path, MemoryWish(wanted_bytes), Promised, _ANSWER_S)
+        self._tenants.measured(self.id, promised.promised_bytes)
+        return promised.promised_bytes
+
+    async def dump(self) -> None:
+        await self._signal("dump")
+
+    async def end(self) -> None:
+        await self._signal("end")
+
+    async def kill(self) -> None:
+        await self._signal("kill")
+
+    async def ended(self) -> RankEnd:
+        return await asyncio.shield(self._end)
+
+    def has_ended(self, end: RankEnd) -> None:
+        """The host says so, or it must have ended by now."""
+        if not self._end.done():
+            self._end.set_result(end)
+
+    async def _signal(self, signal: str) -> None:
+        try:
+            await self._client.order("POST", f"/v1/ranks/{self.id}/{signal}", _SIGNAL_S)
+        except RefusedError as error:
+            # One that has ended isn't found; the news of its end are on their way.
+            if error.code != "not_found":
+                raise
+        except OSError:
+            if signal != "dump":
+                # The host is told as soon as it can be, if the lease lasts so long.
+                self._tenants.disown(self.id)
+            raise
 
 
 class Leasehold:
@@ -50,9 +108,9 @@ class Leasehold:
 
     def __init__(self, client: PinnedClient, host: str, lease: str, lease_s: float) -> None:
         self.lease = lease
-        # Nothing can be started under it any more.
+        # No rank can be started under it any more.
         self.over = False
-        # The first turn was answered: from then on the host notices at once if this process dies.
+        # The first turn was answered: from now on the host notices at once if this process dies.
         self.begun = asyncio.Event()
         self._client = client
         self._host = host
@@ -60,7 +118,7 @@ class Leasehold:
         self._loop = asyncio.get_running_loop()
         self._contact = Contact(self._loop.time(), lease_s)
         self._ranks: dict[str, LeasedRank] = {}
-        self._tenants = Tenants()
+        self.tenants = Tenants()
         self._used_at = self._loop.time()
         self._turn_s = max(_TURN_SLACK_S + lease_s * 0.2, lease_s * _TURN_SHARE)
         self._failure = "no answer came"
@@ -72,36 +130,25 @@ class Leasehold:
         self._tasks.start(self._watch(), "lease")
 
     def expect(self, rank: int, log: WorkerLog, promised_bytes: int) -> LeasedRank:
-        """One that is about to be started."""
-        expected = LeasedRank(rank, log)
+        """A rank is about to be started."""
+        expected = LeasedRank(self._client, self.tenants, self._host, RankLog(log, rank))
         self._ranks[expected.id] = expected
-        self._tenants.expect(expected.id, promised_bytes)
+        self.tenants.expect(expected.id, promised_bytes)
         self._used_at = self._loop.time()
         return expected
 
     def forget(self, rank: LeasedRank) -> None:
-        """It was not started."""
+        """The rank was not started."""
         self._ranks.pop(rank.id, None)
-        self._tenants.ended(rank.id)
+        self.tenants.ended(rank.id)
 
     def ended_by(self, error: RefusedError) -> bool:
-        """Whether the host said by this that the lease is over."""
+        """Returns whether the host has said by this error that the lease is over."""
         if error.code == "not_found":
             self._none_left(f"{self._host} has ended it: {error}")
         elif error.code == LEASE_OVER:
             self._lose(f"{self._host} ends it: {error}")
         return self.over
-
-    def measured(self, rank: LeasedRank, footprint_bytes: int) -> None:
-        self._tenants.measured(rank.id, footprint_bytes)
-
-    def unanswered(self, rank: LeasedRank, reason: str) -> None:
-        """Whether it was started nobody knows: it ends as soon as the host can be told."""
-        self._tenants.unanswered(rank.id, reason)
-
-    def disown(self, rank: LeasedRank) -> None:
-        """Have it ended as soon as the host can be told."""
-        self._tenants.disown(rank.id)
 
     async def close(self) -> None:
         self.over = True
@@ -112,7 +159,7 @@ class Leasehold:
 
     async def _follow(self) -> None:
         while not self.over:
-            unwanted = self._tenants.unwanted
+            unwanted = self.tenants.unwanted
             turn = LeaseTurn(self._contact.number, unwanted)
             try:
                 news = await self._client.post(
@@ -129,13 +176,13 @@ class Leasehold:
                 self._contact.heard(self._loop.time(), news.number)
                 self.begun.set()
                 self._take(news)
-                self._tenants.told(unwanted, self._loop.time())
+                self.tenants.told(unwanted, self._loop.time())
                 await self._let_go_if_idle()
         await self._see_out()
 
     async def _see_out(self) -> None:
-        """Have the host end what it may still have, until it says that nothing is left. Turns would
-        renew a lease that only this side holds to be over.
+        """Have the host end the lease until it says that no rank is left. Turns would renew a lease
+        that only this side considers over.
         """
         while self._ranks:
             try:
@@ -154,19 +201,19 @@ class Leasehold:
             self._writes += 1
             self._writer.soon(functools.partial(self._write, dict(self._ranks), news.lines))
         for each in news.ended:
-            doubt = self._tenants.doubt(each.rank)
+            doubt = self.tenants.doubt(each.rank)
             told = RankEnd(each.status, each.reason, each.by_host)
             self._ended(each.rank, told if doubt is None else RankEnd(None, doubt))
 
     def _ended(self, rank_id: str, end: RankEnd) -> None:
         self._used_at = self._loop.time()
-        self._tenants.ended(rank_id)
+        self.tenants.ended(rank_id)
         rank = self._ranks.pop(rank_id, None)
         if rank is not None:
-            rank.ended(end)
+            rank.has_ended(end)
 
     def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[PrintedLine]) -> None:
-        """Runs in the lane: a disk may be slow."""
+        """Runs in the lane, as a disk may be slow."""
         self._writes -= 1
         for each in lines:
             if (rank := ranks.get(each.rank)) is not None:
@@ -188,20 +235,20 @@ class Leasehold:
                     f"{self._host} has been out of reach for {self._lease_s:g} s, after which it "
                     f"ends its ranks by itself ({self._failure})"
                 )
-            for rank_id, reason in self._tenants.due(now):
+            for rank_id, reason in self.tenants.due(now):
                 self._ended(rank_id, RankEnd(None, reason))
 
     def _lose(self, reason: str) -> None:
-        """The lease is over, and nobody here can see how its ranks end."""
+        """The lease is over, and how its ranks end can't be seen from here."""
         self.over = True
-        self._tenants.lose(self._loop.time(), reason)
+        self.tenants.lose(self._loop.time(), reason)
         if self._loss is None:
             self._loss = reason
             logger.error("%d ranks are lost: %s", len(self._ranks), reason)
 
     def _none_left(self, reason: str) -> None:
-        """The host knows no such lease: all have ended, if by another agent than before, which did
-        so at its start.
+        """The host knows no such lease: all its ranks have ended. A new agent ends those of the
+        agent before it at its start.
         """
         self.over = True
         for each in list(self._ranks):

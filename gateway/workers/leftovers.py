@@ -1,5 +1,5 @@
-"""Workers that an earlier gateway on this state folder has left behind: each worker that is started
-is recorded, and the next gateway ends those that still run.
+"""Workers that an earlier gateway with this state folder has left: each started worker is recorded,
+and the next gateway ends those that still run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.workers import ladder
 
 
 class WorkerRecord(Struct, frozen=True):
-    """`name` says what it was for, to people."""
+    """A worker's process, and its model or purpose as a `name` for people."""
 
     process: ProcessIdentity
     name: str
@@ -43,7 +43,7 @@ class WorkerRecords:
             self._path(pid).unlink(missing_ok=True)
 
     def leftovers(self) -> Iterator[WorkerRecord]:
-        """What is recorded; files that can't be read are removed."""
+        """All records; files that can't be read are removed."""
         for path in sorted(self._folder.iterdir()):
             record = read_state(path, WorkerRecord)
             if record is not None:
@@ -53,7 +53,7 @@ class WorkerRecords:
                     path.unlink()
 
     def recorded(self) -> Iterator[WorkerRecord]:
-        """The same, but the folder stays as it is, and may be missing."""
+        """All records of a folder that stays as it is, and may be missing."""
         with contextlib.suppress(OSError):
             for path in sorted(self._folder.iterdir()):
                 if (record := read_state(path, WorkerRecord)) is not None:
@@ -81,8 +81,8 @@ class Swept(Struct, frozen=True):
 def sweep(records: WorkerRecords) -> list[Swept]:
     """End recorded workers that still run, side by side. Blocks for as long as their memory takes.
 
-    A worker without its gateway ends by itself. One that can't was stopped, so it is continued;
-    what doesn't go then is killed.
+    A worker without its gateway ends by itself, unless it was stopped. So it is continued, and
+    killed if it still doesn't end.
     """
     leftovers = []
     for record in records.leftovers():

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -24,7 +23,7 @@ from protocol.messages import (
 
 # An engine sends one message a step, and no model makes a thousand steps a second.
 MESSAGES_PER_S: Final = 5000
-# The longest thing that it has to say is prompts, four bytes a token.
+# Its longest messages are prompts, of four bytes a token.
 BYTES_PER_S: Final = 64_000_000
 
 
@@ -37,7 +36,7 @@ class FloodGauge:
         self._bytes = 0
 
     def count(self, now: float, size_bytes: int) -> str | None:
-        """Note a message; what is wrong if it is one too many."""
+        """Count a message; returns why it is one too many, or None."""
         if now - self._window_began >= 1.0:
             self._window_began = now
             self._messages = self._bytes = 0
@@ -50,8 +49,25 @@ class FloodGauge:
         return None
 
 
-# Who floods gets this many messages read before everybody else has a turn.
+# One that floods gets so many messages read before the others have a turn.
 _MESSAGES_PER_TURN: Final = 32
+
+
+class LinkOwner(Protocol):
+    """Hears all that happens on a link."""
+
+    def link_said(self, message: WorkerMessage) -> None: ...
+
+    def link_broke(self, error: ProtocolError) -> None:
+        """A frame was no message, or was part of a flood. Nothing is read after it."""
+
+    def link_connected(self) -> None:
+        """The worker has proved itself by its key; of others that come and go nothing is told."""
+
+    def link_disconnected(self) -> None:
+        """All that arrived before was delivered. ZeroMQ also disconnects a worker whose frame is
+        over the size limit.
+        """
 
 
 class Link:
@@ -66,64 +82,61 @@ class Link:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         path: Path,
-        on_message: Callable[[WorkerMessage], None],
-        on_garbage: Callable[[ProtocolError], None],
-        on_disconnect: Callable[[], None],
+        owner: LinkOwner,
         keys: Keys | None = None,
-        on_connect: Callable[[], None] | None = None,
     ) -> None:
-        """Bind the endpoint; `key` is for the worker alone. Raises OSError if that can't be. A
-        worker that another gateway has had knows its `keys` already.
+        """Bind the endpoint; `key` is for the worker alone. A worker that another gateway has had
+        knows its `keys` already.
 
-        `on_garbage` gets what is wrong with a frame that is no message, or is one of a flood;
-        nothing is read after it. A disconnection is also how ZeroMQ answers a frame over the size
-        limit; what arrived before it has been delivered. Of others that come and go without the key
-        nothing is told.
+        Raises:
+            OSError: the endpoint can't be bound.
         """
         self._path = path
         self.address = endpoint(path)
         keys = keys or new_keys()
         self.key = keys.workers
+        self._owner = owner
+        self._flood = FloodGauge()
+        self._loop = asyncio.get_running_loop()
+        # Descriptors of all that are connected; ZeroMQ doesn't tell which of them is the worker.
+        self._peers: set[int] = set()
+        self._connected = False
         try:
             self._socket = gateway_side(context, keys)
-            try:
-                # Before somebody can come: a worker that is handed over tries all the time.
-                self._monitor = self._socket.get_monitor_socket(
-                    zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
-                )
-                try:
-                    self._socket.bind(self.address)
-                except zmq.ZMQError:
-                    self._socket.disable_monitor()
-                    self._monitor.close(linger=0)
-                    raise
-            except zmq.ZMQError:
-                self._socket.close()
-                raise
+            self._monitor = self._bound()
         except zmq.ZMQError as error:
             self._unlink()
             # It stands for an errno: no descriptors left, for one.
             raise OSError(error.errno, f"{path}: {error.strerror}") from error
-        self._on_message = on_message
-        self._on_garbage = on_garbage
-        self._on_disconnect = on_disconnect
-        self._on_connect = on_connect
-        self._flood = FloodGauge()
-        self._loop = asyncio.get_running_loop()
-        # Descriptors of all that are connected; which of them is the worker isn't told.
-        self._peers: set[int] = set()
         try:
             self._loop.add_reader(self._socket.FD, self._read)
             self._loop.add_reader(self._monitor.FD, self._watch)
         except OSError:
             self._close_sockets()
             raise
-        self._connected = False
         self._open = True
         self._reading = True
         # The first edge comes only after the first look.
         self._loop.call_soon(self._read)
         self._loop.call_soon(self._watch)
+
+    def _bound(self) -> zmq.Socket[bytes]:
+        """Bind the socket, and return the one that tells of its connections."""
+        try:
+            # First the monitor: a worker that is handed over tries to connect all the time.
+            monitor = self._socket.get_monitor_socket(
+                zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+            )
+            try:
+                self._socket.bind(self.address)
+            except zmq.ZMQError:
+                self._socket.disable_monitor()
+                monitor.close(linger=0)
+                raise
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
+        return monitor
 
     @property
     def connected(self) -> bool:
@@ -189,18 +202,18 @@ class Link:
             self._give_up(error)
             return False
         try:
-            self._on_message(message)
+            self._owner.link_said(message)
         except Exception as error:
-            # Nothing wakes whoever leaves messages unread.
+            # The other messages have to be read now: no edge follows for them.
             self._loop.call_exception_handler(
                 {"message": "A worker's message failed", "exception": error}
             )
         return True
 
     def _give_up(self, error: ProtocolError) -> None:
-        # What follows can't be trusted either.
+        # Later frames can't be trusted either.
         self._reading = False
-        self._on_garbage(error)
+        self._owner.link_broke(error)
 
     def _watch(self) -> None:
         for _ in range(_MESSAGES_PER_TURN):
@@ -215,11 +228,10 @@ class Link:
                     self._peers.add(told["value"])
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
                     if self._connected:
-                        # It connects anew: its first connection is broken.
+                        # The worker connects anew: its first connection is broken.
                         self._disconnected()
                     self._connected = True
-                    if self._on_connect is not None:
-                        self._on_connect()
+                    self._owner.link_connected()
                 case zmq.Event.DISCONNECTED:
                     self._peers.discard(told["value"])
                     if self._connected and not self._peers:
@@ -231,4 +243,4 @@ class Link:
         # At most a high-water mark of frames is left.
         while self._read_one():
             pass
-        self._on_disconnect()
+        self._owner.link_disconnected()

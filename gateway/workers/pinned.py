@@ -1,5 +1,5 @@
-"""An HTTPS client for one server that is known by the fingerprint of its certificate, not by its
-name.
+"""An HTTPS client for one server, which proves itself by the fingerprint of its certificate, not by
+its name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Body = TypeVar("Body", bound=Struct)
 _LOOKUP_S: Final = 5.0
 _CONNECT_S: Final = 3.0
 _PORT: Final = 443
-# A LaunchAgent, and whatever it starts, may reach the local network only once somebody has allowed
-# that at the screen. Until then it gets EHOSTUNREACH, and with nobody at the screen no question is
-# asked. Daemons, root, and what a terminal or SSH has started are free (Apple's TN3179).
+# A LaunchAgent, with all that it starts, may reach the local network only once a user has allowed
+# that at the screen. Until then it gets EHOSTUNREACH, and without a user at the screen no question
+# is asked. Daemons, root, and programs started by a terminal or SSH are free (Apple's TN3179).
 _ADVICE: Final = (
     ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow Python "
     "at the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
@@ -40,7 +40,7 @@ FOREIGN: Final = "foreign"
 
 
 class RefusedError(OSError):
-    """The server's own no, by its code and in its words."""
+    """The server's refusal, with its code and its message."""
 
     def __init__(self, code: str, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
@@ -58,8 +58,8 @@ class _Envelope(Struct):
 
 
 class PinnedClient:
-    """Sends nothing, least of all the key, before the server has shown the certificate. Every
-    method raises OSError if there is no answer within its deadline, with what is wrong.
+    """Sends nothing, least of all the key, before the server has shown the certificate. Each method
+    raises OSError, with the reason, if there is no answer within its deadline.
     """
 
     def __init__(self, url: str, key_file: str, pinned: str) -> None:
@@ -83,11 +83,11 @@ class PinnedClient:
         return self._read(await self._send("POST", path, body, deadline_s), kind)
 
     async def order(self, method: str, path: str, deadline_s: float) -> None:
-        """One that is answered by nothing but its being done."""
+        """Send a request whose answer has no body."""
         await self._send(method, path, None, deadline_s)
 
     async def address(self) -> str:
-        """The IP address that the name leads to now."""
+        """The present IP address of the name."""
         return await self._lane.run(self._resolve, _LOOKUP_S, f"the name {self._host}")
 
     async def close(self) -> None:
@@ -122,7 +122,7 @@ class PinnedClient:
         return answer
 
     def _doubt(self) -> None:
-        """Look anew where the server is, and which certificate it has; others may be answered."""
+        """Connect anew for the next request, unless other requests may still be answered."""
         if self._asking == 1 and self._http is not None:
             self._tasks.start(self._http.aclose(), "close")
             self._http = None
@@ -142,7 +142,7 @@ class PinnedClient:
             return self._http
 
     async def _trust(self, address: str) -> ssl.SSLContext:
-        """What takes the certificate of this fingerprint and no other."""
+        """A context that trusts the certificate with this fingerprint and no other."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, writer = await asyncio.open_connection(
@@ -200,5 +200,5 @@ class PinnedClient:
 
 
 def advice(error: OSError, system: str = sys.platform) -> str:
-    """What to say behind a failure to connect; empty: it is what it says."""
+    """Advice to add to a failure to connect; empty: the failure says it all."""
     return _ADVICE if system == "darwin" and error.errno == errno.EHOSTUNREACH else ""

@@ -37,9 +37,9 @@ _SET: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # memory of its own, and weights come through buffers of glibc's: new from the system each time they
 # took a third longer to read.
 _GIVEN_BACK: Final = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-# What a program finds its own things by, and MLX, CUDA, tokenizers and Python take. Everything else
-# stays here: a worker runs what models' files have it run, and among the rest are the admin key,
-# headers of collectors, and whatever a shell was given.
+# Variables that programs find their files by, and those of MLX, CUDA, tokenizers and Python. No
+# others are passed to workers, since models' files decide on what these run: among the others are
+# the admin key, headers of collectors, and perhaps secrets of a shell.
 _PASSED: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|TERM|TZ|TZDIR|LANG|LANGUAGE|VIRTUAL_ENV"
     r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|(?i:(https?|all|no)_proxy)|__CF_USER_TEXT_ENCODING"
@@ -66,8 +66,8 @@ logger = logging.getLogger(__name__)
 
 
 class ExitStatus(Struct, frozen=True):
-    """How a process ended: by itself with a code, or by a signal. Neither: nobody here knows, as
-    an earlier gateway has started it.
+    """How a process ended: by itself with a code, or by a signal. Neither: it isn't known, as an
+    earlier gateway has started the process.
     """
 
     code: int | None
@@ -82,10 +82,10 @@ class ExitStatus(Struct, frozen=True):
 class ProcessOrder(Struct, frozen=True, kw_only=True):
     """A worker's process that is to be started: the worker's program with these arguments.
 
-    Whoever starts it adds what only that machine can know: the interpreter unless `python` names
-    one there, `--parent` with its own pid, and the environment that every worker has, in which
-    `environment` comes last. `secret` is what the process reads on standard input: other processes
-    can read environments and arguments. `name` says to people what it is for.
+    The machine that starts it adds the interpreter, unless `python` names one there, `--parent`
+    with the starter's pid, and the variables that all workers get, before `environment`. The
+    process reads `secret` on standard input, as other processes can read environments and
+    arguments. `name` is its model or purpose, for people.
     """
 
     name: str
@@ -97,7 +97,7 @@ class ProcessOrder(Struct, frozen=True, kw_only=True):
 
 
 class WorkerProcess:
-    """A running worker. A thread waits for its end, so there is always somebody who reaps it.
+    """A running worker. A thread waits for its end, so it is always reaped.
 
     The reaper and the log reader are threads because that works the same on every system, and
     keeps pipes and disks away from the event loop.
@@ -120,8 +120,8 @@ class WorkerProcess:
         self._records = records
         self._on_exit = on_exit
         self._output: OutputPipe | None = None
-        # Before the process, so that there never is one that nobody reads or reaps; None: there
-        # is none.
+        # The threads come before the process, so that it is always read and reaped; None: there is
+        # no process.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         try:
             self._log_thread = start_thread(lambda: self._read(begun), f"log-{order.incarnation}")
@@ -156,8 +156,8 @@ class WorkerProcess:
         return self._output.descriptor
 
     def leave(self) -> bytes:
-        """Another gateway has it: what was read of a line that has not ended. It is still reaped
-        here.
+        """Another gateway has it. Returns the part of an unfinished line that was read. The process
+        is still reaped here.
         """
         self._on_exit = _nobody_asks
         if self._output is None:
@@ -190,13 +190,13 @@ class WorkerProcess:
 
 
 def copy_lines(output: OutputPipe, log: Callable[[], ProcessLog], pid: int) -> None:
-    """Blocks until the process has ended, or its output is somebody else's."""
+    """Blocks until the process has ended, or another gateway reads its output."""
     failed = False
     for line in output.lines():
         try:
             log().add(line)
         except Exception:
-            # Whoever stops reading stops the worker as soon as the pipe is full.
+            # Reading goes on, as a full pipe would stop the worker.
             if not failed:
                 logger.exception("Lines of worker %d are lost", pid)
             failed = True
@@ -242,8 +242,8 @@ _WAIT_S: Final = 60.0
 
 
 class AdoptedProcess:
-    """Its end is told by the kernel; with which status, only its parent ever learns. Whoever is its
-    parent now reaps it: the gateway before this one as long as that is there, and init after it.
+    """A worker that an earlier gateway has started. The kernel tells its end, but its status only
+    to its parent, which reaps it: the earlier gateway, or init after that has ended.
     """
 
     def __init__(
@@ -254,8 +254,8 @@ class AdoptedProcess:
         records: WorkerRecords,
         on_exit: Callable[[ExitStatus], None],
     ) -> None:
-        """`output` is what it prints to; it is read once `read_output` says so. `on_exit` is called
-        from a thread.
+        """It prints to `output`, which is read from `read_output` on. `on_exit` is called from a
+        thread.
 
         Raises:
             ProcessGoneError: it has ended.
@@ -270,7 +270,7 @@ class AdoptedProcess:
         self._on_exit = on_exit
         self._left = False
         self._exit = ProcessExit(identity.pid)
-        # In this order: what is watched is then known to be this very process.
+        # In this order, so that the watched process is known to be this one.
         if not self._exit.watched or not alive(identity):
             self._exit.close()
             raise ProcessGoneError(f"process {identity.pid} has ended")
@@ -290,7 +290,7 @@ class AdoptedProcess:
         send(self.identity, number)
 
     def read_output(self, begun: bytes) -> None:
-        """From now on, nobody else does; `begun` is what was read of a line already."""
+        """Read its output from now on; `begun` is the part of a line that was read already."""
         if self._output is None:
             self._output = OutputPipe(self._descriptor, begun)
             output = self._output
@@ -299,7 +299,7 @@ class AdoptedProcess:
             )
 
     def leave(self) -> bytes:
-        """Another gateway has it: what was read of a line that has not ended."""
+        """Another gateway has it. Returns the part of an unfinished line that was read."""
         self._left = True
         if self._output is None or self._log_thread is None:
             return b""

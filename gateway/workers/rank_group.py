@@ -1,18 +1,18 @@
-"""What becomes of the ranks of one incarnation, and which rank has failed first. No I/O; the caller
-brings what happens.
+"""When the ranks of one incarnation end, and which rank has failed first. No I/O; the caller brings
+the events.
 
-All ranks are one compartment, whatever host each of them is on:
+All ranks are one compartment, whichever host each of them is on:
 
-1. A rank that ends although nobody has asked for it takes all others along at once.
+1. When a rank ends without an order, all others are ended at once.
 2. A follower that ends by itself, without a fault, was told so by rank 0, which is about to end or
    to say why. If rank 0 does neither within `LEADER_FOLLOWS_S`, the follower has failed after all.
 3. Once the ranks are being ended no other is started; one that was on its way is ended too.
-4. The group is over when rank 0 has ended, all others that were started have, and none comes any
-   more.
+4. The group is over when rank 0 and all others that were started have ended, and none is started
+   any more.
 
 When one rank fails, the others end by themselves or by the signals that follow, and the news come
-in any order: a host elsewhere tells of the first failure later than rank 0 ends of it. So the first
-failure is judged by how each rank has ended, and by which rank was missed by rank 0.
+in any order: a host elsewhere may report the first failure after rank 0 has ended of it. So the
+first failure is judged by how each rank has ended, and by which rank rank 0 has missed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from msgspec import Struct
 from gateway.workers.host import THIS_MACHINE, RankEnd
 from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
-from protocol.ranks import LEFT_ALONE
+from protocol.process import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)
 _UNHEARD: Final = "rank 0 heard nothing of it any more"
-# What a step ends processes by, or leaves them to end by.
+# The signals that a process may end by after a step.
 _SIGNALS: Final[Mapping[LadderStep | None, tuple[str, ...]]] = {
     LadderStep.TERMINATE: ("SIGTERM",),
     LadderStep.KILL: ("SIGTERM", "SIGKILL"),
@@ -38,25 +38,25 @@ _SIGNALS: Final[Mapping[LadderStep | None, tuple[str, ...]]] = {
 
 
 class Loss(Struct, frozen=True):
-    """`reason` names the rank, its host, and how it ended; `status` is that of the whole."""
+    """`reason` names the rank, its host, and how it ended; `status` stands for all ranks."""
 
     reason: str
     status: ExitStatus
 
 
 class _Guilt(IntEnum):
-    """How surely an end began the others', the surest first."""
+    """How surely the end of a rank caused those of the others, the surest first."""
 
-    # No loss of another rank does that to a process.
+    # The loss of another rank can't end a process so.
     FOREIGN = 0
     MISSED = 1
-    # Such an end may follow from the loss of another one, but the first may not.
+    # The loss of another rank may end a process so, but the first failure is among such ends.
     FAULT = 2
     NONE = 3
 
 
 class _Ended(Struct, frozen=True):
-    """`step` is the last one that was taken on it before."""
+    """A rank that has ended, after `step` was taken on it."""
 
     rank: int
     host: str
@@ -74,9 +74,7 @@ class _Ended(Struct, frozen=True):
 
 
 class RankFailure:
-    """Is told what happens to the ranks of one model until all have ended, as long as nobody has
-    ordered that.
-    """
+    """Finds the first failure among the ranks of one model that end without an order."""
 
     def __init__(self) -> None:
         self._missed: tuple[int, str] | None = None
@@ -89,17 +87,17 @@ class RankFailure:
             self._missed = (rank, host)
 
     def ended(self, rank: int, host: str, end: RankEnd, step: LadderStep | None) -> None:
-        """One has ended, after this step."""
+        """A rank has ended, after this step."""
         if self._in_order:
             return
         self._ended.append(_Ended(rank, host, end, step))
-        # By itself, when nothing was to do any more: however the others end, they began nothing.
+        # Rank 0 ended when its work was done: the ends of the others are no failures.
         well = end.status is not None and end.status.code == 0
         self._in_order = well and rank == 0 and step is None
 
     @property
     def loss(self) -> Loss | None:
-        """By what is known so far; None: none was lost."""
+        """The first failure, as far as it is known; None: no rank was lost."""
         first = min(self._ended, key=self._guilt, default=None)
         if first is not None and self._guilt(first) is not _Guilt.NONE:
             how = first.end.reason if first.faulty or first.step is None else _UNHEARD
@@ -120,7 +118,7 @@ class RankFailure:
         return _Guilt.FAULT if ended.faulty else _Guilt.NONE
 
     def _loss(self, rank: int, host: str, how: str, status: ExitStatus | None) -> Loss:
-        # Code 0 would say that all is well.
+        # Code 0 would say that no rank was lost.
         statuses = (status, *(each.end.status for each in self._ended if each.rank == 0))
         telling = (each for each in statuses if each is not None and each.code != 0)
         return Loss(f"rank {rank} on {host} was lost ({how})", next(telling, _UNKNOWN))
@@ -131,16 +129,16 @@ def _left_alone(ended: _Ended) -> bool:
     return status is not None and status.code == LEFT_ALONE and ended.step is None
 
 
-# As long as the largest worker has to give everything back.
+# The time in which the largest worker gives all its memory back.
 LEADER_FOLLOWS_S: Final = 60.0
 
 
 class RankGroup:
-    """Rank 0 is there from the beginning, the others follow."""
+    """The fate of all ranks. Rank 0 is there from the beginning; followers are started."""
 
     def __init__(self) -> None:
         self._rank_failure = RankFailure()
-        # One has ended although nobody had asked for it.
+        # A rank has ended without an order.
         self._failed = False
         self._leader_ended = False
         self._running: set[int] = set()
@@ -152,7 +150,7 @@ class RankGroup:
 
     @property
     def loss(self) -> Loss | None:
-        """Which of them has taken the others along, if one has, by what is known so far."""
+        """The failure that has ended all ranks, as far as it is known; None: none has."""
         return self._rank_failure.loss if self._failed else None
 
     @property
@@ -161,7 +159,7 @@ class RankGroup:
 
     @property
     def followers_gone(self) -> bool:
-        """None of them is left, and none comes any more."""
+        """No follower is left, and none is started any more."""
         return not self._still_comes and not self._running
 
     @property
@@ -169,8 +167,8 @@ class RankGroup:
         return self._leader_ended and self.followers_gone
 
     def started(self, rank: int) -> LadderStep | None:
-        """A follower is there, or may be: how it is to be ended at once, if the others were told
-        while it was on its way.
+        """A follower was started, or may have been. Returns the step to end it by at once, if the
+        others are being ended already.
         """
         self._running.add(rank)
         if self.may_start:
@@ -178,21 +176,21 @@ class RankGroup:
         return LadderStep.KILL if self._step is LadderStep.KILL else LadderStep.TERMINATE
 
     def none_more(self) -> None:
-        """No other follower comes."""
+        """No other follower is started."""
         self._still_comes = False
 
     def end(self) -> None:
-        """Somebody is about to end all of them."""
+        """All ranks are about to be ended."""
         self._ending = True
 
     def take(self, step: LadderStep) -> None:
-        """All that are there are told this."""
+        """This step is taken on all ranks."""
         self._ending = True
         self._step = step
 
     def follower_ended(self, rank: int, host: str, end: RankEnd) -> float | None:
-        """In how many seconds all others are to be ended, if `must_end` says so then; None: nothing
-        follows, as of one that is told twice.
+        """Returns the seconds after which all others are to be ended, if `must_end` says so then;
+        None: nothing follows, as of a rank whose end was told before.
         """
         if rank not in self._running:
             return None
@@ -224,7 +222,7 @@ class RankGroup:
         self._rank_failure.missed(rank, host)
 
     def must_end(self) -> bool:
-        """Whether nobody has seen to it meanwhile."""
+        """Whether all others must be ended now, as they aren't being ended yet."""
         if self._ending or self.over:
             return False
         if self._left is not None and not self._failed:
@@ -234,10 +232,10 @@ class RankGroup:
 
     @property
     def _asked(self) -> bool:
-        """Whether they are being ended for another reason than the end of one."""
+        """The ranks are being ended by an order, not as one has failed."""
         return self._ending and not self._failed
 
     @property
     def _sign(self) -> LadderStep | None:
-        """What processes may end by, if they haven't ended by themselves."""
+        """The last step that may have ended a process."""
         return self._step if self._step in (LadderStep.TERMINATE, LadderStep.KILL) else None

@@ -1,12 +1,12 @@
-"""The memory of a model's ranks: what other hosts keep for each rank there, when those hosts are
-asked for more, and how bytes of one rank become bytes of all that are on this machine.
+"""The memory of a model's ranks: the bytes that other hosts keep for ranks there, when those hosts
+are asked for more, and how bytes of one rank become bytes of all ranks on this machine.
 
-No I/O; the caller brings the time, in seconds. At the start each host keeps what was estimated. A
-process may take more than the estimate, which leaves less to its sequences: so the need of the next
-sequence is followed, with some room ahead.
+No I/O; the caller brings the time, in seconds. At the start each host keeps the estimated bytes. A
+process may take more than the estimate, which leaves less to its sequences: so other hosts are
+asked for what the next sequence needs, and for some more.
 
-Rank 0 speaks of itself alone. Ranks have parts of like size, of which rank 0's is the largest. So
-bytes that rank 0 says are multiplied, and bytes that it is told are divided.
+Rank 0 knows its own bytes alone. Ranks have parts of like size, of which rank 0's is the largest.
+So bytes in messages of rank 0 are multiplied, and bytes in messages to it are divided.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from protocol.life import (
 )
 from protocol.message import Message
 
-# More is asked for before it is missing: a sequence that has no room begins anew.
+# More is asked for in advance, as a sequence without room begins anew.
 _MARGIN_BYTES: Final = 64_000_000
 _AHEAD_BYTES: Final = 256_000_000
-# Other ranks there may end. A worker whose sequences wait for longer is no use to them.
+# Other ranks there may end meanwhile. A worker whose sequences wait for longer is ended.
 PATIENCE_S: Final = 60.0
 
 
 class Promise:
-    """In bytes of one rank. None may hold more than the host that keeps least keeps for one."""
+    """The bytes that hosts keep for one rank each. No rank may hold more than the least of them."""
 
     def __init__(self) -> None:
         self._kept_bytes: dict[int, int] = {}
@@ -48,23 +48,23 @@ class Promise:
         self._waits_since: float | None = None
 
     def keeps(self, rank: int, host: str, kept_bytes: int) -> None:
-        """So much is kept for this rank on its host."""
+        """The host of this rank keeps so many bytes for it."""
         self._kept_bytes[rank] = kept_bytes
         self._hosts[rank] = host
 
     @property
     def most_bytes(self) -> int | None:
-        """What each rank may hold; None: there is no bound."""
+        """The bytes that each rank may hold; None: there is no bound."""
         return min(self._kept_bytes.values(), default=None)
 
     @property
     def bound_bytes(self) -> int | None:
-        """What each rank can get at best; None: more than that may be had for the asking."""
+        """The most bytes that each rank can get; None: hosts were not asked for more yet."""
         most_bytes = self.most_bytes
         return None if most_bytes is None or self._asked_bytes <= most_bytes else most_bytes
 
     def need(self, least_bytes: int, now: float, *, waits: bool) -> None:
-        """With so much the next sequence could go on. `waits`: nothing runs meanwhile."""
+        """The next sequence could go on with so many bytes. `waits`: no sequence runs meanwhile."""
         self._least_bytes = least_bytes
         if not (waits and self._is_short):
             self._waits_since = None
@@ -73,7 +73,7 @@ class Promise:
 
     @property
     def wish_bytes(self) -> int | None:
-        """What each host is to keep from now on; None: what it keeps will do."""
+        """The bytes that each host is asked to keep; None: it keeps enough."""
         most_bytes = self.most_bytes
         if most_bytes is None or not self._least_bytes:
             return None
@@ -82,23 +82,23 @@ class Promise:
         return self._least_bytes + _AHEAD_BYTES
 
     def asked(self, wish_bytes: int) -> None:
-        """All have answered."""
+        """All hosts have answered."""
         self._asked_bytes = wish_bytes
         if not self._is_short:
             self._waits_since = None
 
     def forget(self) -> None:
-        """Nobody needs more: the next one that does asks anew."""
+        """No sequence needs more: the next one that does asks anew."""
         self._asked_bytes = 0
 
     def given_up(self, now: float) -> str | None:
-        """Why its worker is to end, if sequences have waited in vain for too long."""
+        """Why the worker is to end: sequences have waited in vain for too long. None: it isn't."""
         if self._waits_since is None or now - self._waits_since < PATIENCE_S:
             return None
         return f"its requests waited for memory for {PATIENCE_S:g} s: {self._shortage}"
 
     def remark(self, requests: int) -> str | None:
-        """That so many requests wait for these hosts; None: not for them."""
+        """That so many requests wait for memory of these hosts; None: they don't."""
         if not requests or not self._is_short:
             return None
         who = "1 request waits" if requests == 1 else f"{requests} requests wait"
@@ -117,7 +117,7 @@ class Promise:
         )
 
 
-# The fields that are of one rank in what rank 0 says and is told, and of all of them elsewhere.
+# The fields that are of one rank in messages of rank 0 and to it, and of all ranks elsewhere.
 SCALED: Final[dict[type[Message], tuple[str, ...]]] = {
     Heartbeat: ("memory", "prompt_cache_bytes"),
     Limit: ("limit_bytes", "beside_bytes", "bound"),
@@ -135,18 +135,18 @@ _M = TypeVar("_M", bound=Message)
 
 
 def of_all(message: _M, ranks: int) -> _M:
-    """What rank 0 said, as of so many ranks."""
+    """A message of rank 0, as of so many ranks."""
     return _scaled(message, lambda bytes_: bytes_ * ranks) if ranks > 1 else message
 
 
 def of_each(message: _M, ranks: int) -> _M:
-    """What all are to be told, as of one."""
+    """A message to all ranks, as to one."""
     return _scaled(message, lambda bytes_: bytes_ // ranks) if ranks > 1 else message
 
 
 def within(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
-    """With no more for each rank than other hosts keep for one of theirs, and `bound_bytes` at
-    best.
+    """The message with a limit of at most `most_bytes`, which other hosts keep for a rank, and a
+    bound of at most `bound_bytes`.
     """
     if most_bytes is None or not isinstance(message, Limit | Load):
         return message

@@ -1,5 +1,5 @@
-"""Other machines as hosts of ranks: the link to the agent of each, the ranks there, and what was
-last heard of each machine of the configuration.
+"""Other machines as hosts of ranks: the link to the agent of each, and the last reading of each
+machine of the configuration.
 """
 
 from __future__ import annotations
@@ -14,23 +14,19 @@ from typing import Final
 from gateway.config.model_settings import LOCAL, HostSettings, RankPlace
 from gateway.memory.execution import NoRoomError
 from gateway.system.clock import until_set
-from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.system.notation import format_size
 from gateway.system.tasks import Tasks
 from gateway.workers.agent_bodies import (
     API,
-    FootprintBody,
     HostBody,
-    MemoryWish,
     Opened,
     Opening,
     OrderBody,
     Ports,
     PortsBody,
-    Promised,
     Started,
 )
-from gateway.workers.host import HostFigures, RankEnd, RankOrder, versions
+from gateway.workers.host import HostFigures, RankOrder, versions
 from gateway.workers.leased import LeasedRank, Leasehold
 from gateway.workers.pinned import FOREIGN, PinnedClient, RefusedError
 from gateway.workers.worker_log import WorkerLog
@@ -38,20 +34,17 @@ from gateway.workers.worker_log import WorkerLog
 _ANSWER_S: Final = 5.0
 # A process is started while it waits.
 _START_S: Final = 15.0
-# Longer than the agent itself waits for a reading.
-_READING_S: Final = 8.0
-_SIGNAL_S: Final = 3.0
 
 
 class _LeaseEndedError(OSError):
-    """The agent has ended it, or is another one than before."""
+    """The agent has ended the lease, or is a new agent."""
 
 
 class AgentLink:
-    """Opens a lease with the first rank, and lets go of it some time after the last one."""
+    """The link to an agent: it opens a lease with the first rank, and ends it after the last."""
 
     def __init__(self, name: str, url: str, key_file: str, fingerprint: str, own_name: str) -> None:
-        """`own_name` says to the people there whose ranks they are. Raises: ValueError."""
+        """`own_name` is this gateway's, for people there. Raises: ValueError."""
         self.name = name
         self.url = url
         self._client = PinnedClient(url, key_file, fingerprint)
@@ -65,7 +58,7 @@ class AgentLink:
         return await self._client.get("/v1/host", HostBody, _ANSWER_S)
 
     def disagreement(self, host: HostBody) -> str | None:
-        """What keeps ranks there from working with those here, as a sentence."""
+        """A sentence: why ranks there can't work with those here. None: they can."""
         if host.api != API:
             return (
                 f"{self.name} has Bulkhead {host.version}, whose agent speaks version {host.api} "
@@ -81,7 +74,7 @@ class AgentLink:
         return f"{self.name} has other versions ({'; '.join(differing)}): install the same on both."
 
     async def address(self) -> str:
-        """The one that its name leads to. Raises: OSError."""
+        """The IP address of its name. Raises: OSError."""
         return await self._client.address()
 
     async def free_ports(self, count: int) -> tuple[int, ...]:
@@ -90,8 +83,8 @@ class AgentLink:
         return body.ports
 
     async def start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
-        """A rank of which no answer came counts as one that runs, and is ended; its end comes once
-        it can't be there any more.
+        """Start a rank. Without an answer it counts as one that runs, and is ended; it counts as
+        ended once it can't be there any more.
 
         Raises:
             NoRoomError; OSError: there is no process.
@@ -104,7 +97,7 @@ class AgentLink:
         try:
             return await self._start(order, log)
         except _LeaseEndedError:
-            # This side hadn't heard of it yet.
+            # The news of that had not come yet.
             return await self._start(order, log)
 
     async def _start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
@@ -142,44 +135,10 @@ class AgentLink:
 
     def _disown(self, held: Leasehold, rank: LeasedRank, error: BaseException) -> None:
         why = str(error) or "nobody waited for it"
-        held.unanswered(rank, f"{self.name} didn't say whether it was started: {why}")
-
-    async def footprint(self, rank: LeasedRank) -> Footprint:
-        """Raises: FootprintError, OSError."""
-        try:
-            body = await self._client.get(
-                f"/v1/ranks/{rank.id}/footprint", FootprintBody, _READING_S
-            )
-        except RefusedError as error:
-            raise FootprintError(f"rank {rank.pid} on {self.name}: {error}") from error
-        if self._leasehold is not None:
-            self._leasehold.measured(rank, body.footprint.current_bytes)
-        return body.footprint
-
-    async def raise_promise(self, rank: LeasedRank, wanted_bytes: int) -> int:
-        """What it may hold from now on, in bytes. Raises: OSError."""
-        path = f"/v1/ranks/{rank.id}/promise"
-        promised = await self._client.post(path, MemoryWish(wanted_bytes), Promised, _ANSWER_S)
-        if self._leasehold is not None:
-            self._leasehold.measured(rank, promised.promised_bytes)
-        return promised.promised_bytes
-
-    async def signal(self, rank: LeasedRank, signal: str) -> None:
-        """dump, end or kill. Raises: OSError."""
-        try:
-            await self._client.order("POST", f"/v1/ranks/{rank.id}/{signal}", _SIGNAL_S)
-        except RefusedError as error:
-            # It has ended, which is on its way here.
-            if error.code != "not_found":
-                raise
-        except OSError:
-            if signal != "dump" and self._leasehold is not None:
-                # As soon as the link is back, if its lease lasts so long.
-                self._leasehold.disown(rank)
-            raise
+        held.tenants.unanswered(rank.id, f"{self.name} didn't say whether it was started: {why}")
 
     async def close(self) -> None:
-        """Whatever is left there ends."""
+        """Ranks that are left there end."""
         held, self._leasehold = self._leasehold, None
         if held is not None:
             await held.close()
@@ -199,41 +158,11 @@ class AgentLink:
             return self._leasehold
 
 
-class RemoteRank:
-    """A rank that an agent has started."""
-
-    def __init__(self, link: AgentLink, rank: LeasedRank) -> None:
-        self._link = link
-        self._rank = rank
-
-    @property
-    def pid(self) -> int:
-        return self._rank.pid
-
-    async def footprint(self) -> Footprint:
-        return await self._link.footprint(self._rank)
-
-    async def keep(self, wanted_bytes: int) -> int:
-        return await self._link.raise_promise(self._rank, wanted_bytes)
-
-    async def dump(self) -> None:
-        await self._link.signal(self._rank, "dump")
-
-    async def end(self) -> None:
-        await self._link.signal(self._rank, "end")
-
-    async def kill(self) -> None:
-        await self._link.signal(self._rank, "kill")
-
-    async def ended(self) -> RankEnd:
-        return await asyncio.shield(self._rank.end)
-
-
 class RemoteHost:
-    """`figures` are the agent's own: it admits memory there, whoever asks."""
+    """Another machine. Its `figures` are those of its agent's account."""
 
     def __init__(self, link: AgentLink, log: WorkerLog) -> None:
-        """What ranks print there goes to `log` as well."""
+        """Lines that ranks print there go to `log`, too."""
         self._link = link
         self._log = log
 
@@ -253,8 +182,8 @@ class RemoteHost:
     async def free_ports(self, count: int) -> tuple[int, ...]:
         return await self._link.free_ports(count)
 
-    async def start(self, order: RankOrder) -> RemoteRank:
-        return RemoteRank(self._link, await self._link.start(order, self._log))
+    async def start(self, order: RankOrder) -> LeasedRank:
+        return await self._link.start(order, self._log)
 
 
 logger = logging.getLogger(__name__)
@@ -263,8 +192,8 @@ _EVERY_S: Final = 10.0
 
 
 class RemoteReading:
-    """One of them: `told` is its own word, `trouble` why there is none now, or what keeps ranks
-    there from working with those here.
+    """The last reading of one machine: `told` is the agent's answer. `trouble` is why there is
+    none, or why ranks there can't work with those here.
     """
 
     def __init__(self, link: AgentLink) -> None:
@@ -284,7 +213,7 @@ class RemoteReading:
 
 
 class Hosts:
-    """By their names."""
+    """The machines of the configuration, by their names."""
 
     def __init__(self, configured: Mapping[str, HostSettings]) -> None:
         own_name = socket.gethostname() or "a gateway"
@@ -303,10 +232,10 @@ class Hosts:
         return self.readings[name].link
 
     async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
-        """Whether the other hosts of these ranks have so much for each, by their own figures.
+        """Check that the other hosts of these ranks have so many bytes for each, by their figures.
 
         Raises:
-            NoRoomError: one of them has not.
+            NoRoomError: one of them hasn't.
             OSError: one can't be asked, or has other versions.
         """
         wanted = Counter(each.host for each in places if each.host != LOCAL)

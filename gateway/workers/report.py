@@ -1,5 +1,5 @@
-"""What is known of one worker: its own word on its model, steps and prompts, and its memory, by
-readings from outside and by its own word.
+"""The state of one worker: its memory, by readings and by its messages, and its model, steps and
+prompts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.system.memory_reading import Footprint
+from gateway.system.processes import ProcessIdentity
 from protocol.answers import Embedded, Output
 from protocol.life import Ability, Heartbeat, MlxMemory, Need, Ready
 from protocol.messages import WorkerMessage
@@ -22,90 +23,65 @@ _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
 
 
-class MemoryState(Struct, frozen=True):
-    """What another gateway goes on from."""
+class MemoryState(Struct):
+    """A worker's memory, for another gateway to go on from. `granted_bytes` is the limit that it
+    was told.
 
-    footprint: Footprint | None
-    peak_footprint_bytes: int
-    granted_bytes: int | None
-    weight_bytes: int | None
-    mlx: MlxMemory | None
-    prompt_cache_bytes: int | None
-    idle_bytes: int | None
-    baseline_bytes: int
-    beside: tuple[int, ...]
-    told_beside_bytes: int
+    From its load on: `weight_bytes` is what the weights take, `mlx` MLX's own account,
+    `prompt_cache_bytes` what kept prompts take, and `idle_bytes` what the worker held right after
+    the load. Beside MLX's account it held `baseline_bytes` before the load, `beside` by the last
+    readings, and was told `told_beside_bytes`.
+    """
+
+    footprint: Footprint | None = None
+    peak_footprint_bytes: int = 0
+    granted_bytes: int | None = None
+    weight_bytes: int | None = None
+    mlx: MlxMemory | None = None
+    prompt_cache_bytes: int | None = None
+    idle_bytes: int | None = None
+    baseline_bytes: int = 0
+    beside: tuple[int, ...] = ()
+    told_beside_bytes: int = 0
 
 
-class WorkerMemory:
-    """`granted_bytes` is what it was told that it may hold."""
+class WorkerMemory(MemoryState):
+    """The memory of one worker. `kept_bytes` is the limit that it last said it keeps to, and
+    `read_at_bytes` the one that it kept to when its footprint was read. `mlx_is_old`: it has given
+    something back since it told MLX's account.
+    """
 
-    def __init__(self) -> None:
-        self.footprint: Footprint | None = None
-        self.peak_footprint_bytes = 0
-        self.granted_bytes: int | None = None
-        # What it keeps to by its last word, and what it kept to when its footprint was read.
-        self.kept_bytes = 0
-        self.read_at_bytes = 0
-        # What its model takes of it, MLX's own account, and prompts that are kept: once it is
-        # loaded.
-        self.weight_bytes: int | None = None
-        self._mlx: MlxMemory | None = None
-        # It has given something back since.
-        self._mlx_is_old = False
-        self.prompt_cache_bytes: int | None = None
-        # Right after its load.
-        self.idle_bytes: int | None = None
-        # What it holds beside MLX's account: before its load, by the last readings, and as told.
-        self.baseline_bytes = 0
-        self._beside: deque[int] = deque(maxlen=_READINGS)
-        self._told_beside_bytes = 0
+    kept_bytes: int = 0
+    read_at_bytes: int = 0
+    mlx_is_old: bool = False
 
     @property
     def state(self) -> MemoryState:
-        return MemoryState(
-            footprint=self.footprint,
-            peak_footprint_bytes=self.peak_footprint_bytes,
-            granted_bytes=self.granted_bytes,
-            weight_bytes=self.weight_bytes,
-            mlx=self._mlx,
-            prompt_cache_bytes=self.prompt_cache_bytes,
-            idle_bytes=self.idle_bytes,
-            baseline_bytes=self.baseline_bytes,
-            beside=tuple(self._beside),
-            told_beside_bytes=self._told_beside_bytes,
-        )
+        state = MemoryState()
+        _copy(self, state)
+        return state
 
     def restore(self, state: MemoryState) -> None:
         """Go on from what an earlier gateway knew."""
-        self.footprint = state.footprint
-        self.peak_footprint_bytes = state.peak_footprint_bytes
-        self.granted_bytes = state.granted_bytes
-        self.weight_bytes = state.weight_bytes
-        self._mlx = state.mlx
-        self.prompt_cache_bytes = state.prompt_cache_bytes
-        self.idle_bytes = state.idle_bytes
-        self.baseline_bytes = state.baseline_bytes
-        self._beside.extend(state.beside)
-        self._told_beside_bytes = state.told_beside_bytes
+        _copy(state, self)
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
-        """A reading from before the load says nothing any more."""
+        """The model is loaded: a reading from before the load says nothing any more."""
         self.footprint = None
         self.weight_bytes = weight_bytes
-        self._mlx = mlx
+        self.mlx = mlx
 
     def heard(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
-        """Of its heart."""
-        self._mlx = mlx
-        self._mlx_is_old = False
+        """A heartbeat has come."""
+        self.mlx = mlx
+        self.mlx_is_old = False
         if self.weight_bytes is not None:
             self.prompt_cache_bytes = max(0, prompt_cache_bytes)
 
     def keeps_to(self, limit_bytes: int) -> bool:
-        """By its own word. Whether it has given something back for that."""
+        """The worker says so; returns whether it has given something back for that."""
         gave = limit_bytes < self.kept_bytes
-        self._mlx_is_old |= gave
+        self.mlx_is_old |= gave
         self.kept_bytes = limit_bytes
         return gave
 
@@ -114,57 +90,57 @@ class WorkerMemory:
         return self.weight_bytes is not None
 
     def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
-        """A reading that began with its model `loaded`, or without: if that has changed meanwhile
-        a part may be missing. It kept to `kept_bytes` then.
+        """Note a reading. It began with the model `loaded` or not, and says nothing if that has
+        changed meanwhile. The worker kept to `kept_bytes` then.
         """
         if loaded is not self.is_loaded:
             return
         self.footprint = footprint
         self.read_at_bytes = kept_bytes
-        if self._mlx is not None and not self._mlx_is_old and self.weight_bytes is not None:
-            account_bytes = self._mlx.active_bytes + self._mlx.cache_bytes
-            self._beside.append(footprint.current_bytes - account_bytes)
+        if self.mlx is not None and not self.mlx_is_old and self.weight_bytes is not None:
+            account_bytes = self.mlx.active_bytes + self.mlx.cache_bytes
+            self.beside = (*self.beside, footprint.current_bytes - account_bytes)[-_READINGS:]
         self.peak_footprint_bytes = max(
             self.peak_footprint_bytes, footprint.current_bytes, footprint.peak_bytes or 0
         )
 
     @property
     def held_bytes(self) -> int | None:
-        """What the budget counts, by the last reading; None: there was none yet."""
+        """The bytes that the budget counts, by the last reading; None: there was none yet."""
         return None if self.footprint is None else self.footprint.current_bytes
 
     @property
     def host_bytes(self) -> int | None:
-        """What it holds of the machine's memory, by the last reading."""
+        """Bytes of the machine's memory, by the last reading."""
         return None if self.footprint is None else self.footprint.host_bytes
 
     @property
     def cache_bytes(self) -> int | None:
-        """Of its sequences, with what a step computes on."""
-        if self._mlx is None or self.weight_bytes is None:
+        """Bytes of its sequences, with those that a step computes on."""
+        if self.mlx is None or self.weight_bytes is None:
             return None
-        return max(0, self._mlx.active_bytes - self.weight_bytes)
+        return max(0, self.mlx.active_bytes - self.weight_bytes)
 
     @property
     def buffer_bytes(self) -> int | None:
-        """What MLX keeps for later, once the model is loaded."""
-        if self._mlx is None or self.weight_bytes is None:
+        """Bytes of freed buffers that MLX keeps, once the model is loaded."""
+        if self.mlx is None or self.weight_bytes is None:
             return None
-        return self._mlx.cache_bytes
+        return self.mlx.cache_bytes
 
     @property
     def beside_bytes(self) -> int:
-        """What it holds that MLX doesn't account for: never less than before the load. Readings and
-        MLX's account are of different moments, so one proves nothing.
+        """Bytes that MLX doesn't account for: never less than before the load. As readings and
+        MLX's account are of different moments, it takes several.
         """
-        if len(self._beside) < _READINGS:
+        if len(self.beside) < _READINGS:
             return self.baseline_bytes
-        return max(self.baseline_bytes, int(median(self._beside)))
+        return max(self.baseline_bytes, int(median(self.beside)))
 
     @property
     def beside_more_bytes(self) -> int:
-        """Than the worker was told."""
-        return self.beside_bytes - self._told_beside_bytes
+        """More bytes than the worker was told."""
+        return self.beside_bytes - self.told_beside_bytes
 
     @property
     def beside_moved(self) -> bool:
@@ -174,18 +150,23 @@ class WorkerMemory:
 
     def tell_beside(self) -> int:
         """Bytes for a message to it."""
-        self._told_beside_bytes = self.beside_bytes
-        return self._told_beside_bytes
+        self.told_beside_bytes = self.beside_bytes
+        return self.told_beside_bytes
 
 
-# Orders to let go of prompts that a worker hasn't answered yet.
+def _copy(source: MemoryState, target: MemoryState) -> None:
+    for name in MemoryState.__struct_fields__:
+        setattr(target, name, getattr(source, name))
+
+
+# Unanswered orders to let go of prompts.
 _MOST_CLEARS: Final = 16
 
 
 class WorkerReport:
-    """By its last word. Once the model is loaded: `fingerprint`, `abilities` and `sampling` are the
-    model's, `context_tokens` those in force. `short_of_memory` counts requests in it that wait for
-    memory alone. `tokens_per_s` is of the last window.
+    """What a worker said last. Once its model is loaded `fingerprint`, `abilities` and `sampling`
+    are the model's, and `context_tokens` is the context in force. `short_of_memory` counts requests
+    that wait in it for memory. `tokens_per_s` is of the last window.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -242,7 +223,7 @@ class PromptClears:
     """Orders to let go of prompts in memory, which a worker answers one after the other."""
 
     def __init__(self, unanswered: int = 0) -> None:
-        """So many were given by an earlier gateway."""
+        """An earlier gateway has given `unanswered` orders."""
         loop = asyncio.get_running_loop()
         self._answers: deque[asyncio.Future[int]] = deque(
             loop.create_future() for _ in range(unanswered)
@@ -260,7 +241,7 @@ class PromptClears:
         return answer
 
     def answered(self, reclaimed_bytes: int) -> bool:
-        """Whether there was an order for this."""
+        """The oldest order was answered; False: there was none."""
         if not self._answers:
             return False
         self._answers.popleft().set_result(max(0, reclaimed_bytes))
@@ -270,3 +251,19 @@ class PromptClears:
         """The worker has ended: its memory is free."""
         while self._answers:
             self._answers.popleft().set_result(0)
+
+
+class WorkerState(Struct, frozen=True, kw_only=True):
+    """A worker, for another gateway to go on from."""
+
+    process: ProcessIdentity
+    incarnation: int
+    started_at: float
+    memory: MemoryState
+    context_tokens: int | None
+    short_of_memory: int
+    fingerprint: str | None
+    abilities: tuple[Ability, ...]
+    sampling: SamplingDefaults
+    # Orders to let go of prompts that it hasn't answered yet.
+    clears: int

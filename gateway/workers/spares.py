@@ -1,4 +1,4 @@
-"""Workers that have done their imports and wait for a model.
+"""Spares: workers that have done their imports and wait for a model.
 
 The imports take seconds, almost as long as the weights of a small model: a load that adopts a
 spare begins at once.
@@ -11,15 +11,14 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from gateway.config.changes import InForce
+from gateway.config.tables import InForce
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
-from gateway.workers.hang import HangDetector
 from gateway.workers.process import ExitStatus
-from gateway.workers.restarts import RestartPolicy, restart_limits
+from gateway.workers.verdicts import HangDetector, RestartPolicy, restart_limits
 from gateway.workers.worker import Listener, Worker
 from protocol.life import Heartbeat, Hello
 from protocol.messages import WorkerMessage
@@ -35,12 +34,12 @@ class _Spare:
         self.started_at = started_at
         self.hello: Hello | None = None
         self.hang: HangDetector | None = None
-        # One too many: nothing is wrong with it.
+        # It is ended, without a fault.
         self.dismissed = False
 
 
 class Spares:
-    """Keeps so many ready, and supervises them until they are adopted."""
+    """Keeps as many spares as are wanted, and supervises them until they are adopted."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Spares:
         return list(self._spares)
 
     def take(self) -> tuple[Worker, Hello] | None:
-        """A spare to adopt, with what it said of itself; None if there is none in good health."""
+        """A healthy spare to adopt, with its hello; None: there is none."""
         now = self._loop.time()
         for worker, spare in self._spares.items():
             if spare.hello is None or spare.hang is None or worker.ended.is_set():
@@ -78,8 +77,8 @@ class Spares:
         return None
 
     def tick(self, now: float, *, at_most: int, loading: bool) -> None:
-        """Judge the spares, replace one that is missing unless a model loads just now, and end one
-        that is too many. Memory has room for `at_most`.
+        """Judge the spares, start one that is missing unless a model is `loading`, and end those
+        that are too many. Memory has room for `at_most`. To be called a few times a second.
         """
         settings = self._in_force.settings.workers
         absent_s = self._presence.absent_s(now)

@@ -1,4 +1,4 @@
-"""Where workers come from: a spare if there is one, a new process otherwise."""
+"""Starts workers: adopts a spare if there is one, and starts a process otherwise."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Final
 import zmq
 from msgspec import Struct
 
-from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.config.model_settings import LOCAL
-from gateway.memory.budget import cards, default_backend, sharing
-from gateway.memory.estimate.estimate import Estimate
+from gateway.config.tables import InForce
+from gateway.memory.estimate import Estimate
+from gateway.memory.weights import sharing
 from gateway.system.events import EventLog, Kind
+from gateway.system.memory import BackEnd, back_end
 from gateway.system.state_dir import StateDir
 from gateway.workers.followers import Followers, Plan
 from gateway.workers.host import LocalHost, RankHost
@@ -24,13 +25,15 @@ from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, ProcessOrder, WorkerProcess
 from gateway.workers.remote_host import Hosts, RemoteHost
+from gateway.workers.report import WorkerState
 from gateway.workers.spares import Spares
-from gateway.workers.worker import Listener, Worker, WorkerState
+from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys, new_keys
+from protocol.life import RankBackend
 
 # Libzmq aborts the process if it finds no descriptor for a worker that connects (ipc_listener.cpp),
-# so none is started into a shortage.
+# so no worker is started while so few are left.
 _ROOM: Final = 16
 # ZeroMQ asks a silent peer every second.
 _LEAST_SILENCE_S: Final = 3.0
@@ -57,7 +60,7 @@ class Starter:
         hosts: Hosts,
         first_incarnation: int,
     ) -> None:
-        """`room_bytes` tells the budget of this machine, and what is free of it."""
+        """`room_bytes` returns the budget of this machine, and the free part of it."""
         self._room_bytes = room_bytes
         self._hosts = hosts
         self._in_force = in_force
@@ -69,7 +72,7 @@ class Starter:
         self._incarnations = itertools.count(first_incarnation)
         self._records = records
         self._spare_log = WorkerLog(state_dir.spare_log_path)
-        self._spares = Spares(
+        self.spares = Spares(
             in_force,
             lambda supervisor: self._new(
                 None, self._spare_log, supervisor, name="spare", spare=True
@@ -77,27 +80,23 @@ class Starter:
             events,
         )
 
-    @property
-    def spares(self) -> list[Worker]:
-        return self._spares.workers
-
     def start(
         self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
     ) -> Worker:
-        """A worker for this model; what it says from now on, its hello first, goes to `supervisor`.
-        Other hosts keep for its ranks there what is `estimated`.
+        """A worker for this model. `supervisor` hears it from now on, its hello first. Other hosts
+        keep the `estimated` bytes for its ranks there.
 
         Raises:
             OSError: its interpreter can't be started, or a host isn't known.
         """
-        # Before there is a process that nobody would end.
+        # An unknown host is an error before there is a process.
         there = {
             each.host: RemoteHost(self._hosts.link(each.host), log)
             for each in model.settings.places
             if each.host != LOCAL
         }
         python = model.settings.interpreter
-        adopted = self._spares.take() if python is None else None
+        adopted = self.spares.take() if python is None else None
         if adopted is None:
             worker = self._new(python, log, supervisor, name=model.id, spare=False)
             kind: Kind = "start"
@@ -112,19 +111,19 @@ class Starter:
         return worker
 
     def new_channel(self) -> Channel:
-        """Where the next gateway can listen for a worker of this one."""
+        """A channel at which the next gateway can listen for a worker of this one."""
         number = next(self._incarnations)
         return Channel(number, *new_keys())
 
     @property
     def next_incarnation(self) -> int:
-        """What the next gateway begins to count with."""
+        """The number with which the next gateway begins to count."""
         return next(self._incarnations)
 
     def adopt(
         self, state: WorkerState, channel: Channel, output: int, log: WorkerLog, listener: Listener
     ) -> Worker:
-        """A worker that an earlier gateway has started. `output` is what it prints to.
+        """Take over a worker that an earlier gateway has started, and that prints to `output`.
 
         Raises:
             ProcessGoneError: it has ended.
@@ -167,22 +166,8 @@ class Starter:
             wanted_bytes=whole_bytes // sharing(settings.ranks_here),
             python=settings.interpreter,
         )
-        worker.lead(
-            Followers(
-                plan,
-                self._state_dir.rank_socket_path(worker.incarnation),
-                worker,
-            )
-        )
-
-    def tick(self, now: float, *, spares: int, loading: bool) -> None:
-        """To be called a few times a second. Memory has room for so many spares; `loading` says
-        that a model needs the machine.
-        """
-        self._spares.tick(now, at_most=spares, loading=loading)
-
-    async def end_spares(self) -> None:
-        await self._spares.close()
+        path = self._state_dir.rank_socket_path(worker.incarnation)
+        worker.followers = Followers(plan, path, worker)
 
     def close(self) -> None:
         """To be called when no worker is left."""
@@ -220,10 +205,25 @@ class Starter:
 
 
 def _check_room() -> None:
-    """Raises: OSError if there aren't some descriptors left."""
+    """Raises: OSError: there are too few descriptors left."""
     opened: list[int] = []
     try:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_ROOM))
     finally:
         for each in opened:
             os.close(each)
+
+
+def default_backend() -> RankBackend:
+    """The default backend of ranks on this machine."""
+    return "nccl" if back_end() is BackEnd.CUDA else "ring"
+
+
+def cards(ranks: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES for each rank: a card that this process may use. Empty where MLX doesn't
+    compute on cards.
+    """
+    if back_end() is not BackEnd.CUDA:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(each) for each in range(ranks)]

@@ -1,4 +1,4 @@
-"""One incarnation of a model: its process and its link, and what is known of it."""
+"""One incarnation of a model: its process, its link, its memory and its last report."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import zmq
-from msgspec import Struct
 
 from gateway.system.clock import until_set
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
 from gateway.system.memory import FootprintGauge
 from gateway.system.memory_reading import Footprint, together
-from gateway.system.processes import Descendants, ProcessIdentity
+from gateway.system.processes import Descendants
 from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
 from gateway.workers.ladder import LadderStep, Rung, after_rank_failure
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, ExitStatus, WorkerProcess
 from gateway.workers.rank_group import Loss
-from gateway.workers.report import MemoryState, PromptClears, WorkerMemory, WorkerReport
+from gateway.workers.report import PromptClears, WorkerMemory, WorkerReport, WorkerState
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys
 from protocol.life import (
-    Ability,
     ClearPromptCache,
     Limit,
     Load,
@@ -44,7 +42,6 @@ from protocol.life import (
 from protocol.message import Message
 from protocol.messages import ProtocolError, VersionError, WorkerMessage
 from protocol.process import DUMP_STACKS
-from protocol.requests import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -52,38 +49,22 @@ logger = logging.getLogger(__name__)
 _EXIT_FOLLOWS_S: Final = 2.0
 # For a reading of one process: it can hang like the process itself.
 _READING_S: Final = 5.0
-# The other way round, for one that was killed: ZeroMQ's thread may still read its last frames.
+# ZeroMQ's thread may still read the last frames of a worker that was killed.
 _LAST_FRAMES_S: Final = 0.5
 
 
-class WorkerState(Struct, frozen=True, kw_only=True):
-    """What another gateway goes on from."""
-
-    process: ProcessIdentity
-    incarnation: int
-    started_at: float
-    memory: MemoryState
-    context_tokens: int | None
-    short_of_memory: int
-    fingerprint: str | None
-    abilities: tuple[Ability, ...]
-    sampling: SamplingDefaults
-    # Orders to let go of prompts that it hasn't answered yet.
-    clears: int
-
-
 class Listener(Protocol):
-    """Who is told what a worker does. Every call comes on the event loop."""
+    """Hears of all that a worker does, on the event loop."""
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
 
     def worker_outgrew(self, worker: Worker, reason: str) -> None:
-        """Hosts of its ranks have not the memory that it needs to go on."""
+        """The hosts of its ranks lack the memory that it needs to go on."""
 
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
-        """It is of another version than this gateway, and so would the next one be."""
+        """It is of another version than this gateway, as the next one would be."""
 
     def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
         """A step of its stop ladder has not ended it."""
@@ -93,10 +74,9 @@ class Listener(Protocol):
 
 
 class Worker:
-    """A process and what it has told about itself. Times without a unit are the event loop's.
+    """A worker's process and its reports. Times without a unit are the event loop's.
 
-    It may be rank 0 of several: then it has followers, ends with them, and its bytes are those of
-    all.
+    As rank 0 of several it has followers, ends with them, and its bytes are those of all ranks.
     """
 
     def __init__(
@@ -118,20 +98,20 @@ class Worker:
         self.incarnation = incarnation
         self.started_at = time.time()
         self.memory = WorkerMemory()
-        # Without its followers'.
+        # Without those of its followers.
         self.own_footprint_bytes: int | None = None
         self.report = WorkerReport(self.memory)
         self._clears = PromptClears()
         self.ended = asyncio.Event()
         self.given_up = False
-        # It has said its last word here, and speaks to another gateway from now on.
+        # It has sent its last message here, and speaks to another gateway from now on.
         self.moved = asyncio.Event()
         self._left = False
-        # What it is to hear once it has come from an earlier gateway; None: it is here.
+        # Messages for it once it has come from an earlier gateway; None: it is here.
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
-        # As it was told last, before what hosts of its ranks make of it.
+        # Its last limit, before hosts of its ranks lower it.
         self._limit: Limit | None = None
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
@@ -139,15 +119,7 @@ class Worker:
         self._supervisor = supervisor
         self._exit_status: ExitStatus | None = None
         self._disconnected = False
-        self._link = Link(
-            context,
-            path,
-            self._on_message,
-            self._on_garbage,
-            self._on_disconnect,
-            keys,
-            self._on_connect,
-        )
+        self._link = Link(context, path, self, keys)
         try:
             self._process = start(self._link, self._on_exit_in_thread)
         except BaseException:
@@ -162,7 +134,7 @@ class Worker:
 
     @property
     def pids(self) -> list[int]:
-        """Of all its ranks that are on this machine."""
+        """The pids of all its ranks on this machine."""
         others = () if self.followers is None else self.followers.each
         here = (each.process for each in others if each.is_here)
         return [self.pid, *(each.pid for each in here if each is not None)]
@@ -206,32 +178,27 @@ class Worker:
         self._clears = PromptClears(state.clears)
 
     def read_output(self, begun: bytes) -> None:
-        """Nobody else reads what it prints any more; so much of a line was read already."""
+        """Read what it prints from now on; `begun` is the part of a line that was read already."""
         if isinstance(self._process, AdoptedProcess):
             self._process.read_output(begun)
 
     def leave(self) -> bytes:
-        """Another gateway has it: nothing is heard of it here any more, and nothing done to it.
-        What was read of a line that has not ended.
+        """Another gateway has it: it is neither heard nor signalled here any more. Returns the part
+        of an unfinished line that was read.
         """
         self._left = True
         self._link.close()
         return self._process.leave()
 
-    def lead(self, followers: Followers) -> None:
-        """It is rank 0."""
-        self.followers = followers
-
     @property
     def loss(self) -> Loss | None:
-        """Which of its ranks has taken the others along, if one has, by what is known so far."""
+        """The failure of a rank that has ended all ranks, as far as it is known; None: none has."""
         return None if self.followers is None else self.followers.fate.loss
 
     def followers_started(self, failure: str | None) -> None:
-        if self._exit_status is not None:
-            self._finish()
-        elif failure is not None:
+        if failure is not None and self._exit_status is None:
             self._misbehaved(failure)
+        self._finish()
 
     def promise_moved(self, failure: str | None) -> None:
         if failure is not None:
@@ -240,8 +207,7 @@ class Worker:
             self.send(self._limit)
 
     def follower_ended(self) -> None:
-        if self._exit_status is not None:
-            self._finish()
+        self._finish()
 
     def end_ranks(self) -> None:
         """One of its ranks was lost."""
@@ -269,11 +235,11 @@ class Worker:
         if self.followers is not None:
             message = self.followers.to_rank_0(message)
         if not self._link.send(message):
-            # Either it doesn't read, or it is gone and the news of that are on their way.
+            # Either it doesn't read, or it has ended and that will soon be known.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
     async def measure(self) -> None:
-        """Read the footprint of all its ranks that are on this machine.
+        """Read the footprint of all its ranks on this machine.
 
         Raises:
             FootprintError; OSError if no answer comes, or there is no thread for it.
@@ -290,23 +256,23 @@ class Worker:
         return together([own, *await self.followers.read_footprints()])
 
     async def move(self, order: Move, deadline_s: float) -> bool:
-        """Whether it has said its last word here in time."""
+        """Have it move to another gateway; False: it hasn't sent its last message here in time."""
         self.moved.clear()
         self.send(order)
         return await until_set(self.moved, deadline_s) and not self.ended.is_set()
 
     def stay(self) -> None:
-        """No other gateway has it after all."""
+        """It stays: no other gateway has it after all."""
         self.moved.clear()
         if self._link.connected:
             self.send(Stay())
         elif not self.ended.is_set():
-            # It has settled with one that is gone, and ends for that.
-            self._on_disconnect()
+            # It has settled with a gateway that has gone, and therefore ends.
+            self.link_disconnected()
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
-        """Have it let go of the prompts in its memory: the bytes that are free, 0 if it has ended
-        meanwhile; None if it doesn't answer in time.
+        """Have it let go of the prompts in its memory. Returns the freed bytes, 0 if it has ended
+        meanwhile, or None if it doesn't answer in time.
         """
         if (answer := self._clears.order()) is None:
             return None
@@ -315,8 +281,8 @@ class Worker:
         return answer.result() if answer.done() else None
 
     async def climb(self, rungs: Iterable[Rung]) -> None:
-        """End the process, a step after the other until it is gone. A step that fails is followed
-        by the next one at once.
+        """End the process, one step after another until it has ended. After a step that fails the
+        next one follows at once.
         """
         if self.followers is not None:
             self.followers.fate.end()
@@ -325,7 +291,7 @@ class Worker:
             if self.ended.is_set() or self._left:
                 return
             if rung.step is LadderStep.ASK and not self._link.connected:
-                continue  # It can't hear yet, and holds nothing yet: SIGTERM is as gentle.
+                continue  # It isn't connected yet, and holds nothing: SIGTERM is as gentle.
             began = self._loop.time()
             try:
                 self._take(rung.step)
@@ -363,7 +329,7 @@ class Worker:
         match step:
             case LadderStep.DUMP:
                 self._process.send_signal(DUMP_STACKS)
-                # One that was stopped couldn't.
+                # A stopped process could not dump its stacks.
                 self._process.send_signal(signal.SIGCONT)
             case LadderStep.ASK:
                 self._link.send(Stop())
@@ -372,7 +338,7 @@ class Worker:
             case LadderStep.KILL:
                 self._process.send_signal(signal.SIGKILL)
 
-    def _on_message(self, message: WorkerMessage) -> None:
+    def link_said(self, message: WorkerMessage) -> None:
         if self.followers is not None:
             message = self.followers.from_rank_0(message)
         match message:
@@ -389,7 +355,7 @@ class Worker:
                 self.report.note(message)
         self._supervisor.worker_said(self, message)
 
-    def _on_garbage(self, error: ProtocolError) -> None:
+    def link_broke(self, error: ProtocolError) -> None:
         if isinstance(error, VersionError):
             self._supervisor.worker_is_foreign(self, str(error))
         else:
@@ -400,18 +366,17 @@ class Worker:
 
     def _check_reads(self) -> None:
         if not self._disconnected and not self.ended.is_set() and not self._left:
-            self._supervisor.worker_misbehaved(self, "it doesn't read its messages")
+            self._misbehaved("it doesn't read its messages")
 
-    def _on_connect(self) -> None:
+    def link_connected(self) -> None:
         early, self._early = self._early, None
         for each in early or ():
             self.send(each)
         self.settled.set()
 
-    def _on_disconnect(self) -> None:
+    def link_disconnected(self) -> None:
         if self.moved.is_set():
-            # To where the next gateway listens, if that is there.
-            return
+            return  # It connects to the next gateway.
         self._disconnected = True
         if self._exit_status is not None:
             self._finish()
@@ -420,9 +385,7 @@ class Worker:
 
     def _check_exit_followed(self) -> None:
         if self._exit_status is None:
-            self._supervisor.worker_misbehaved(
-                self, "it closed its connection, or sent a frame over the size limit"
-            )
+            self._misbehaved("it closed its connection, or sent a frame over the size limit")
 
     def _on_exit_in_thread(self, status: ExitStatus) -> None:
         self._loop.call_soon_threadsafe(self._on_exit, status)

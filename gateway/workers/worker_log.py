@@ -1,5 +1,5 @@
-"""What processes print, line by line: read from a pipe, all of it kept with the time in a rotated
-file, the last lines in memory.
+"""Lines that processes print: read from a pipe, written with the time into a rotated file, and the
+last ones kept in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OutputPipe:
     """Owns the pipe. One thread reads; `stop` may come from another."""
 
     def __init__(self, descriptor: int, begun: bytes = b"") -> None:
-        """`begun` is what was read of a line already."""
+        """`begun` is the part of a line that was read already."""
         self.descriptor = descriptor
         self.rest = begun
         self._stop_read, self._stop_write = os.pipe()
@@ -52,8 +52,8 @@ class OutputPipe:
             self._close()
 
     def stop(self) -> None:
-        """Let `lines` end soon; the rest of a line that was begun is in `rest` then."""
-        # They may have ended.
+        """Have `lines` end soon; the part of an unfinished line is in `rest` then."""
+        # The lines may have ended.
         with contextlib.suppress(OSError):
             os.write(self._stop_write, b"\0")
 
@@ -74,7 +74,7 @@ _LINES_KEPT: Final = 1000
 
 
 class ProcessLog(Protocol):
-    """Where the lines of one process go. Called from threads."""
+    """Takes the lines of one process, from threads."""
 
     def begin(self, pid: int, incarnation: int) -> None: ...
 
@@ -89,13 +89,13 @@ class WorkerLog:
         # logging's handler is used for its rotation; the lines are not our log records.
         self._file = RotatedFile(path, logger.error)
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        # No longer than there are threads that add a line each, and wait for the disk.
+        # At most one line for each thread that adds lines and waits for the disk.
         self._unwritten: deque[str] = deque()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
     def begin(self, pid: int, incarnation: int) -> None:
-        """What follows is of another worker. Doesn't wait for the disk."""
+        """Another worker begins. Doesn't wait for the disk."""
         with self._lock:
             self._lines.clear()
             self._unwritten.append(
@@ -112,12 +112,12 @@ class WorkerLog:
         self._write()
 
     def tail(self, lines: int) -> list[str]:
-        """The last that the present worker has printed, or the one before it if there is none."""
+        """The last lines of the present worker, or of the last one if there is none."""
         with self._lock:
             return list(self._lines)[-lines:] if lines > 0 else []
 
     def close(self) -> None:
-        """Doesn't wait for the disk either."""
+        """Close the file. Doesn't wait for the disk."""
         with contextlib.suppress(OSError):
             start_thread(self._file.close, "log-close")
 
@@ -131,7 +131,7 @@ class WorkerLog:
 
 
 class RankLog:
-    """Says of each line which rank has printed it. Rank 0 begins the log."""
+    """Marks each line with the rank that has printed it. Rank 0 begins the log."""
 
     def __init__(self, log: WorkerLog, rank: int) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""The folder of a store: whether it can be trusted, and what becomes of a damaged one."""
+"""The folder of a store: whether it can be used, and what killed processes left in it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ import contextlib
 import fcntl
 import logging
 import os
+import random
 import secrets
 import shutil
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from protocol.prompt_store.index import DamagedError, Index
-from protocol.prompt_store.payloads import Payloads
+from protocol.prompt_store.index import DamagedError, Index, Transaction
+from protocol.prompt_store.payloads import Payloads, blocks_of, key_of
 
 logger = logging.getLogger(__name__)
 
-# Nobody else's files have such names: whatever is below them may be removed.
+# Only stores make files with such names, so whatever is below them may be removed.
 _NAME: Final = "bulkhead-prompts"
 _ASIDE: Final = f"{_NAME}.aside-"
 _LOCK: Final = f"{_NAME}.lock"
 _INDEX: Final = "index.sqlite"
 _LOCK_S: Final = 2.0
 _LOCK_POLL_S: Final = 0.01
+# Other processes can't write while so many files or rows are looked at.
+_SWEPT_AT_ONCE: Final = 64
+
+T = TypeVar("T")
 
 
 class UntrustedError(Exception):
-    """The folder must not be used; the text says why and what to do."""
+    """The folder must not be used. The text says why, and how to mend it."""
 
 
 class Home:
     """An opened index and its payloads."""
 
     def __init__(self, folder: Path) -> None:
-        """Open what is in the folder, or make it. What is damaged or of another version goes.
+        """Open the store in the folder, or make one. A damaged store, or one of another version, is
+        replaced.
 
         Raises:
             UntrustedError: it belongs to somebody else, or others may write to it.
@@ -55,7 +61,7 @@ class Home:
 
 
 def drop(folder: Path, index: Index) -> None:
-    """Set aside what a damaged index belongs to, unless another process has done so.
+    """Set a store with a damaged index aside, unless another process has done so.
 
     Raises OSError.
     """
@@ -64,8 +70,8 @@ def drop(folder: Path, index: Index) -> None:
             _set_aside(folder)
 
 
-def remove_what_was_set_aside(folder: Path, until: float) -> None:
-    """As much as can be removed up to `until`, a time of the monotonic clock."""
+def remove_set_aside(folder: Path, until: float) -> None:
+    """Remove damaged stores until the time `until` of the monotonic clock."""
     for path in folder.glob(f"{_ASIDE}*"):
         if time.monotonic() >= until:
             return
@@ -139,3 +145,50 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def sweep(home: Home, until: float) -> int:
+    """Remove the leftovers of killed processes: files without a row, and rows without a file. It
+    ends at the time `until` of the monotonic clock. Returns how many bytes on disk were freed.
+
+    Raises OSError or sqlite3.Error.
+    """
+    freed = home.payloads.remove_abandoned()
+    folders = dict(home.payloads.folders())
+    # In another order each time, so that each folder is reached some time.
+    for first in random.sample(range(256), 256):
+        known = home.index.keys(first)
+        files = list(folders[first].iterdir()) if first in folders else []
+        unknown = [path for path in files if key_of(path.name) not in known]
+        lost = list(known - {key_of(path.name) for path in files})
+        for some in _batches(unknown):
+            if time.monotonic() >= until:
+                return freed
+            with home.index.transaction() as transaction:
+                freed += sum(_remove(transaction, path) for path in some)
+        for some_keys in _batches(lost):
+            if time.monotonic() >= until:
+                return freed
+            with home.index.transaction() as transaction:
+                for key in some_keys:
+                    if home.payloads.identity(key) is None:
+                        transaction.remove(key)
+    return freed
+
+
+def _remove(transaction: Transaction, path: Path) -> int:
+    """Remove a file unless it has a row by now. Returns how many bytes on disk were freed."""
+    key = key_of(path.name)
+    if key is not None and transaction.has(key):
+        return 0
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_symlink() or not path.is_dir():
+            taken = blocks_of(path.lstat().st_size)
+            path.unlink()
+            return taken
+    return 0
+
+
+def _batches(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), _SWEPT_AT_ONCE):
+        yield items[start : start + _SWEPT_AT_ONCE]

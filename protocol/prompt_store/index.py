@@ -1,4 +1,4 @@
-"""What blocks there are: a database that all processes share.
+"""The index of the stored blocks: a database that all processes share.
 
 Files change their names only within a write transaction, which excludes all other processes. So a
 row and its file come and go together, unless a process is killed in between.
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from protocol.prompt_store.entry import KEY_BYTES, Entry
+from protocol.prompt_store.payloads import KEY_BYTES, Entry
 
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
 _SCHEMA_VERSION: Final = 2
 _BUSY_S: Final = 2.0
-# The log is cut back to this when it was longer.
+# A longer log is cut back to this.
 _LOG_BYTES: Final = 4 << 20
 _MINUTES: Final = 60
-# Nobody else can write while so many are given back.
+# Other processes can't write while so many are given back.
 _PAGES: Final = 1000
 
 # A block's last use is the tick of its last reading or writing. Only leaves are evicted, and one
@@ -74,18 +74,20 @@ _DAMAGE: Final = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_N
 
 
 class DamagedError(Exception):
-    """The database can't be used any more; the text says why."""
+    """The database can't be used any more. The text says why."""
 
 
 class Bounds(NamedTuple):
-    """Of all that is stored, and of what is written in an hour; in bytes."""
+    """The most bytes that may be stored, and that may be written in an hour."""
 
     most_bytes: int
     most_bytes_per_hour: int
 
 
-class Measured(NamedTuple):
-    """How fast a model's blocks are read and its prompts computed; None: not known."""
+class Speeds(NamedTuple):
+    """The measured speeds at which a model's blocks are read and its prompts computed; None: not
+    known.
+    """
 
     read_bytes_per_s: float | None = None
     prefill_tokens_per_s: float | None = None
@@ -102,16 +104,16 @@ class Victim(NamedTuple):
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether it will not go away by itself."""
+    """Whether an error is of a damaged database, which stays damaged."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        # Python's own, of text that isn't UTF-8.
+        # Python raises it for text that isn't UTF-8.
         return isinstance(error, sqlite3.OperationalError)
     return code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
 
 
 class Index:
-    """Usable by several threads: looking isn't held up by writing.
+    """The database, for several threads. Reading doesn't wait for writing.
 
     Every method raises sqlite3.Error, and `transaction` TimeoutError.
     """
@@ -120,7 +122,7 @@ class Index:
         """Open the database, or make one.
 
         Raises:
-            DamagedError: it is missing, or not one of ours, or was made by another version.
+            DamagedError: it is missing, or no index, or of another version.
             OSError, sqlite3.Error: it can't be opened.
         """
         self._path = str(path)
@@ -162,11 +164,11 @@ class Index:
         for each in (self._looker, self._writer):
             each.execute("PRAGMA synchronous = NORMAL")
             each.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-            # Finds a missing table now.
+            # A missing table is an error here, and not later.
             each.execute("SELECT tick FROM common").fetchone()
 
     def in_place(self) -> bool:
-        """Whether it is still where other processes look for it."""
+        """Whether the file is still where other processes look for it."""
         try:
             return _identity(self._path) == self._identity
         except (DamagedError, OSError):
@@ -193,10 +195,10 @@ class Index:
         """The bytes on disk of each owner that has any."""
         return dict(self._look("SELECT name, disk_bytes FROM owner"))
 
-    def speeds(self, model: bytes) -> Measured:
+    def speeds(self, model: bytes) -> Speeds:
         query = "SELECT read_bytes_per_s, prefill_tokens_per_s FROM speed WHERE model = ?"
         rows = self._look(query, model)
-        return _measured(rows[0]) if rows else Measured()
+        return _measured(rows[0]) if rows else Speeds()
 
     def keys(self, first_byte: int) -> set[bytes]:
         """The keys that begin with this byte."""
@@ -206,7 +208,7 @@ class Index:
         return {key for (key,) in rows}
 
     def last_number(self) -> int:
-        """Of the block that was written last: those with higher numbers come later."""
+        """The number of the block that was written last. Later blocks have higher numbers."""
         return int(self._look("SELECT coalesce(max(number), 0) FROM block")[0][0])
 
     def _look(self, query: str, *values: object) -> list[Any]:
@@ -217,7 +219,9 @@ class Index:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Waits for other processes and threads, but not for long. An exception undoes it."""
+        """Begin a transaction, after a short wait for other processes and threads. An exception
+        undoes it.
+        """
         if not self._writing.acquire(timeout=_BUSY_S):
             raise TimeoutError("another thread of this process writes")
         try:
@@ -227,7 +231,9 @@ class Index:
             self._writing.release()
 
     def try_to_mark(self, keys: list[bytes]) -> bool:
-        """Note that these were used, in this order, unless somebody is writing just now."""
+        """Note a use of these blocks, in this order, unless another process or thread writes
+        now.
+        """
         if not self._writing.acquire(blocking=False):
             return False
         try:
@@ -247,7 +253,7 @@ class Index:
         return True
 
     def shrink(self) -> None:
-        """Give back the space of rows that are gone, as far as nobody is in the way."""
+        """Give back the space of removed rows, as long as no other process is in the way."""
         with self._writing:
             (free,) = self._writer.execute("PRAGMA freelist_count").fetchone()
             for _ in range(0, free, _PAGES):
@@ -263,14 +269,16 @@ class Transaction:
         self._undoing: list[Callable[[], object]] = []
 
     def undo_by(self, action: Callable[[], object]) -> None:
-        """What is done to files is undone by this if the transaction is, before others write."""
+        """Have `action` undo a change of files if the transaction is undone, before others
+        write.
+        """
         self._undoing.append(action)
 
     def undo(self) -> None:
         for action in self._undoing:
             with contextlib.suppress(OSError):
                 action()
-        # After some errors SQLite has done so already.
+        # After some errors SQLite has rolled back by itself.
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("ROLLBACK")
 
@@ -292,7 +300,7 @@ class Transaction:
         return self._connection.execute(query, (key,)).fetchone() is not None
 
     def add(self, entry: Entry, owner: str, disk_bytes: int) -> None:
-        """Blocks that follow it may be there already."""
+        """Add a block. Blocks that follow it may be stored already."""
         self._connection.execute("UPDATE common SET tick = tick + 1")
         self._connection.execute(
             "INSERT INTO block (key, parent, token_ids, payload_bytes, kind, disk_bytes, owner,"
@@ -310,17 +318,17 @@ class Transaction:
         )
 
     def remove(self, key: bytes) -> bool:
-        """Whether it was there."""
+        """Remove a block. False if there was none."""
         return self._connection.execute("DELETE FROM block WHERE key = ?", (key,)).rowcount > 0
 
     def mark(self, key: bytes) -> None:
-        """It was used just now."""
+        """Note that a block is used now."""
         self._connection.execute("UPDATE common SET tick = tick + 1")
         self._connection.execute(
             "UPDATE block SET used = (SELECT tick FROM common) WHERE key = ?", (key,)
         )
 
-    def set_speeds(self, model: bytes, measured: Measured) -> None:
+    def set_speeds(self, model: bytes, measured: Speeds) -> None:
         query = "INSERT OR REPLACE INTO speed VALUES (?, ?, ?)"
         self._connection.execute(query, (model, *measured))
 
@@ -333,8 +341,8 @@ class Transaction:
         return None
 
     def some_of(self, owner: str | None, last_number: int, most: int) -> list[Victim]:
-        """Blocks of an owner, or of all, up to the one with this number; the newest first, since
-        most come after their parents.
+        """Blocks of an owner, or of all owners, up to this number. The newest come first, since
+        most are newer than their parents.
         """
         last = " ORDER BY number DESC LIMIT ?"
         query = "SELECT key, disk_bytes FROM block WHERE number <= ?"
@@ -345,7 +353,7 @@ class Transaction:
 
     def written_within_an_hour(self, now: float) -> int:
         minute = int(now // 60)
-        # The clock was set back: what was written in the future was written just now.
+        # If the clock was set back, bytes of future minutes count as written now.
         ahead = "SELECT coalesce(sum(bytes), 0) FROM minute WHERE number > ?"
         (later,) = self._connection.execute(ahead, (minute,)).fetchone()
         forgotten = (minute, minute - _MINUTES)
@@ -390,10 +398,10 @@ def _identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _measured(row: tuple[Any, ...]) -> Measured:
+def _measured(row: tuple[Any, ...]) -> Speeds:
     # A damaged page may hold anything.
     if all(each is None or (type(each) is float and each > 0) for each in row):
-        return Measured(*row)
+        return Speeds(*row)
     raise sqlite3.OperationalError("a row is damaged")
 
 

@@ -1,4 +1,4 @@
-"""The files that hold payloads: one for a block, whole or not at all."""
+"""The files that hold payloads, one for each block: a file is complete, or it isn't there."""
 
 from __future__ import annotations
 
@@ -15,20 +15,39 @@ from pathlib import Path
 from typing import Final
 
 import xxhash
+from msgspec import Struct
 
-from protocol.prompt_store.entry import KEY_BYTES, Entry
+KEY_BYTES: Final = 16
+
+
+class Entry(Struct, frozen=True):
+    """A block, as far as it is known without its payload. It follows its parent's tokens with
+    `token_ids`, packed by `protocol.message`.
+
+    Both keys have `KEY_BYTES` bytes and are digests of all that the payload depends on: model,
+    format, and every token up to the end of the block. A parent need not be stored: the first
+    block's parent is the root, which stands for the model alone. Only workers know the meaning of
+    `kind` and payload.
+    """
+
+    key: bytes
+    parent: bytes
+    token_ids: bytes
+    payload_bytes: int
+    kind: str
+
 
 MAGIC: Final = b"BHPROMPT"
 FORMAT_VERSION: Final = 1
 
 # Magic, version, key, payload's length, checksum.
 _HEADER: Final = struct.Struct("<8sI16sQ16s")
-# What the index says of the block is part of the checksum: a row that was damaged, or belongs to
-# another block, doesn't get this payload.
+# The block's row in the index is part of the checksum. So a row that is damaged, or belongs to
+# another block, doesn't match the payload.
 _CHECKED: Final = struct.Struct("<8sI16s16sQII")
-# A call can't read or write 2 GiB: on macOS it fails.
+# Calls on macOS that read or write 2 GiB fail.
 _CHUNK_BYTES: Final = 1 << 30
-# The unit that APFS and ext4 give out.
+# APFS and ext4 allocate blocks of this size.
 _DISK_BLOCK_BYTES: Final = 4096
 _UNFIT_ERRORS: Final = {
     errno.ENOENT: "it is missing",
@@ -42,11 +61,11 @@ _UNFIT_ERRORS: Final = {
 
 
 class UnfitError(Exception):
-    """A file doesn't hold the payload it should; the text says why."""
+    """A file doesn't hold its block's payload. The text says why."""
 
 
 def disk_bytes(payload_bytes: int) -> int:
-    """What a payload's file takes, in whole blocks of the disk."""
+    """The size of a payload's file, in whole blocks of the disk."""
     return blocks_of(_HEADER.size + payload_bytes)
 
 
@@ -55,8 +74,8 @@ def blocks_of(file_bytes: int) -> int:
 
 
 class Payloads:
-    """The files below one folder: 256 folders named by a key's first byte, and one for what is
-    being written.
+    """The files below one folder: 256 folders named by a key's first byte, and one for unfinished
+    files.
 
     With 200,000 files each has about 780.
     """
@@ -80,7 +99,7 @@ class Payloads:
         path = self.path(entry.key)
         _require_folder(path.parent)
         try:
-            # Opening a named pipe would wait for somebody who writes to it.
+            # Without O_NONBLOCK, opening a named pipe would wait for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _UNFIT_ERRORS:
@@ -108,9 +127,9 @@ class Payloads:
 
     @contextlib.contextmanager
     def unfinished(self, entry: Entry, parts: Sequence[memoryview]) -> Iterator[Path]:
-        """A file with a block's payload that has no name of its own yet: `place` gives it one.
+        """A file with a block's payload, under a temporary name until `place` gives it its own.
 
-        Raises OSError; nothing is left behind then.
+        Raises OSError, and leaves no file behind then.
         """
         _make_folder(self._unfinished)
         name = f"{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(4)}"
@@ -118,7 +137,7 @@ class Payloads:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
         try:
-            # Says that somebody is at it, until the process ends in whatever way.
+            # Marks the file as in use until the process ends, in whatever way.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             header = _HEADER.pack(
                 MAGIC, FORMAT_VERSION, entry.key, entry.payload_bytes, _checksum(entry, parts)
@@ -138,7 +157,7 @@ class Payloads:
         unfinished.replace(path)
 
     def remove(self, key: bytes) -> bool:
-        """Whether there was a file, which is gone now. What isn't a file stays.
+        """Remove a block's file. False if there was none; a folder of that name stays.
 
         Raises:
             OSError: it can't be removed.
@@ -150,21 +169,23 @@ class Payloads:
         except UnfitError:
             return False
         except OSError as error:
-            # macOS says EPERM of a folder.
+            # For a folder macOS says EPERM.
             if isinstance(error, FileNotFoundError | IsADirectoryError) or path.is_dir():
                 return False
             raise
         return True
 
     def identity(self, key: bytes) -> tuple[int, int] | None:
-        """What tells a file from the one that comes after it; None if there is none."""
+        """The identity of the block's file, which a later file doesn't share; None: there is no
+        file.
+        """
         with contextlib.suppress(OSError):
             found = self.path(key).lstat()
             return found.st_dev, found.st_ino
         return None
 
     def folders(self) -> Iterator[tuple[int, Path]]:
-        """The folders that are there, and the first byte of the keys in them."""
+        """The folders that exist, each with the first byte of its keys."""
         for first in range(256):
             path = self._folder / f"{first:02x}"
             with contextlib.suppress(UnfitError):
@@ -172,7 +193,8 @@ class Payloads:
                 yield first, path
 
     def remove_abandoned(self) -> int:
-        """Remove unfinished files that nobody writes to any more: the bytes on disk they took.
+        """Remove unfinished files whose writers have ended. Returns how many bytes on disk were
+        freed.
 
         Raises OSError.
         """
@@ -203,7 +225,7 @@ def _require(condition: bool, otherwise: str) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Raises UnfitError if there is none; a link to one is none."""
+    """Raises UnfitError if the path isn't a folder itself. A link to a folder isn't one."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -12,42 +12,41 @@ from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from protocol.prompt_store.entry import KEY_BYTES, Entry
-from protocol.prompt_store.home import Home, UntrustedError, drop, remove_what_was_set_aside
-from protocol.prompt_store.index import Bounds, Measured, Transaction, is_damage
-from protocol.prompt_store.payloads import UnfitError, disk_bytes
-from protocol.prompt_store.sweep import sweep
+from protocol.prompt_store.home import Home, UntrustedError, drop, remove_set_aside, sweep
+from protocol.prompt_store.index import Bounds, Speeds, Transaction, is_damage
+from protocol.prompt_store.payloads import KEY_BYTES, Entry, UnfitError, disk_bytes
 
 logger = logging.getLogger(__name__)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
-# Small models make small blocks. So many rows of 256 tokens make an index of about 250 MB.
+# Small models have small blocks, so the number of files is bounded too. So many rows of 256 tokens
+# take an index of about 250 MB.
 MOST_FILES: Final = 200_000
-# Other processes can't write while so many files go.
+# Other processes can't write while so many files are removed.
 _BATCH: Final = 64
-# More are not evicted for one that is written: it isn't kept then.
+# If a block needs more evictions, it isn't stored.
 _MOST_BATCHES: Final = 16
 _REST_S: Final = 60.0
 _REOPEN_S: Final = 5.0
 _OPENING_S: Final = 5.0
 _SWEEP_S: Final = 10.0
-# Marks of use that wait for other processes; the oldest are lost.
+# So many marks of use wait for other processes. The oldest of more are lost.
 _MOST_MARKS: Final = 10_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PromptStore:
-    """A tree of blocks, each with a payload, bounded in bytes; the least recently used goes first,
-    and none before what follows it.
+    """A tree of blocks, each with a payload, bounded in bytes. The least recently used block goes
+    first, but never before the blocks that follow it.
 
     Several processes may use one folder, and several threads one store. The store may be killed at
-    any moment. Whatever goes wrong with disk or folder costs what was stored and nothing else: it
-    is logged, once for each kind, and nothing is found or written.
+    any moment. A failure of the disk or the folder costs only stored prompts: it is logged, once
+    for each kind, and methods find and write nothing.
 
     Every method waits for the disk, and for other processes for up to some seconds: call none of
-    them on an event loop or between two steps of an engine. Nothing is opened before the first.
+    them on an event loop or between two steps of an engine. The first call opens the files.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class PromptStore:
         most_files: int = MOST_FILES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`folder` may hold other things too; it becomes this account's alone.
+        """`folder` may hold other files too. Its mode becomes 0700.
 
-        The bounds hold for files in whole blocks of the disk, without the index, and for all
-        processes: the store that was opened last sets them, and what is over them goes then. At
-        most `most_bytes_per_hour` are written in any hour, whatever becomes of them. `clock` gives
-        seconds since the epoch.
+        The bounds count files in whole blocks of the disk, without the index, for all processes
+        together. The store that was opened last sets them, and evicts the blocks beyond them. At
+        most `most_bytes_per_hour` are written in any hour, even if they are removed again. `clock`
+        gives seconds since the epoch.
         """
         self._folder = folder
         self._bounds = Bounds(most_bytes, most_bytes_per_hour)
@@ -81,34 +80,33 @@ class PromptStore:
         self._logged: set[str] = set()
 
     def obstacle(self) -> str | None:
-        """Why the folder can't be used, for an operator to read; None if it can."""
+        """Why the folder can't be used, in words for an operator; None if it can."""
         self._attempt(lambda _: None, None)
         return self._obstacle
 
     def children(self, parent: bytes) -> list[Entry]:
-        """The blocks that follow this one, or a root, in no particular order."""
+        """The blocks that follow a block or a root, in no particular order."""
         return self._attempt(lambda home: home.index.children(parent), [])
 
     def has(self, key: bytes) -> bool:
-        """Whether the block is known; its file isn't looked at."""
+        """Whether the index has the block. Its file isn't looked at."""
         return self._attempt(lambda home: home.index.has(key), False)
 
     def read(self, key: bytes) -> bytes | None:
-        """The payload as it was written, or None. Counts as use of the block and its ancestors.
-
-        What is not as it was written is dropped, and said so in the log.
+        """The payload as it was written, or None. Counts as use of the block and its ancestors. A
+        damaged block is dropped and logged.
         """
         return self._attempt(lambda home: self._read(home, key), None)
 
     def write(self, entry: Entry, parts: Sequence[Buffer], owner: str) -> bool:
         """Store a block whose payload is these parts, one behind the other, for the model `owner`.
 
-        Makes room first. False, with nothing changed for the worse, if the block is there already,
-        doesn't fit, comes too soon, or can't be written; after a full disk nothing is tried for a
-        minute. The block's parent is never what gives way.
+        Evicts other blocks first, but never the block's parent. False if the block is stored
+        already, doesn't fit, would exceed the bytes of this hour, or can't be written. After a full
+        disk nothing is written for a minute.
 
         Raises:
-            ValueError: the entry isn't one of this payload, or has keys of a wrong length.
+            ValueError: the entry doesn't describe this payload, or has keys of a wrong length.
         """
         views = [memoryview(part).cast("B") for part in parts]
         if sum(view.nbytes for view in views) != entry.payload_bytes:
@@ -117,16 +115,16 @@ class PromptStore:
             raise ValueError(f"the keys must be two different ones of {KEY_BYTES} bytes")
         return self._attempt(lambda home: self._write(home, entry, views, owner), False)
 
-    def speeds(self, model: bytes) -> Measured:
-        """What was noted last of this model, whoever measured it."""
-        return self._attempt(lambda home: home.index.speeds(model), Measured())
+    def speeds(self, model: bytes) -> Speeds:
+        """The speeds that a worker noted last for this model."""
+        return self._attempt(lambda home: home.index.speeds(model), Speeds())
 
-    def note_speeds(self, model: bytes, measured: Measured) -> None:
-        """Keep what a worker has measured for those that come after it."""
+    def note_speeds(self, model: bytes, measured: Speeds) -> None:
+        """Keep the speeds that a worker has measured, for later workers."""
         self._attempt(lambda home: self._note_speeds(home, model, measured), None)
 
     def used_bytes(self, owner: str | None = None) -> int:
-        """What is stored for one owner, or for all, in bytes on disk."""
+        """The bytes on disk of one owner, or of all."""
         owners = self.owners()
         return sum(owners.values()) if owner is None else owners.get(owner, 0)
 
@@ -135,32 +133,30 @@ class PromptStore:
         return self._attempt(lambda home: home.index.owners(), {})
 
     def clear(self, owner: str | None = None) -> int:
-        """Remove what was stored up to now for one owner, or for all: the bytes on disk that are
-        free again.
+        """Remove all blocks of one owner, or of all, that were stored before the call. Returns how
+        many bytes on disk were freed.
 
-        A payload that was written under two owners belongs to the first of them. Takes as long as
-        the disk takes to remove the files: minutes where a slow one has very many.
+        A payload that was written under two owners belongs to the first. On a slow disk with very
+        many files it takes minutes.
         """
         freed = _Freed()
         self._attempt(lambda home: self._clear(home, owner, freed), None)
         return freed.disk_bytes
 
     def sweep(self) -> int:
-        """Remove files that nothing knows of, as killed processes leave them, and rows without a
-        file: the bytes on disk that are free again. Works for 10 s at most.
+        """Remove the leftovers of killed processes: files without a row, and rows without a file.
+        Returns how many bytes on disk were freed. It takes 10 s at most.
 
-        For one process at a time, before the others start or beside them.
+        Only one process may sweep at a time; others may use the store meanwhile.
         """
         freed = _Freed()
         self._attempt(lambda home: self._sweep(home, freed), None)
         return freed.disk_bytes
 
     def close(self) -> None:
-        """Let go of the files; the next call opens them again."""
+        """Close the files. The next call opens them again."""
         with self._opening:
             self._let_go()
-
-    # What the methods do with an open store
 
     def _read(self, home: Home, key: bytes) -> bytes | None:
         entry = home.index.find(key)
@@ -177,7 +173,7 @@ class PromptStore:
 
     def _drop(self, home: Home, key: bytes, identity: tuple[int, int] | None, why: str) -> None:
         with home.index.transaction() as transaction:
-            # It may have been evicted meanwhile, and written anew.
+            # Meanwhile the block may have been evicted, and written anew.
             if home.payloads.identity(key) != identity or not transaction.remove(key):
                 return
             home.payloads.remove(key)
@@ -197,7 +193,7 @@ class PromptStore:
         except sqlite3.Error as error:
             if is_damage(error):
                 raise
-            # The payload has been read all the same.
+            # The payload has been read anyway.
             self._failed(error, home)
             return
         if marked:
@@ -217,7 +213,7 @@ class PromptStore:
             home.payloads.unfinished(entry, parts) as unfinished,
             home.index.transaction() as transaction,
         ):
-            # Others may have written meanwhile.
+            # Other processes may have written meanwhile.
             if transaction.has(entry.key) or not self._fits(transaction, needed):
                 return False
             transaction.undo_by(lambda: home.payloads.remove(entry.key))
@@ -225,13 +221,15 @@ class PromptStore:
             transaction.add(entry, owner, needed)
         return True
 
-    def _note_speeds(self, home: Home, model: bytes, measured: Measured) -> None:
+    def _note_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():
             with home.index.transaction() as transaction:
                 transaction.set_speeds(model, measured)
 
     def _make_room(self, home: Home, entry: Entry, needed: int) -> bool:
-        """Whether the block may be written now; counts it as written then."""
+        """Evict until the block fits. If it may be written, count its bytes as written, and return
+        True.
+        """
         for _ in range(_MOST_BATCHES):
             with home.index.transaction() as transaction:
                 bounds = transaction.bounds()
@@ -261,7 +259,7 @@ class PromptStore:
     def _evict(
         self, home: Home, transaction: Transaction, needed: int, spared: bytes | None
     ) -> bool:
-        """Evict until so much fits, but only so many at once: whether there was anything."""
+        """Evict blocks until so much fits, a batch at most. Whether any block was evicted."""
         for count in range(_BATCH):
             if self._fits(transaction, needed):
                 return count > 0
@@ -289,13 +287,13 @@ class PromptStore:
 
     def _sweep(self, home: Home, freed: _Freed) -> None:
         until = time.monotonic() + _SWEEP_S
-        remove_what_was_set_aside(self._folder, until)
+        remove_set_aside(self._folder, until)
         freed.disk_bytes += sweep(home, until)
 
     # Opening and failing
 
     def _attempt(self, work: Callable[[Home], T], otherwise: T) -> T:
-        """What the work makes of the open store; `otherwise` if it fails, also when tried again."""
+        """The result of `work` with the open store; `otherwise` if two attempts fail."""
         for may_retry in (True, False):
             home = None
             try:
@@ -307,9 +305,9 @@ class PromptStore:
         return otherwise
 
     def _failed(self, error: Exception, home: Home | None) -> bool:
-        """Note what went wrong; whether another attempt may do better."""
+        """Log a failure. Whether another attempt may succeed."""
         if isinstance(error, sqlite3.ProgrammingError):
-            # Another thread has closed it, since it was damaged or moved away.
+            # Another thread has closed the index, since it was damaged or moved away.
             return True
         code = getattr(error, "sqlite_errorcode", getattr(error, "errno", None))
         kind = f"{type(error).__name__} {code}"
@@ -326,7 +324,8 @@ class PromptStore:
         return True
 
     def _open(self) -> Home | None:
-        """None if it couldn't be opened just now, or by another thread.
+        """The open store; None: it couldn't be opened a moment ago, or another thread is opening
+        it.
 
         Raises UntrustedError, OSError or sqlite3.Error.
         """
@@ -350,12 +349,12 @@ class PromptStore:
             self._obeyed = False
         finally:
             self._opening.release()
-        remove_what_was_set_aside(self._folder, time.monotonic() + _SWEEP_S)
+        remove_set_aside(self._folder, time.monotonic() + _SWEEP_S)
         self._obey_bounds(home)
         return home
 
     def _obey_bounds(self, home: Home) -> None:
-        """Evict what is over them, however much that is."""
+        """Evict all blocks beyond the bounds."""
         try:
             going = True
             while going:
@@ -366,7 +365,7 @@ class PromptStore:
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error) and is_damage(error):
                 raise
-            # What is there can be read all the same.
+            # Stored blocks can be read anyway.
             self._failed(error, None)
 
     def _let_go(self) -> None:
@@ -378,19 +377,21 @@ class PromptStore:
         return self._since(self._full_at) < _REST_S
 
     def _since(self, then: float | None) -> float:
-        """Seconds, infinitely many if the clock was set back."""
+        """Seconds since then; infinitely many if the clock was set back."""
         passed = inf if then is None else self._clock() - then
         return passed if passed >= 0 else inf
 
     def _log(self, kind: str, text: str, *values: object) -> None:
-        """A warning, but only the first of its kind: there may be thousands."""
+        """Log a warning; the next ones of its kind, of which there may be thousands, only for
+        debugging.
+        """
         level = logging.DEBUG if kind in self._logged else logging.WARNING
         self._logged.add(kind)
         logger.log(level, text, *values)
 
 
 class _Freed:
-    """Counted while it happens: what was freed before a failure counts too."""
+    """A count of freed bytes, which keeps those that were freed before a failure."""
 
     def __init__(self) -> None:
         self.disk_bytes = 0

@@ -46,6 +46,6 @@ def test_an_address_that_others_reach(host: str, url: str) -> None:
 )
 def test_one_that_this_machine_alone_reaches(host: str, url: str) -> None:
     said, table = _steps(host)
-    assert "This machine alone" in said
+    assert "Only this machine" in said
     assert "scp" not in said
     assert table == {"url": url, "key_file": str(KEY), "fingerprint": "SHA256:abc"}

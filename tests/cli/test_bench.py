@@ -38,4 +38,4 @@ def test_what_can_not_be_measured(gateway: Gateway, fleet: Gateway) -> None:
     assert "tokens" in long.stderr
     assert bulkhead("bench", "nobody", url=gateway.url).returncode == 4
     several = bulkhead("bench", url=fleet.url)
-    assert (several.returncode, "Say which model" in several.stderr) == (2, True)
+    assert (several.returncode, "Name the model" in several.stderr) == (2, True)

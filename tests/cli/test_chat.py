@@ -65,7 +65,7 @@ def test_answers_a_message_on_stdin_and_ends(gateway: Gateway) -> None:
 def test_asks_which_of_several_models(fleet: Gateway) -> None:
     done = bulkhead("chat", url=fleet.url, stdin="Hello")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("bulkhead: Say which model to chat with; there are: ")
+    assert done.stderr.startswith("bulkhead: Name the model to chat with; there are: ")
     assert "slow" in done.stderr
 
 
@@ -185,14 +185,14 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
         "/modle": "bulkhead: There is no /modle. Did you mean /model?",
         "/model": "* m (ready)\n  other (unloaded)",
         "/model otter": "Did you mean 'other'?",
-        "/mod\tot\t": "other listens; it knows what was said.",
+        "/mod\tot\t": "other goes on with the same messages.",
         "/set temprature 1": "There is no parameter 'temprature'. Did you mean 'temperature'?",
         "/set temperature 3": "temperature can't be '3': expected float <= 2.0.",
         "/set parameter seed 7": "seed                 7",
         "/set stop END 'THE END'": "stop                 END 'THE END'",
         "/set": "top_p                -",
         "/unset seed": "seed                 -",
-        "/unset": "Say which: /unset temperature.",
+        "/unset": "Name the parameter: /unset temperature.",
         "/system": "there is no system message",
         "/system Be kind.": "\nBe kind.",
         "/system none": "there is no system message",

@@ -139,4 +139,4 @@ def test_a_shell_that_is_not_known() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "bulkhead: Say for which shell; there are: bash, zsh, fish.\n"
+    assert done.stderr == "bulkhead: Name the shell: bash, zsh, fish.\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.answer import NAMES, ParameterError, Parameters, shown, with_parameter
+from gateway.cli.conversation import NAMES, ParameterError, Parameters, shown, with_parameter
 
 
 def test_values_as_they_are_typed() -> None:

@@ -97,7 +97,7 @@ async def test_steers_a_model_and_asks_before_it_cuts_anything_off(gateway: Gate
         stream = open_stream(gateway, "Tell me a story.", **LONG)
         await screen.shows("Requests: 1 active")
         await screen.press("k")
-        await screen.shows("Kill demo? It cuts off 1 running request;")
+        await screen.shows("Kill demo? It interrupts 1 running request,")
         await screen.press("n")
         await screen.hides("Kill demo?")
         assert gateway.worker_pid() == pid

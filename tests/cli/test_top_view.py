@@ -337,6 +337,6 @@ def test_ages(seconds: float | None, shown: str) -> None:
 def test_questions_name_what_is_cut_off() -> None:
     idle, one, two = (_model(active_requests=each) for each in (0, 1, 2))
     assert question("kill", idle) == "Kill demo? No request is running. (y/n)"
-    assert "cuts off 1 running request;" in question("kill", one)
-    assert "cuts off 2 running requests, what ends within drain_s" in question("unload", two)
+    assert "interrupts 1 running request," in question("kill", one)
+    assert "2 running requests, unless they end within drain_s" in question("unload", two)
     assert question("restart", two).startswith("Restart demo? ")

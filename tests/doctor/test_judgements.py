@@ -30,7 +30,7 @@ from gateway.doctor.machine import (
 from gateway.doctor.models import ErrandOutcome, judge_model, read_examined, run_errand
 from gateway.doctor.service import ServiceFacts, judge_service
 from gateway.doctor.throughput import SpeedComparison, judge_throughput
-from gateway.memory.budget import budget_of
+from gateway.memory.fitting import budget_of
 from gateway.service.definition import Installed
 from gateway.system.memory import DeviceMemory, HostMemory
 from protocol.errands import Environment, Examine, Examined

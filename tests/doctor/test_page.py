@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gateway.doctor.checks import CHECKS, THROUGHPUT, memory_check
+from gateway.cli.doctor import CHECKS, THROUGHPUT, memory_check
 from gateway.doctor.memory_check import MemoryCheck
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"

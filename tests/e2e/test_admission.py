@@ -378,7 +378,7 @@ def test_rows_and_what_is_pinned_beside(
     where = ("--config", str(path), "--state-dir", str(tmp_path / "state"))
     shown = bulkhead("estimate", "a", *where).stdout
     assert "Its memory doesn't fit: its floor is " in shown
-    assert re.search(r"can be had beside the \d+ MB of what is pinned\.", shown), shown
+    assert re.search(r"is available beside the \d+ MB of pinned models\.", shown), shown
     alone = json.loads(bulkhead("estimate", "--json", "b", *where).stdout)
     assert (alone["verdict"], alone["possible_bytes"]) == ("fits", int(needed * 1.5))
 

@@ -23,8 +23,9 @@ from gateway.memory.execution import NoRoomError
 from gateway.system.tls import fingerprint_of_file
 from gateway.workers.agent_bodies import API, Opening
 from gateway.workers.host import RankEnd
+from gateway.workers.leased import LeasedRank
 from gateway.workers.process import ExitStatus
-from gateway.workers.remote_host import AgentLink, RemoteHost, RemoteRank
+from gateway.workers.remote_host import AgentLink, RemoteHost
 from tests.support.agent import Agent, Link, order, rank_log, scripted_gateway
 from tests.support.certificates import write_certificate
 from tests.support.edge import shortened
@@ -79,7 +80,7 @@ def logged(folder: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-async def end_of(rank: RemoteRank) -> RankEnd:
+async def end_of(rank: LeasedRank) -> RankEnd:
     return await asyncio.wait_for(rank.ended(), 120)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.memory.estimate.estimate import model_key
-from gateway.memory.estimate.fitting import Learned, whole
-from gateway.memory.estimate.weights import LoadOptions
+from gateway.memory.estimate import model_key
+from gateway.memory.fitting import Learned, whole
+from gateway.memory.weights import LoadOptions
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import Footprint
 from tests.support import shapes

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.memory.estimate.fitting import Learned, whole
-from gateway.memory.estimate.weights import LoadOptions
+from gateway.memory.fitting import Learned, whole
+from gateway.memory.weights import LoadOptions
 from tests.cli.terminal import bulkhead
 from tests.support.agent import Agent, model_table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually, gone

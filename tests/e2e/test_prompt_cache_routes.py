@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from protocol.prompt_store import KEY_BYTES
-from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.payloads import KEY_BYTES, Entry
 from protocol.prompt_store.store import PromptStore
 from tests.cli.terminal import bulkhead
 from tests.support.faults import interpreter

@@ -28,7 +28,7 @@ POLICIES: Final = {
     "gateway/memory/admission_round.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
-    "gateway/memory/decisions.py": _ACCOUNT,
+    "gateway.memory.ledger.py": _ACCOUNT,
     "gateway/memory/ledger.py": _ACCOUNT,
     "gateway/memory/allocation.py": _ACCOUNT,
     "gateway/config/model.py": _ACCOUNT,

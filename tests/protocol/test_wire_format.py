@@ -43,6 +43,7 @@ from protocol.life import (
     PromptCacheCleared,
     PromptCacheDisk,
     RankLost,
+    Ranks,
     Ready,
     Settle,
     Stay,
@@ -57,7 +58,6 @@ from protocol.messages import (
     decode_from_worker,
     encode,
 )
-from protocol.ranks import Ranks
 from protocol.requests import (
     CalledTool,
     Cancel,

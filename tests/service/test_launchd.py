@@ -23,18 +23,18 @@ from gateway.config.settings import Flags, Settings
 from gateway.doctor.service import look_at_both
 from gateway.service import service as service_module
 from gateway.service import status as status_module
-from gateway.service.command import ServiceError
 from gateway.service.definition import (
     LABEL,
     MARK,
     Owner,
     ServiceDefinition,
+    ServiceError,
     define,
     service_pid,
     stop_s,
 )
+from gateway.service.init_system import ServiceJob
 from gateway.service.launchd import Launchd
-from gateway.service.manager import ServiceJob
 from gateway.service.service import Service
 from gateway.workers import ladder
 from tests.support.gateway import eventually
@@ -243,7 +243,7 @@ def test_two_jobs_are_shown_and_a_restart_leaves_one(
     assert reading.jobs == [ServiceJob(f"gui/{uid}", path), ServiceJob(f"user/{uid}", path)]
     (warning,) = reading.warnings
     assert f"launchd has it 2 times, in gui/{uid} and user/{uid}" in warning
-    monkeypatch.setattr(command, "manager", lambda *_arguments, **_options: twice.manager)
+    monkeypatch.setattr(command, "init_system", lambda *_arguments, **_options: twice.manager)
     printed = CliRunner().invoke(main, ["service", "status"]).output
     assert [each.split()[1] for each in printed.splitlines() if each.startswith("Job:")] == [
         f"gui/{uid},",

@@ -4,6 +4,7 @@ interpreter of our own. The product has no switches for them."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import textwrap
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support import fake_worker
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,6 +59,7 @@ def after_import(module: str, code: str) -> str:
     """Code for `sitecustomize` that runs in a worker right after it has imported a module, with
     the module as `module`.
     """
+    assert importlib.util.find_spec(module) is not None, f"{module} has moved"
     return f"""
 if in_worker():
     import importlib.abc, importlib.util
@@ -133,47 +137,14 @@ def wrapped_python(path: Path, before: str = "") -> str:
 
 
 def interpreter(folder: Path, code: str) -> str:
-    """An executable to name as a model's `python`: it gets a worker's arguments and runs `code`.
-
-    `connect()` gives the code a PAIR socket to the gateway. `wait()` says nothing more, as one that
-    hangs; `serve(socket)` does, as one that is idle, until it is told to stop.
+    """An executable to name as a model's `python`: it gets a worker's arguments and runs `code`,
+    which has the names of `fake_worker`.
     """
     preamble = f"""
     #!{sys.executable}
-    import os, sys, time
+    import sys
     sys.path.insert(0, {str(_ROOT)!r})
-    import zmq
-    from protocol.channel import KEY_BYTES, connect_worker_side
-    from protocol.codec import decode_from_gateway, encode
-    from protocol.answers import *
-    from protocol.life import *
-    from protocol.memory import *
-    from protocol.messages import *
-    from protocol.parts import *
-    from protocol.requests import *
-    arguments = dict(zip(sys.argv, sys.argv[1:]))
-    def connect():
-        key = sys.stdin.buffer.read(KEY_BYTES)
-        return connect_worker_side(zmq.Context(), arguments["--endpoint"], key)
-    def wait():
-        time.sleep(120)
-    def serve(socket):
-        while True:
-            if not socket.poll(500):
-                socket.send(encode(heartbeat()))
-            elif isinstance(decode_from_gateway(socket.recv()), Stop):
-                sys.exit(0)
-    def heartbeat(**fields):
-        return Heartbeat(**dict(dict(
-            step=1, step_age_s=0.0, active=0, waiting=0, memory=MlxMemory()), **fields))
-    def hello(**fields):
-        return Hello(**dict(dict(
-            protocol_version=PROTOCOL_VERSION, pid=os.getpid(),
-            incarnation=int(arguments["--incarnation"]), python_version="3", mlx_version="0",
-            mlx_lm_version="0", device=Device(name="none", architecture="none")), **fields))
-    def ready():
-        return Ready(load_s=0.0, weight_bytes=0, context_tokens=100, batching=True,
-                     fingerprint='0', memory=MlxMemory())
+    from {fake_worker.__name__} import *
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "python"

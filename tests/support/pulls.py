@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from gateway.library.pull_messages import (
+from gateway.library.pull_process import (
     GO,
     Planned,
     Progressed,

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
+import mlx.core as mx
+
+from protocol.answers import FinishReason
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
-from worker.mlx_lm.generator import Generator, MakeGenerator, RowCaches, Stepped, Tap
+from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, RowCaches, Stepped, Tap
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt, scored_chunk
@@ -41,6 +44,18 @@ class Row:
     # The scores of its prompt so far; None: nobody asked for them.
     prompt_scores: list[Score] | None = None
 
+    @classmethod
+    def of(cls, sequence: Sequence, done: int, number: int = 0) -> Row:
+        """The row of a sequence, of which `done` tokens come from the prompt cache."""
+        return cls(
+            sequence,
+            number,
+            cached_tokens=done,
+            seen_tokens=done,
+            kept=None if sequence.path is None else done // BLOCK_TOKENS,
+            prompt_scores=None if sequence.prompt_logprobs is None else [],
+        )
+
     @property
     def tokens(self) -> int:
         return len(self.sequence.token_ids) + len(self.generated)
@@ -49,6 +64,30 @@ class Row:
     def most_tokens(self) -> int:
         """The length at which it ends."""
         return len(self.sequence.token_ids) + self.sequence.max_tokens
+
+    def score_prompt(self, logits: mx.array, end: int) -> None:
+        """Score the prompt's tokens from `seen_tokens` up to `end`, if anybody asked for that."""
+        if self.prompt_scores is not None:
+            alternatives = self.sequence.prompt_logprobs or 0
+            self.prompt_scores += score_prompt(
+                logits, self.sequence.token_ids, self.seen_tokens, end, alternatives
+            )
+
+    def take_token(
+        self, token_id: int, finish_reason: FinishReason | None, score: Score | None
+    ) -> Token:
+        """Add a token to the answer. The first one carries the prompt's scores."""
+        self.generated.append(token_id)
+        scores, self.prompt_scores = self.prompt_scores, None
+        return Token(
+            self.sequence.request_id,
+            token_id,
+            finish_reason,
+            self.cached_tokens,
+            score,
+            scores,
+            first=len(self.generated) == 1,
+        )
 
 
 class CachedRow(NamedTuple):
@@ -148,27 +187,17 @@ class RowBatch:
         done = 0 if taken is None else taken.tokens
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
         uid = self._generator.insert(
-            _segments(sequence, done),
-            sequence.max_tokens,
-            (*ends, *sequence.stop_token_ids),
-            None if taken is None else taken.caches,
-            sequence.token_ids[:done],
-            [] if sequence.budget is None else [sequence.budget],
+            NewRow(
+                _segments(sequence, done),
+                sequence.max_tokens,
+                (*ends, *sequence.stop_token_ids),
+                None if taken is None else taken.caches,
+                sequence.token_ids[:done],
+                [] if sequence.budget is None else [sequence.budget],
+            )
         )
-        self._sampler.add(
-            uid,
-            sequence.sampling,
-            sequence.adjustments,
-            sequence.token_ids,
-            sequence.logprobs,
-            sequence.constrained,
-        )
-        row = Row(sequence, number, cached_tokens=done, seen_tokens=done)
-        if sequence.prompt_logprobs is not None:
-            row.prompt_scores = []
-        if sequence.path is not None:
-            row.kept = done // BLOCK_TOKENS
-        self._rows[uid] = row
+        sequence.join(self._sampler, uid)
+        self._rows[uid] = Row.of(sequence, done, number)
         self._prefilling.add(uid)
 
     def remove(self, request_ids: set[str]) -> None:
@@ -207,21 +236,9 @@ class RowBatch:
         tokens = []
         for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
-            row.generated.append(response.token)
+            tokens.append(row.take_token(response.token, response.finish_reason, score))
             # mlx-lm has begun the token after the one that it gives out.
             row.seen_tokens = row.tokens
-            tokens.append(
-                Token(
-                    row.sequence.request_id,
-                    response.token,
-                    response.finish_reason,
-                    row.cached_tokens,
-                    score,
-                    row.prompt_scores,
-                    first=len(row.generated) == 1,
-                )
-            )
-            row.prompt_scores = None
             if response.finish_reason is not None:
                 self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
@@ -275,16 +292,8 @@ class RowBatch:
         logits = self._tap.take()
         for place, response in enumerate(responses):
             row = self._rows[response.uid]
-            # How far the row had come before the chunk, and how far it is now.
-            begin, end = row.seen_tokens, row.cached_tokens + response.progress[0]
-            if row.prompt_scores is not None:
-                row.prompt_scores += score_prompt(
-                    logits[place],
-                    row.sequence.token_ids,
-                    begin,
-                    end,
-                    row.sequence.prompt_logprobs or 0,
-                )
+            # `seen_tokens` is still how far the row had come before the chunk.
+            row.score_prompt(logits[place], row.cached_tokens + response.progress[0])
 
     # For the prompt cache
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
-from worker.engines.keeper import PromptKeeper
+from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
@@ -30,7 +30,7 @@ class Joining(NamedTuple):
     tokens: int
 
 
-class BatchedEngine:
+class BatchedEngine(QueuedEngine):
     """Sequences join and leave batches between steps.
 
     mlx-lm takes in all that it is given, whatever memory that needs. So sequences that don't fit
@@ -43,6 +43,7 @@ class BatchedEngine:
     """
 
     batching = True
+    ahead_tokens = AHEAD_TOKENS
 
     def __init__(
         self,
@@ -50,7 +51,6 @@ class BatchedEngine:
         eos_token_ids: Iterable[int],
         max_concurrency: int,
         room: CacheRoom,
-        weight_bytes: int = 0,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
         make_generator: MakeGenerator = Generator,
@@ -58,15 +58,13 @@ class BatchedEngine:
         """A chunk of prompts holds up rows that decode for about `stall_s`. A generator of several
         ranks computes its batches in the other ranks too.
         """
+        super().__init__(room, prompt_cache)
         self._make_generator = make_generator
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency
-        self._room = room
-        self._worth_bytes = max(weight_bytes, step_bytes())
-        self._held: deque[Sequence] = deque()
+        self._worth_bytes = max(room.weight_bytes, step_bytes())
         self._batches: deque[RowBatch] = deque()
-        self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
         # The batch of the last step, while its blocks haven't been kept.
         self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
@@ -78,10 +76,6 @@ class BatchedEngine:
         return self._rows
 
     @property
-    def waiting(self) -> int:
-        return len(self._held)
-
-    @property
     def short(self) -> bool:
         """The first sequence that waits has no room. One that has just come may have room and not
         have begun.
@@ -89,18 +83,9 @@ class BatchedEngine:
         if self._rows >= self._max_concurrency:
             return False
         fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
-        first = next((each for each in self._held if not fetches(each.request_id)), None)
+        first = next((each for each in self._waiting if not fetches(each.request_id)), None)
         return first is not None and not self._fits(len(first.token_ids) + AHEAD_TOKENS)
 
-    @property
-    def fetching(self) -> bool:
-        return self._keeper is not None and self._keeper.fetching
-
-    @property
-    def need(self) -> EngineNeed:
-        return self._rows_need if self._keeper is None else self._keeper.beside(self._rows_need)
-
-    @property
     def _rows_need(self) -> EngineNeed:
         sizes = self._sizes()
         used_bytes = self._room.needed_bytes(sizes) if sizes else 0
@@ -108,7 +93,7 @@ class BatchedEngine:
         free_rows = max(0, self._max_concurrency - len(rows))
         joining = [
             min(len(each.token_ids) + _HORIZON_TOKENS, len(each.token_ids) + each.max_tokens)
-            for each in list(self._held)[:free_rows]
+            for each in list(self._waiting)[:free_rows]
         ]
         if not rows and not joining:
             return EngineNeed(0, 0, 0)
@@ -120,8 +105,8 @@ class BatchedEngine:
             wanted = [Batch(len(rows) + len(joining), longest_tokens)]
         last = self._last_to_leave()
         alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
-        if self._held:
-            first = Batch(1, len(self._held[0].token_ids) + AHEAD_TOKENS)
+        if self._waiting:
+            first = Batch(1, len(self._waiting[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
                 # Others may run before the first sequence, but the first is the one that waits for
                 # memory.
@@ -134,18 +119,9 @@ class BatchedEngine:
             last[1].number if last and last[0].prefills(last[1]) else 0,
         )
 
-    def add(self, sequence: Sequence) -> None:
-        """Add a sequence behind those of its priority."""
-        place = len(self._held)
-        while place and self._held[place - 1].priority < sequence.priority:
-            place -= 1
-        self._held.insert(place, sequence)
-
     def remove(self, request_ids: Iterable[str]) -> None:
         removed = set(request_ids)
-        self._held = deque(each for each in self._held if each.request_id not in removed)
-        if self._keeper is not None:
-            self._keeper.forget(removed)
+        self._forget(removed)
         for batch in self._batches:
             batch.remove(removed)
 
@@ -182,24 +158,9 @@ class BatchedEngine:
         while self._rows and not self._room.holds(self._sizes()):
             choices = [(each, *each.least_missed()) for each in self._batches if len(each)]
             batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
-            self._hold_first(batch.put_aside(uid))
+            self._add_first(batch.put_aside(uid))
         if self._keeper is not None:
             self._keeper.give_way(self._sizes())
-
-    def clear_prompts(self) -> int:
-        return 0 if self._keeper is None else self._keeper.cache.clear()
-
-    def take_hopeless(self) -> list[Sequence]:
-        hopeless = [
-            each
-            for each in self._held
-            if not self._room.could_hold(len(each.token_ids) + AHEAD_TOKENS)
-        ]
-        for each in hopeless:
-            self._held.remove(each)
-        if self._keeper is not None:
-            self._keeper.forget(each.request_id for each in hopeless)
-        return hopeless
 
     def take_broken(self) -> list[Broken]:
         return [broken for each in self._batches for broken in each.take_broken()]
@@ -212,7 +173,7 @@ class BatchedEngine:
         batches, self._batches = self._batches, deque()
         rows = [row for each in batches for row in each.rows]
         for row in sorted(rows, key=lambda each: each.number, reverse=True):
-            self._hold_first(row.sequence.rest(row.generated))
+            self._add_first(row.sequence.rest(row.generated))
         for each in batches:
             each.close()
         self.clear_prompts()
@@ -245,13 +206,6 @@ class BatchedEngine:
             rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
         )
 
-    def _hold_first(self, sequence: Sequence) -> None:
-        """Put a sequence that ran already before the others of its priority."""
-        place = 0
-        while place < len(self._held) and self._held[place].priority > sequence.priority:
-            place += 1
-        self._held.insert(place, sequence)
-
     def _sizes(self) -> list[Batch]:
         return [each.size for each in self._batches if len(each)]
 
@@ -264,7 +218,7 @@ class BatchedEngine:
         """
         overtaken = False
         later: list[Joining] = []
-        for sequence in list(self._held):
+        for sequence in list(self._waiting):
             rows = self._rows
             if rows + len(later) >= self._max_concurrency or (overtaken and rows):
                 return
@@ -280,7 +234,7 @@ class BatchedEngine:
                 and not self._waits_for_room(batch, sequence)
             ):
                 self._insert(batch, sequence)
-                self._held.remove(sequence)
+                self._waiting.remove(sequence)
             elif batch is not None:
                 later.append(Joining(batch, tokens))
             elif rows:

@@ -1,10 +1,12 @@
-"""Between engines and the prompt cache: which of them may have which memory, and what is worth
-keeping.
+"""What both engines have in common: a queue of sequences, and prompts that are kept beside them
+in the same limit of memory.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -250,6 +252,68 @@ class PromptKeeper:
             row.kept <= last < min(len(path.keys), len(other.keys))
             and path.keys[last] == other.keys[last]
         )
+
+
+class QueuedEngine(ABC):
+    """The part of an engine that keeps sequences waiting until there is memory for them."""
+
+    # A sequence that begins needs room for so many tokens more than it has.
+    ahead_tokens: int
+
+    def __init__(self, room: CacheRoom, prompt_cache: PromptCache | None) -> None:
+        self._room = room
+        self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
+        self._waiting: deque[Sequence] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def fetching(self) -> bool:
+        return self._keeper is not None and self._keeper.fetching
+
+    @property
+    def need(self) -> EngineNeed:
+        rows = self._rows_need()
+        return rows if self._keeper is None else self._keeper.beside(rows)
+
+    @abstractmethod
+    def _rows_need(self) -> EngineNeed:
+        """The needs of the sequences alone."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence behind those of its priority."""
+        place = len(self._waiting)
+        while place and self._waiting[place - 1].priority < sequence.priority:
+            place -= 1
+        self._waiting.insert(place, sequence)
+
+    def take_hopeless(self) -> list[Sequence]:
+        hopeless = [
+            each
+            for each in self._waiting
+            if not self._room.could_hold(len(each.token_ids) + self.ahead_tokens)
+        ]
+        if hopeless:
+            self._forget({each.request_id for each in hopeless})
+        return hopeless
+
+    def clear_prompts(self) -> int:
+        return 0 if self._keeper is None else self._keeper.cache.clear()
+
+    def _add_first(self, sequence: Sequence) -> None:
+        """Put a sequence that ran already before the others of its priority."""
+        place = 0
+        while place < len(self._waiting) and self._waiting[place].priority > sequence.priority:
+            place += 1
+        self._waiting.insert(place, sequence)
+
+    def _forget(self, request_ids: set[str]) -> None:
+        """Drop these from the queue, and the reading of their blocks."""
+        self._waiting = deque(each for each in self._waiting if each.request_id not in request_ids)
+        if self._keeper is not None:
+            self._keeper.forget(request_ids)
 
 
 def _computed(each: CachedRow, depth: int) -> Computed | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -13,7 +13,7 @@ from worker.prompt_cache.path import Path
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
-from worker.structure.sampler import Constrained
+from worker.structure.sampler import Constrained, ConstrainedSampler
 from worker.vision import PictureInputs
 
 
@@ -65,6 +65,12 @@ class Sequence:
         is whole.
         """
         return not self.ignore_eos or self.constrained is not None
+
+    def join(self, sampler: ConstrainedSampler[Any], row: int) -> None:
+        """Have a sampler choose the tokens of this sequence, as those of `row`."""
+        sampler.add(
+            row, self.sampling, self.adjustments, self.token_ids, self.logprobs, self.constrained
+        )
 
     def rest(self, generated: list[int]) -> Sequence:
         """The sequence that is left once these tokens are generated, for another run in an

@@ -5,7 +5,6 @@ a draft model.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,10 +14,8 @@ import mlx.core as mx
 
 from protocol.answers import FinishReason
 from worker.engines.batch import CachedRow, Row
-from worker.engines.caches import Caches
-from worker.engines.decoding import Decoded, RowSampler, decode, decode_ahead
-from worker.engines.gpu_failures import passing_kind
-from worker.engines.keeper import PromptKeeper
+from worker.engines.decoding import Caches, Decoded, RowSampler, decode, decode_ahead
+from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
@@ -26,8 +23,8 @@ from worker.mlx_lm.decoding import UNSEEN_TOKENS, stream
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
-from worker.sampling.scores import score_prompt, scored_chunk
-from worker.system.errors import one_sentence
+from worker.sampling.scores import scored_chunk
+from worker.system.errors import one_sentence, passing_kind
 from worker.vision import PictureInputs
 
 logger = logging.getLogger("worker")
@@ -54,10 +51,11 @@ class _Run:
         return len(self.row.sequence.token_ids) - 1 - self.row.seen_tokens
 
 
-class SequentialEngine:
+class SequentialEngine(QueuedEngine):
     """Runs sequences in the order in which they came, by priority."""
 
     batching = False
+    ahead_tokens = 1
 
     def __init__(
         self,
@@ -66,21 +64,17 @@ class SequentialEngine:
         room: CacheRoom,
         caches: Caches | None = None,
         prompt_cache: PromptCache | None = None,
-        draft: Any = None,
         draft_tokens: int = 0,
         begin: Begin | None = None,
     ) -> None:
-        """`caches` are the model's own if not given, and the draft model's too if there is one. The
-        draft model guesses `draft_tokens` at a time. `begin` is for a model that looks at pictures.
+        """`caches` are the model's own if they aren't given. If they are a draft model's too, it
+        guesses `draft_tokens` at a time. `begin` is for a model that looks at pictures.
         """
+        super().__init__(room, prompt_cache)
         self._model = model
-        self._draft = draft
-        self._draft_tokens = draft_tokens
-        self._caches = Caches(model, draft) if caches is None else caches
+        self._caches = Caches(model) if caches is None else caches
+        self._draft_tokens = 0 if self._caches.draft is None else max(1, draft_tokens)
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._room = room
-        self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
-        self._waiting: deque[Sequence] = deque()
         self._run: _Run | None = None
         # The sequence of the last step, while its blocks haven't been kept.
         self._stepped: _Run | None = None
@@ -95,24 +89,11 @@ class SequentialEngine:
         return 0 if self._run is None else 1
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
     def short(self) -> bool:
         if self._run is not None or not self._waiting or self._next_fits:
             return False
         return self._keeper is None or not self._keeper.fetches(self._waiting[0].request_id)
 
-    @property
-    def fetching(self) -> bool:
-        return self._keeper is not None and self._keeper.fetching
-
-    @property
-    def need(self) -> EngineNeed:
-        return self._rows_need if self._keeper is None else self._keeper.beside(self._rows_need)
-
-    @property
     def _rows_need(self) -> EngineNeed:
         if self._run is not None:
             bytes_ = self._room.needed_bytes(self._sizes())
@@ -128,28 +109,9 @@ class SequentialEngine:
         if self._keeper is not None:
             self._keeper.give_way(self._sizes())
 
-    def take_hopeless(self) -> list[Sequence]:
-        hopeless = [
-            each for each in self._waiting if not self._room.could_hold(len(each.token_ids) + 1)
-        ]
-        for each in hopeless:
-            self._waiting.remove(each)
-        if self._keeper is not None:
-            self._keeper.forget(each.request_id for each in hopeless)
-        return hopeless
-
-    def add(self, sequence: Sequence) -> None:
-        """Add a sequence behind those of its priority."""
-        place = len(self._waiting)
-        while place and self._waiting[place - 1].priority < sequence.priority:
-            place -= 1
-        self._waiting.insert(place, sequence)
-
     def remove(self, request_ids: Iterable[str]) -> None:
         removed = set(request_ids)
-        self._waiting = deque(each for each in self._waiting if each.request_id not in removed)
-        if self._keeper is not None:
-            self._keeper.forget(removed)
+        self._forget(removed)
         if self._run is not None and self._run.row.sequence.request_id in removed:
             self._run = None
 
@@ -185,9 +147,6 @@ class SequentialEngine:
             found.append(Broken(run.row.sequence.request_id, reason))
         return found
 
-    def clear_prompts(self) -> int:
-        return 0 if self._keeper is None else self._keeper.cache.clear()
-
     def begin_anew(self) -> bool:
         if self._run is not None:
             self._put_aside(self._run.row)
@@ -199,11 +158,11 @@ class SequentialEngine:
     def close(self) -> None:
         self._waiting.clear()
         self._run = self._stepped = self._begin = None
-        self._model = self._draft = None
+        self._model = None
         del self._caches
 
     def _put_aside(self, row: Row) -> None:
-        self._waiting.appendleft(row.sequence.rest(row.generated))
+        self._add_first(row.sequence.rest(row.generated))
         self._run = None
 
     def _sizes(self) -> list[Batch]:
@@ -234,12 +193,8 @@ class SequentialEngine:
         self._waiting.popleft()
         self._begun += 1
         done = 0 if taken is None else taken.tokens
-        row = Row(sequence, cached_tokens=done, seen_tokens=done)
-        if sequence.path is not None:
-            row.kept = done // BLOCK_TOKENS
-        if sequence.prompt_logprobs is not None:
-            row.prompt_scores = []
-        self._run = _Run(row, self._caches.make() if taken is None else taken.caches)
+        caches = self._caches.make() if taken is None else taken.caches
+        self._run = _Run(Row.of(sequence, done), caches)
 
     def _computes_prompt(self, run: _Run) -> bool:
         """Whether this step was for the prompt."""
@@ -296,14 +251,7 @@ class SequentialEngine:
                 logits = self._caches.run(tokens, run.caches)[0]
             self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
-            if row.prompt_scores is not None:
-                row.prompt_scores += score_prompt(
-                    logits[0],
-                    row.sequence.token_ids,
-                    begin,
-                    begin + length,
-                    row.sequence.prompt_logprobs or 0,
-                )
+            row.score_prompt(logits[0], begin + length)
             # Nobody reads the logits, so they are not computed.
             del logits
             mx.clear_cache()
@@ -319,44 +267,32 @@ class SequentialEngine:
         if run.tokens is None:
             run.tokens = self._decode(run)
         token_id, score = next(run.tokens)
-        row.generated.append(token_id)
-        row.seen_tokens = row.tokens - (0 if self._draft is None else UNSEEN_TOKENS)
         finish_reason: FinishReason | None = None
         ends = token_id in self._eos_token_ids and sequence.ends_at_eos
         if ends or token_id in sequence.stop_token_ids:
             finish_reason = "stop"
-        elif len(row.generated) >= sequence.max_tokens:
+        elif len(row.generated) + 1 >= sequence.max_tokens:
             finish_reason = "length"
-        token = Token(
-            sequence.request_id,
-            token_id,
-            finish_reason,
-            row.cached_tokens,
-            score,
-            row.prompt_scores,
-            first=len(row.generated) == 1,
-        )
-        row.prompt_scores = None
+        token = row.take_token(token_id, finish_reason, score)
+        row.seen_tokens = row.tokens - (0 if self._caches.draft is None else UNSEEN_TOKENS)
         self._stepped = run
-        if token.finish_reason is not None:
+        if finish_reason is not None:
             self._run = None
         return token
 
     def _decode(self, run: _Run) -> Iterator[Decoded]:
         sequence = run.row.sequence
-        if self._draft is None or sequence.constrained is not None:
-            # The guesses of a draft model would have to be masked, by guesses again.
-            run.sampler = RowSampler(sequence, run.model or self._model)
-            caches = run.caches
-            if self._draft is not None:
-                # The draft model's caches don't see these tokens, so the prompt cache can't have
-                # both.
-                run.row.kept = None
-                caches, _ = self._caches.parts(run.caches)
-            return decode(sequence, caches, run.sampler)
-        return decode_ahead(
-            sequence, self._model, self._draft, self._draft_tokens, self._caches, run.caches
-        )
+        drafts = self._caches.draft is not None
+        if drafts and sequence.constrained is None:
+            return decode_ahead(sequence, self._caches, run.caches, self._draft_tokens)
+        # The guesses of a draft model would have to be masked, and the masks would be guesses too.
+        run.sampler = RowSampler(sequence, run.model or self._model)
+        caches = run.caches
+        if drafts:
+            # The draft model's caches don't see these tokens, so the prompt cache can't have both.
+            run.row.kept = None
+            caches, _ = self._caches.parts(run.caches)
+        return decode(sequence, caches, run.sampler)
 
     def _keep(self, run: _Run, *, at_boundary: bool = False, ended: bool = False) -> None:
         if self._keeper is None or run.row.kept is None:

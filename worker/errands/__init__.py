@@ -1,1 +1,45 @@
-"""What a worker's process does for `doctor` instead of serving."""
+"""Errands: what a worker's process does for a command of the gateway's, instead of serving."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import IO, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from protocol.errands import Environment
+
+T = TypeVar("T", bound=Struct)
+
+
+class Errand:
+    """Orders on standard input, and answers on standard output. Libraries print to standard output,
+    so an errand, which keeps it for answers, is made before their import.
+    """
+
+    def __init__(self) -> None:
+        self._answers: IO[bytes] = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+
+    def read(self, kind: type[T]) -> T:
+        """Read the whole of standard input."""
+        return msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+
+    def orders(self, kind: Any) -> Iterator[Any]:
+        """The orders on standard input, line by line."""
+        decoder = msgspec.json.Decoder(kind)
+        for line in sys.stdin.buffer:
+            yield decoder.decode(line)
+
+    def begin(self) -> None:
+        """Tell the versions, once the imports are done."""
+        self.answer(Environment(platform.python_version(), version("mlx"), version("mlx-lm")))
+
+    def answer(self, content: Struct) -> None:
+        self._answers.write(msgspec.json.encode(content) + b"\n")
+        self._answers.flush()

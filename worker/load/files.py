@@ -1,5 +1,5 @@
-"""A model's files, and an adapter's: where they are, whether they are sound, whether they
-changed.
+"""The files of a model and of an adapter: where they are, whether they are sound, and whether they
+have changed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def find_folder(source: str) -> Path:
     if folder.is_absolute():
         raise ModelError(f"There is no folder {source}.")
     try:
-        # What was pulled, whole; snapshot_download would also miss what no model is loaded from.
+        # snapshot_download would also miss files that no load needs.
         repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
         revision = (repository / "refs" / "main").read_text("ascii").strip()
         return (repository / "snapshots" / revision).resolve(strict=True)
@@ -51,7 +51,7 @@ def find_folder(source: str) -> Path:
 
 
 def check_files(folder: Path) -> None:
-    """Find what is wrong with the files before MLX does: its lazy reads fail late and abruptly."""
+    """Find damaged or missing files before MLX does, whose lazy reads fail late and abruptly."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
     try:
@@ -106,7 +106,10 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelError(f"{path}: {name} is {value!r}, and must be a number.")
         if not least <= value <= most or (name == "top_k" and value != int(value)):
-            raise ModelError(f"{path}: {name} is {value}, and can't be.")
+            kind = "a whole number" if name == "top_k" else "a number"
+            raise ModelError(
+                f"{path}: {name} is {value}, and must be {kind} from {least} to {most}."
+            )
         fields[name] = value
     if (top_k := fields.get("top_k")) is not None:
         # Some files write -1 for "all".
@@ -115,11 +118,11 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
 
 
 class AdapterError(ValueError):
-    """Why a folder can't be used as an adapter, in one sentence."""
+    """A folder can't be used as an adapter, for a reason in one sentence."""
 
 
 def check_adapter(folder: Path) -> None:
-    """Find what is wrong with the files before mlx-lm does, whose errors name keys alone.
+    """Find faults of the files before mlx-lm does, whose errors only name keys.
 
     Raises: AdapterError.
     """
@@ -157,7 +160,7 @@ def add_adapter(model: Any, folder: Path) -> None:
         raise AdapterError(
             f"The adapter in {folder} doesn't match the model: {text or type(error).__name__}"
         ) from error
-    # The new layers would drop out, as in training.
+    # Otherwise the new layers would use dropout, as in training.
     model.eval()
 
 
@@ -177,7 +180,7 @@ def fingerprint(folder: Path, adapter: Path | None = None) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         _take_weights(digest, path)
     if adapter is not None:
-        # These alone: training leaves its earlier states beside them.
+        # Only these files count: training leaves its earlier states beside them.
         _take(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
         _take_weights(digest, adapter / WEIGHTS)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A folder of files to a model in memory, in slices, with one readable reason when it can't be."""
+"""Loads a model from a folder of files, in slices. A load that fails has one readable reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -30,7 +31,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
-from worker.mlx_lm.reads import Reads
+from worker.mlx_lm.waits import Reads
 from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
@@ -41,10 +42,10 @@ from worker.text.template import ChatTemplate
 if TYPE_CHECKING:
     from worker.vision.pictures import PictureProcessor
 
-# Read between two looks at the stop flag: short against a shutdown, long against the overhead.
+# Bytes that are read between two looks at the stop flag: few for a shutdown, many for the overhead.
 _SLICE_BYTES: Final = 64 << 20
-# MLX is given as much to read in advance as it reads in this time: what makes a tokenizer holds
-# Python's lock for as long, and a stop waits for it.
+# MLX gets as much to read in advance as it reads in this time. The tokenizer's thread holds
+# Python's lock for as long, and a stop waits as long.
 _AHEAD_S: Final = 0.5
 
 
@@ -62,17 +63,17 @@ class LoadedModel:
     answer_format: AnswerFormat
     chat_template: ChatTemplate
     constraints: Constraints
-    # A decoder without what makes text of its states.
+    # A decoder without the head that makes text of its states.
     is_headless: bool = False
     # A smaller model with the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
-    # What makes tokens of pictures, for a model that looks at them.
+    # Makes tokens of pictures, for a model that looks at them.
     picture_processor: PictureProcessor | None = None
 
     @cached_property
     def xtc_spared(self) -> tuple[int, ...]:
-        """What ends an answer or a line: as mlx_lm.server, which never leaves these out."""
+        """Tokens that end an answer or a line. XTC never leaves them out, as in mlx_lm.server."""
         line = self.tokenizer.encode("\n", add_special_tokens=False)
         return tuple(dict.fromkeys((*self.eos_token_ids, *line)))
 
@@ -102,8 +103,8 @@ def load(
     part: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> LoadedModel:
     """Load a model from a folder, or from a repository in the Hugging Face cache; with an adapter
-    on top of it, and a draft model beside it. With `pictures` it looks at them. `part` leaves of
-    the model and its configuration what this process computes.
+    on top of it, and a draft model beside it. With `pictures` it looks at them. `part` takes away
+    the layers that other ranks compute, from the model and its configuration.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -114,7 +115,11 @@ def load(
     folder = find_folder(source)
     check_files(folder)
     adapter = None if adapter_path is None else Path(adapter_path)
-    try:
+    with _one_reason():
+        if pictures and (adapter is not None or draft_path is not None):
+            raise ModelError(
+                "pictures: a model that looks at them can have neither adapter nor draft_model."
+            )
         if adapter is not None:
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
@@ -123,11 +128,6 @@ def load(
         reads = Reads()
         with reads.noted():
             if pictures:
-                if adapter is not None or draft_path is not None:
-                    raise ModelError(
-                        "pictures: a model that looks at them can have neither adapter nor "
-                        "draft_model."
-                    )
                 model, config, picture_processor = _load_vision(folder)
             else:
                 model, config = load_weights(folder)
@@ -135,14 +135,13 @@ def load(
                 add_adapter(model, adapter)
         if part is not None:
             part(model, config)
-        # A large vocabulary takes a second, in which weights can be read.
+        # A tokenizer with a large vocabulary takes a second, in which weights can be read.
         with ThreadPoolExecutor(1, "tokenizer") as beside:
             reading = beside.submit(_read_text_parts, folder, config, picture_processor)
             draft = _Draft()
             if draft_path is not None:
-                words = reading.result()
                 with reads.noted():
-                    draft = _load_draft(draft_path, words)
+                    draft = _load_draft(draft_path, reading.result())
 
             def stops() -> bool:
                 if reading.done():
@@ -154,14 +153,6 @@ def load(
             words = reading.result()
         if fingerprint(folder, adapter) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
-    except (LoadAbandonedError, ModelError):
-        raise
-    except (RuntimeError, MemoryError) as error:
-        # MLX reports exhausted memory and failed reads this way: the next attempt may succeed.
-        raise ModelError(one_sentence(error), permanent=False) from error
-    except Exception as error:
-        # Architectures parse config.json each in its own way, and fail in as many.
-        raise ModelError(one_sentence(error)) from error
     return LoadedModel(
         model=model,
         tokenizer=words.tokenizer,
@@ -182,8 +173,23 @@ def load(
     )
 
 
+@contextmanager
+def _one_reason() -> Iterator[None]:
+    """Turn any failure of a load into a ModelError."""
+    try:
+        yield
+    except (LoadAbandonedError, ModelError):
+        raise
+    except (RuntimeError, MemoryError) as error:
+        # MLX raises these for exhausted memory and failed reads: the next attempt may succeed.
+        raise ModelError(one_sentence(error), permanent=False) from error
+    except Exception as error:
+        # Each architecture parses config.json in its own way, and fails in its own way.
+        raise ModelError(one_sentence(error)) from error
+
+
 class _TextParts(NamedTuple):
-    """What a model's text is made with."""
+    """The parts that write and read a model's text."""
 
     tokenizer: Any
     vocabulary: int
@@ -197,7 +203,7 @@ def _read_text_parts(
 ) -> _TextParts:
     tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
     if picture_processor is not None and not tokenizer.has_chat_template:
-        # Some have it in their processor's files alone.
+        # Some models have a template only in the files of their processor.
         tokenizer.chat_template = picture_processor.chat_template
         tokenizer.has_chat_template = picture_processor.chat_template is not None
     vocabulary = _vocabulary(config, tokenizer)
@@ -213,10 +219,10 @@ def _read_text_parts(
 
 
 def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
-    # An extra.
+    # mlx-vlm is an extra.
     if find_spec("mlx_vlm") is None:
         raise ModelError(
-            "pictures: mlx-vlm isn't installed, which looks at them: pip install "
+            "pictures: mlx-vlm, which looks at them, isn't installed: pip install "
             "'mlx-bulkhead[vision]'."
         )
     from worker.vision.model import NoVisionError, load_vision
@@ -245,7 +251,7 @@ def _load_draft(source: str, words: _TextParts) -> _Draft:
     if own.get_vocab() != words.tokenizer.get_vocab():
         raise ModelError(f"The draft model in {folder} has other tokens than the model.")
     if _vocabulary(config, own) > words.vocabulary:
-        # What it makes up of the rows beyond would have no embedding in the model.
+        # The draft model could guess a token that has no embedding in the model.
         raise ModelError(
             f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
             f"{words.vocabulary}."
@@ -257,7 +263,7 @@ def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
     try:
         return models.read_tokenizer(folder, eos_token_ids)
     except Exception as error:
-        # transformers fails on damaged files in as many ways as it has readers.
+        # transformers has many readers, each of which fails in its own way on damaged files.
         raise ModelError(
             f"The tokenizer in {folder} can't be loaded: {one_sentence(error)}"
         ) from error
@@ -292,8 +298,8 @@ def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type,
 
 
 def is_headless(folder: Path) -> bool:
-    """Decoders made for embeddings alone are often published without what makes text of them, and
-    their weights are named accordingly, as Qwen3-Embedding's.
+    """Whether the files lack the head, as those of many decoders that only make embeddings. The
+    names of their weights then have no prefix, as in Qwen3-Embedding.
     """
     if not (folder / "modules.json").is_file():
         return False
@@ -345,11 +351,11 @@ def _read_weights(
 
     for each in _slices(arrays, reads):
         if each.sources:
-            # Those of two slices would take memory at once.
+            # The sources of two slices would take memory at the same time.
             while ahead:
                 await_first()
             mx.eval(each.sources)
-            # To go as soon as they are computed on.
+            # Nothing else may keep them once the arrays are computed.
             each.sources.clear()
         mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
         ahead.append(each)
@@ -362,7 +368,7 @@ def _read_weights(
 
 
 class _Slice(NamedTuple):
-    """`sources` is what some of these are computed of."""
+    """Some of the `arrays` are computed from `sources`."""
 
     arrays: list[mx.array]
     sources: list[mx.array]

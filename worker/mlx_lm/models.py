@@ -1,4 +1,4 @@
-"""mlx-lm's models: how they are loaded, of which parts they are, and how they are split."""
+"""mlx-lm's models: how they are loaded, which parts they have, and how they are split."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import mlx.core as mx
 import mlx_lm.models
 from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.gemma3_text import Gemma3Model, ModelArgs
 from mlx_lm.utils import _get_classes, load_adapters, load_model, load_tokenizer
 
-from protocol.ranks import RankSplit
+from protocol.life import RankSplit
 from worker.mlx_lm.caches import make_caches
 
 # A model's class and that of its arguments, by its configuration.
 Classes: TypeAlias = Callable[[dict[str, Any]], tuple[type, Any]]
 # Padding is masked by adding it; the least number that half precision has is -65,504.
 MASKED: Final = -30000.0
-# What its architectures call the model without its head.
+# The names that architectures give to the model without its head.
 _TRUNKS: Final = ("model", "backbone", "transformer")
-# In the source of one that can be split by tensors.
+# It is in the source of each architecture that can be split by tensors.
 _SHARDS: Final = "    def shard("
 
 
@@ -37,7 +38,7 @@ def read_model(folder: Path, classes: Classes | None = None) -> tuple[Any, dict[
 
 
 def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
-    """mlx-lm's wrapper of it."""
+    """mlx-lm's wrapper of a model's tokenizer."""
     return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
 
 
@@ -53,8 +54,8 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
 
 
 def with_head(config: dict[str, Any]) -> tuple[type, Any]:
-    """The classes for files that lack the head and name the other layers without it. The head is
-    the embedding, as nobody asks for it.
+    """The classes for files that lack the head, and whose names of the other layers have no
+    prefix. The embedding stands in for the head, which is never asked for.
     """
     model, arguments = classes_of(config)
     config["tie_word_embeddings"] = True
@@ -90,18 +91,59 @@ def small_llama(vocabulary: int) -> Any:
 
 
 def known_weights(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """Those of files that a model has: files have heads of their training, and buffers, too."""
+    """The weights that a model has a place for. Files also have heads that were used in training,
+    and buffers.
+    """
     wanted = {name for name, _ in tree_flatten(model.parameters())}
     layers = {name.rpartition(".")[0] for name in wanted}
     # A quantized layer has scales and biases beside its weight.
     return {name: value for name, value in weights.items() if name.rpartition(".")[0] in layers}
 
 
-# Parts
+class Gemma3Encoder(nn.Module):
+    """Gemma 3's layers as an encoder: tokens see those before them and those behind."""
+
+    def __init__(self, arguments: Any) -> None:
+        super().__init__()
+        self.model = Gemma3Model(arguments)
+        self._arguments = arguments
+        # The window reaches to both sides, as in transformers' Gemma3TextConfig.
+        self._reach = arguments.sliding_window // 2 + 1
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        dtype: mx.Dtype = self.model.norm.weight.dtype
+        return dtype
+
+    def states(self, tokens: mx.array, types: mx.array | None, mask: mx.array) -> mx.array:
+        scale = mx.array(self._arguments.hidden_size**0.5, mx.bfloat16)
+        states: mx.array = self.model.embed_tokens(tokens)
+        states = states * scale.astype(states.dtype)
+        places = mx.arange(tokens.shape[1])
+        near = mx.abs(places[:, None] - places[None, :]) < self._reach
+        known = mx.broadcast_to(mask[:, None, None, :] > 0, (len(mask), 1, *near.shape))
+        masks = [mx.where(each, 0, MASKED).astype(states.dtype) for each in (known, known & near)]
+        pattern = self._arguments.sliding_window_pattern
+        for index, layer in enumerate(self.model.layers):
+            states = layer(states, masks[(index + 1) % pattern > 0], None)
+        normed: mx.array = self.model.norm(states)
+        return normed
+
+    def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+        named = {
+            name if name.startswith("model.") else f"model.{name}": value
+            for name, value in weights.items()
+        }
+        return known_weights(self, named)
+
+
+def gemma3_encoder() -> tuple[type, Any]:
+    """The class of the encoder, and that of its arguments."""
+    return Gemma3Encoder, ModelArgs
 
 
 def trunk_of(model: Any) -> Any:
-    """The part of a model that makes hidden states of tokens; None: it can't be told apart."""
+    """The part of a model that turns tokens into hidden states; None: there is no such part."""
     inner = getattr(model, "language_model", model)
     for name in _TRUNKS:
         trunk = getattr(inner, name, None)
@@ -123,19 +165,18 @@ def logits_of(model: Any, states: mx.array) -> mx.array:
 
 def _gives_states(model: Any, trunk: Any) -> bool:
     try:
-        # Nothing is computed as long as nobody asks for it: the shape is known all the same.
+        # The shape is known although nothing is computed, since the values are not asked for.
         states = trunk(mx.array([[0, 0]]), cache=make_caches(model))
     except Exception:
-        # Architectures are called in ways of their own.
+        # Some architectures want other arguments, and fail in any way.
         return False
     return isinstance(states, mx.array) and states.ndim == 3 and states.shape[:2] == (1, 2)
 
 
-# Ranks
-
-
 def splits_of(model: Any) -> dict[RankSplit, Callable[[Any], None]]:
-    """The ways in which a model can be split: each leaves of it what a rank of a group computes."""
+    """The ways in which a model can be split. Each takes a group, and leaves in the model only the
+    part of this rank.
+    """
     splits: dict[RankSplit, Callable[[Any], None]] = {}
     if hasattr(model, "shard"):
         splits["tensor"] = model.shard
@@ -145,8 +186,8 @@ def splits_of(model: Any) -> dict[RankSplit, Callable[[Any], None]]:
 
 
 def splittable() -> list[str]:
-    """The architectures that can be split by tensors. They are looked for in the sources: to import
-    them all would take seconds.
+    """The architectures that can be split by tensors. Their sources are searched, as imports of all
+    of them would take seconds.
     """
     folder = Path(mlx_lm.models.__file__).parent
     return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))

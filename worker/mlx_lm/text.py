@@ -1,11 +1,12 @@
-"""mlx-lm's wrapper of tokenizers, its parsers of calls, and its search for stop sequences."""
+"""mlx-lm's text: tokenizers, detokenizers, parsers of calls, and the search for stop sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from mlx_lm.generate import TextStateMachine
+from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 from mlx_lm.tool_parsers import pythonic, qwen3_coder
 
 # Text of a block of calls, and the definitions of the tools, to calls.
@@ -16,8 +17,8 @@ parse_functions: Final[Parse] = qwen3_coder.parse_tool_call
 
 
 class Renderer(NamedTuple):
-    """What has `apply_chat_template`; with `is_program` it is one of mlx-lm's own programs, and no
-    template in Jinja.
+    """An object with `apply_chat_template`. With `is_program` it runs one of mlx-lm's own programs
+    instead of a template in Jinja.
     """
 
     of: Any
@@ -25,8 +26,10 @@ class Renderer(NamedTuple):
 
 
 def renderer_of(tokenizer: Any) -> Renderer:
-    """mlx-lm's wrapper turns thinking on wherever a model can think. A template's own default is
-    what its author meant, so the wrapper renders only where it carries the renderer itself.
+    """The renderer of a tokenizer's prompts.
+
+    mlx-lm's wrapper turns thinking on wherever a model can think, against the default that the
+    template's author chose. So the wrapper renders only where it brings the program itself.
     """
     is_program = tokenizer._chat_template is not None
     return Renderer(tokenizer if is_program else tokenizer._tokenizer, is_program)
@@ -38,7 +41,7 @@ def tokenizer_inside(tokenizer: Any) -> Any:
 
 
 def parser_name(tokenizer: Any) -> str:
-    """The one of mlx-lm's parsers that it chose for a tokenizer: the name of its module."""
+    """The name of the module of the parser that mlx-lm chose for a tokenizer."""
     return str(tokenizer.tool_parser.__module__.rpartition(".")[2])
 
 
@@ -46,19 +49,20 @@ class StopTexts:
     """Looks for texts in a text that comes in pieces."""
 
     def __init__(self, texts: tuple[str, ...], *, include: bool) -> None:
-        """With `include` the one that is found is given out, too."""
-        # Its last part is the text that may be the beginning of one. None: there are none.
+        """With `include` the text that is found is given out, too."""
+        # Its last part is text that may be the beginning of one of the texts. None: there are no
+        # texts.
         self._state: Any = None
         if texts:
             machine = TextStateMachine({"normal": [(each, None) for each in texts]})
             self._state = machine.make_state()
         self._texts = texts
         self._include = include
-        # The one that was found, and the end of all.
+        # The text that was found; no more text is given out then.
         self.found: str | None = None
 
     def take(self, text: str) -> str:
-        """What is certain to come before any of them."""
+        """The part of the text so far that certainly stands before any of the texts."""
         if self._state is None or not text:
             return text
         if self.found is not None:
@@ -72,8 +76,97 @@ class StopTexts:
         return seen if self._include else str(before)
 
     def flush(self) -> str:
-        """What was held back, once none of them follows."""
+        """The text that was held back, for the end of the answer."""
         if self._state is None or self.found is not None:
             return ""
         self._state, rest, _ = TextStateMachine.flush(self._state)
         return str(rest)
+
+
+# Decoders look only at a token's neighbours.
+_CONTEXT_TOKENS: Final = 8
+_LONGEST_CHARACTER_TOKENS: Final = 4
+# No character has so many tokens: a character that is unfinished after them stays unfinished.
+_MOST_HELD_TOKENS: Final = 64
+
+
+class Detokenizer(Protocol):
+    """The part of mlx-lm's streaming detokenizers that is used here."""
+
+    def add_token(self, token: int) -> None:
+        """Take in the next token of the answer."""
+
+    def finalize(self) -> None:
+        """End the answer: tokens that were held back become text."""
+
+    @property
+    def last_segment(self) -> str:
+        """The text that has become certain since the last call."""
+
+
+def detokenizer_after(prompt_ids: list[int], tokenizer: Any) -> Detokenizer:
+    """A detokenizer for an answer that follows a prompt. `tokenizer` is mlx-lm's wrapper.
+
+    mlx-lm's own detokenizers treat an answer as a separate text, and drop the space at its
+    beginning, as tokenizers do at the beginning of any text.
+    """
+    detokenizer: Detokenizer = tokenizer.detokenizer
+    if isinstance(detokenizer, NaiveStreamingDetokenizer):
+        # It also treats each line as a separate text.
+        return WindowDetokenizer(prompt_ids, tokenizer)
+    # The others decode each token alone, except the first one of a text. So any text may come
+    # first.
+    for token_id in tokenizer.encode("a", add_special_tokens=False):
+        detokenizer.add_token(token_id)
+    detokenizer.finalize()
+    assert detokenizer.last_segment
+    return detokenizer
+
+
+class WindowDetokenizer:
+    """Decodes each token with some before it, for tokenizers of any kind."""
+
+    def __init__(self, prompt_ids: list[int], tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._context_text = ""
+        self._held: list[int] = []
+        self._segment = ""
+        self._move(prompt_ids)
+
+    @property
+    def last_segment(self) -> str:
+        segment, self._segment = self._segment, ""
+        return segment
+
+    def add_token(self, token: int) -> None:
+        self._held.append(token)
+        text = self._decode(self._context + self._held)
+        # The rest of a character may follow; and some decoders drop a space before a comma.
+        unfinished = text.endswith(("\ufffd", " "))
+        if not unfinished or len(self._held) >= _MOST_HELD_TOKENS:
+            self._release(text)
+
+    def finalize(self) -> None:
+        if self._held:
+            self._release(self._decode(self._context + self._held))
+
+    def _release(self, text: str) -> None:
+        self._segment += text[len(self._context_text) :]
+        context = self._context + self._held
+        self._held = []
+        if len(context) < 2 * _CONTEXT_TOKENS:
+            self._context, self._context_text = context, text
+        else:
+            self._move(context)
+
+    def _move(self, token_ids: list[int]) -> None:
+        for count in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _LONGEST_CHARACTER_TOKENS):
+            self._context = token_ids[-count:]
+            self._context_text = self._decode(self._context)
+            # Half a character at the beginning can spoil the next character, too.
+            if not self._context_text.startswith("\ufffd"):
+                return
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids))

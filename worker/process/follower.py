@@ -4,20 +4,16 @@ hangs.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
-from types import FrameType
 from typing import Final, NoReturn
 
-from protocol.process import DUMP_STACKS, grace_s
-from protocol.ranks import LEFT_ALONE
-from worker.process.gateway import ParentWatch
+from protocol.process import LEFT_ALONE, grace_s
+from worker.process.gateway import ParentWatch, begin_process, end_process
 
 logger = logging.getLogger("worker")
 
@@ -58,16 +54,8 @@ def _grace_s() -> float:
 
 def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) -> NoReturn:
     """Follow rank 0 until rank 0 ends the work, or is gone; ends the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
-    faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     life = _Life()
-
-    def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
-        life.stop()
-
-    signal.signal(signal.SIGTERM, on_sigterm)
+    begin_process(life.stop)
     ParentWatch(parent_pid, life.stop, _grace_s)
 
     def work() -> None:
@@ -93,6 +81,4 @@ def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) 
     # Python handles signals between two waits.
     while not life.over.wait(1.0):
         continue
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(life.status)
+    end_process(life.status)

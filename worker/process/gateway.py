@@ -1,5 +1,5 @@
-"""The gateway as a worker sees it: the channel, the move to the next gateway, and the gateway's
-death.
+"""A worker's process under its gateway: signals, the channel, the move to the next gateway, and
+the gateway's death.
 
 The death is noticed by a kernel event and by a poll, the same way on both systems. Linux's
 PDEATHSIG has no counterpart on macOS, and the way that is tested must be the way that runs there.
@@ -10,12 +10,18 @@ workers to another process.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import logging
 import math
 import os
+import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
 import zmq
 
@@ -28,9 +34,33 @@ from protocol.life import (
 )
 from protocol.message import Message
 from protocol.messages import GatewayMessage, decode_from_gateway, encode
-from protocol.process import ProcessExit
+from protocol.process import DUMP_STACKS, ProcessExit
 
 _POLL_S = 1.0
+
+
+def begin_process(stop: Callable[[], None]) -> None:
+    """Set up the signals, stack dumps and log of a worker's process. SIGTERM calls `stop`."""
+
+    def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
+        stop()
+
+    # Ctrl-C reaches the whole process group. The gateway decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, on_sigterm)
+    faulthandler.enable()
+    # Written in C, so the dump works although a thread holds the interpreter's lock.
+    faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def end_process(status: int) -> NoReturn:
+    """End at once, when memory is released. The interpreter's own end would wait for other
+    threads.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class GatewayLink:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import logging
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,11 +24,10 @@ from protocol.life import (
     Stop,
 )
 from protocol.message import Message
-from protocol.process import DUMP_STACKS, grace_s
-from protocol.ranks import LEFT_ALONE
+from protocol.process import LEFT_ALONE, grace_s
 from protocol.requests import Cancel, ChatPrompt, Embed, Generate
 from worker.process.answering import Answering, Outbox, rendered
-from worker.process.gateway import GatewayLink, ParentWatch
+from worker.process.gateway import GatewayLink, ParentWatch, begin_process, end_process
 from worker.runtime.engine_thread import (
     EngineEnded,
     EngineStep,
@@ -40,17 +36,14 @@ from worker.runtime.engine_thread import (
     ModelReady,
     RankGone,
     RemoveRequests,
+    import_at_low_priority,
 )
-from worker.system.imports import import_at_low_priority
 from worker.transformers import SLOW_IMPORT
 from worker.vectors.jobs import VectorJob
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from worker.engines.sequence import Token
     from worker.runtime.prompts import Prepared
-    from worker.vectors.jobs import VectorJob
 
 logger = logging.getLogger("worker")
 _TOKENIZER_THREADS: Final = 2
@@ -67,28 +60,15 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
 
     A spare gets ready at low priority, because other workers compute meanwhile.
     """
-    # Ctrl-C reaches the whole process group; the gateway decides what becomes of its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
-    # Done in C, so that the dump works although a thread holds the interpreter's lock.
-    faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     loop = WorkerLoop(address, key, incarnation, spare=spare)
-
-    def on_sigterm(_signal: int, _frame: FrameType | None) -> None:
-        loop.request_stop()
-
-    signal.signal(signal.SIGTERM, on_sigterm)
+    begin_process(loop.request_stop)
     loop.watch = ParentWatch(parent_pid, loop.request_stop, loop.orphan_grace_s)
     try:
         status = loop.run()
     except Exception:
         logger.exception("The main loop failed")
         status = loop.break_off()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The memory is released by now. The interpreter's own end would wait for tokenizer threads.
-    os._exit(status)
+    end_process(status)
 
 
 class WorkerLoop:

@@ -1,1 +1,1 @@
-"""What prompts were computed to, kept for those that begin alike."""
+"""Computed blocks of prompts, kept for other prompts that begin alike."""

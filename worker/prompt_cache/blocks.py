@@ -1,4 +1,5 @@
-"""mlx-lm's caches cut into blocks of tokens, and put together again.
+"""Blocks of tokens: caches of mlx-lm's are cut into them and joined from them, and the least
+recently used blocks in memory go first.
 
 Caches that grow with the tokens can be cut anywhere. Those with a window or a state (rotating,
 recurrent, chunked) can't: they are kept as they are at chosen places, as snapshots.
@@ -6,9 +7,10 @@ recurrent, chunked) can't: they are kept as they are at chosen places, as snapsh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -27,14 +29,14 @@ from worker.prompt_cache.path import BLOCK_TOKENS
 
 # From so many blocks on it costs less to cut them together: twice an operation for each array.
 _TOGETHER: Final = 3
-# What they are copied through, and more than once.
+# They are copied through so much memory, more than once.
 _MOST_TOGETHER_BYTES: Final = 128_000_000
 
 
 @dataclass(frozen=True)
 class Block:
-    """Arrays, and for a snapshot how they make up the states: `structure` is of lists, numbers and
-    indices of arrays.
+    """The arrays of a block. A snapshot has a `structure`, too: lists, numbers and indices of
+    arrays that make up the states of caches.
     """
 
     arrays: tuple[mx.array, ...]
@@ -46,7 +48,7 @@ class Block:
 
 
 class Span(NamedTuple):
-    """Blocks `first` up to `last` of a row of a batch's caches, or of single ones."""
+    """Blocks `first` up to `last` of a row, in the caches of a batch or of that row alone."""
 
     caches: list[Any]
     row: int
@@ -58,7 +60,7 @@ class Cutter:
     """Cuts and joins the caches of one model."""
 
     def __init__(self, model: Any, make_caches: Callable[[], list[Any]]) -> None:
-        """Runs two tokens through the model, to see the shapes."""
+        """Runs two tokens through the model, which gives the shapes of its caches."""
         self._make_caches = make_caches
         caches = make_caches()
         mx.eval(model(mx.array([[0, 0]]), cache=caches))
@@ -66,9 +68,9 @@ class Cutter:
         used = [(at, leaf) for at, leaf in enumerate(leaves) if not leaf.empty()]
         self._growing = [at for at, leaf in used if grows(leaf)]
         self._fixed = [at for at, leaf in used if not grows(leaf)]
-        # Some architectures have caches of their own, whose states can't be set.
+        # Some architectures have their own kinds of caches, whose states can't be set.
         self.can_restore = all(has_known_state(leaves[at]) for at in self._fixed)
-        # Arrays of one shape are kept as one: a fraction of the work of keeping each layer's.
+        # Arrays of one shape are kept as one, which is much less work than to keep each layer's.
         groups: dict[Any, list[tuple[int, int]]] = {}
         token_bytes = 0
         for at, leaf in used:
@@ -85,8 +87,9 @@ class Cutter:
         return bool(self._fixed)
 
     def cut_all(self, spans: Sequence[Span]) -> list[list[Block]]:
-        """The blocks of each, as `cut` has them. Of a batch's rows they are cut together: to a GPU
-        each array of each row would be work of its own, and some rows longer than a step.
+        """The blocks of each span, like `cut`. Rows of one batch are cut together. Otherwise each
+        array of each row would be an operation for a GPU, and some rows would take longer than a
+        step.
         """
         groups: list[list[Span]] = []
         for each in spans:
@@ -108,10 +111,10 @@ class Cutter:
         return [self.cut(*each) if each.first < each.last else [] for each in spans]
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
-        """Blocks `first` up to `last` of a row of a batch's caches, or of single ones.
+        """Blocks `first` up to `last` of a row, in the caches of a batch or of that row alone.
 
-        They are being computed, and share no memory with the caches once they are: to wait for
-        them would keep a GPU without work after the step that it computes now.
+        Their computation has begun, and is not waited for: a GPU would have no work after its
+        current step. Once computed, they share no memory with the caches.
         """
         begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
         leaves = leaves_of(caches)
@@ -143,17 +146,17 @@ class Cutter:
         return [[next(blocks) for _ in range(span.first, span.last)] for span in spans]
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
-        """What can't be cut of a row's caches, as it is now; it is being computed, too."""
+        """The present state of a row's caches that can't be cut. Its computation has begun, too."""
         leaves = leaves_of(caches)
         arrays: list[mx.array] = []
         structure = [_take_apart(state_of(leaves[at], row), arrays) for at in self._fixed]
-        # A rotating cache has its keys as the model transposed them, and a copy would be so too.
+        # A rotating cache has its keys as the model transposed them, and so would a plain copy.
         copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
         mx.async_eval(copies)  # type: ignore[no-untyped-call]
         return Block(copies, structure)
 
     def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
-        """Caches of one row that has seen the tokens of these blocks, of which there is one."""
+        """Caches of one row that has seen the tokens of these blocks, at least one."""
         caches = self._make_caches()
         leaves = leaves_of(caches)
         parts: dict[int, dict[int, mx.array]] = {at: {} for at in self._growing}
@@ -184,8 +187,82 @@ def _take_apart(value: Any, arrays: list[mx.array]) -> Any:
 
 def _put_together(value: Any, arrays: Sequence[mx.array]) -> Any:
     if isinstance(value, dict):
-        # Another object: what a model writes into its cache it writes into this very one.
+        # A copy, since a model writes into the arrays of its cache.
         return mx.array(arrays[value["array"]])
     if isinstance(value, list):
         return [_put_together(each, arrays) for each in value]
     return value
+
+
+Content = TypeVar("Content")
+
+# An entry takes so much beside its content. So entries without content are bounded too.
+_OVERHEAD_BYTES: Final = 512
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[Content]):
+    content: Content
+    bytes_: int
+
+
+class LruBlocks(Generic[Content]):
+    """Contents by key, which the least recently used leave first. A use of a path uses its entries
+    from the end to the root, so the least recently used entry is never in the middle of a path.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_ = 0
+        # Least recently used first.
+        self._entries: OrderedDict[bytes, _Entry[Content]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def depth(self, path: Sequence[bytes]) -> int:
+        """How many entries of a path are present, from its beginning."""
+        for depth, key in enumerate(path):
+            if key not in self._entries:
+                return depth
+        return len(path)
+
+    def get(self, key: bytes) -> Content:
+        """Raises: KeyError."""
+        return self._entries[key].content
+
+    def bytes_of(self, keys: Iterable[bytes]) -> int:
+        """The bytes of those of these entries that are present."""
+        return sum(self._entries[key].bytes_ for key in keys if key in self._entries)
+
+    def use(self, path: Iterable[bytes]) -> None:
+        """Note a use of a path, given from its beginning. Entries that are gone are skipped."""
+        for key in reversed(list(path)):
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def put(self, key: bytes, content: Content, bytes_: int) -> None:
+        """Add an entry, unless its key has one. `use` its path afterwards."""
+        if key not in self._entries:
+            entry = _Entry(content, bytes_ + _OVERHEAD_BYTES)
+            self._entries[key] = entry
+            self.bytes_ += entry.bytes_
+
+    def shrink(self, most_bytes: int, kept: Container[bytes] = frozenset()) -> int:
+        """Drop the least recently used, but none of `kept`, until `most_bytes` are left. Returns
+        how many bytes were dropped.
+        """
+        before_bytes = self.bytes_
+        going = []
+        left_bytes = self.bytes_
+        for key, entry in self._entries.items():
+            if left_bytes <= most_bytes:
+                break
+            if key not in kept:
+                going.append(key)
+                left_bytes -= entry.bytes_
+        for key in going:
+            self.bytes_ -= self._entries.pop(key).bytes_
+        return before_bytes - self.bytes_

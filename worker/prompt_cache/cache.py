@@ -1,4 +1,4 @@
-"""The prompt cache as the engine sees it: what to take from memory or disk, and what to keep."""
+"""The prompt cache as the engine sees it: blocks are taken from memory or disk, and kept there."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from protocol.message import pack
-from protocol.prompt_store.entry import Entry
-from worker.prompt_cache.blocks import Block, Cutter, Span
+from protocol.prompt_store.payloads import Entry
+from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
-from worker.prompt_cache.lru import LruBlocks
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
 
 logger = logging.getLogger("worker")
 
-# Taken over from the reading thread between two steps: some milliseconds.
+# The engine takes over so much from the reading thread between two steps, in some milliseconds.
 _MOST_ARRIVALS_BYTES: Final = 32_000_000
-# A read that takes so much longer than expected isn't waited for: disks fall asleep, and hang.
+# A read that takes so many times longer than expected isn't waited for: disks sleep, and hang.
 _LATE: Final = 4.0
 _LEAST_LATE_S: Final = 2.0
 
 
 class Taken(NamedTuple):
-    """Caches of one row, for mlx-lm, that have seen so many tokens."""
+    """Caches of one row, for mlx-lm, that have seen `tokens` tokens."""
 
     caches: list[Any]
     tokens: int
 
 
 class Computed(NamedTuple):
-    """A row of some caches, to be kept from the depth `first` on as far as its path goes."""
+    """A row of some caches, whose blocks are to be kept from depth `first` to the end of the
+    path.
+    """
 
     path: Path
     token_ids: Sequence[int]
@@ -42,7 +43,7 @@ class Computed(NamedTuple):
 
 
 class _Coming(NamedTuple):
-    """What is read for a request; it is late from a time on, by the monotonic clock."""
+    """A read for a request. It is late after `late_at`, a time of the monotonic clock."""
 
     fetch: Fetch
     bytes_: int
@@ -50,7 +51,7 @@ class _Coming(NamedTuple):
 
 
 class _Unstored(NamedTuple):
-    """What is to go to disk once it is computed."""
+    """A block that goes to disk once it is computed."""
 
     entry: Entry
     payload: Payload
@@ -61,27 +62,27 @@ class PromptCache:
 
     def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
         self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)
-        # So much was let go for want of room since the limit last grew.
+        # So many bytes were dropped for want of room since the limit last grew.
         self.refused_bytes = 0
         self.rehearses = False
         self._cutter = cutter
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
         self._coming: dict[str, _Coming] = {}
-        # Until it is over the disk is taken to hang.
+        # A late read. The disk counts as hung until it is over.
         self._late: Fetch | None = None
         self._unstored: list[_Unstored] = []
         self._unstored_bytes = 0
 
     @property
     def bytes_(self) -> int:
-        """Memory that it holds."""
+        """The memory that the cache holds."""
         pending_bytes = 0 if self._disk is None else self._disk.pending_bytes
         return self._blocks.bytes_ + self._unstored_bytes + pending_bytes
 
     @property
     def evictable_bytes(self) -> int:
-        """Of that, what can be let go at once."""
+        """The part of it that can be dropped at once."""
         return self._blocks.bytes_
 
     @property
@@ -94,7 +95,9 @@ class PromptCache:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """All is done as for a request, and nothing stays of it."""
+        """In the block, sequences are computed as for requests, and afterwards nothing of them is
+        kept.
+        """
         with self.unnoticed():
             try:
                 yield
@@ -105,7 +108,7 @@ class PromptCache:
 
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """Nothing that is kept is written to disk, and what prompts say of speeds is forgotten."""
+        """In the block, nothing is written to disk, and speeds that prompts show are forgotten."""
         self.store()
         speeds, self.speeds = self.speeds, MeasuredSpeeds()
         self.rehearses = True
@@ -116,7 +119,7 @@ class PromptCache:
             self.speeds = speeds
 
     def depth(self, path: Path, tokens: int) -> int:
-        """How many blocks of a sequence of so many tokens could be taken from memory now."""
+        """How many blocks of a sequence with `tokens` tokens could be taken from memory now."""
         keys = path.keys[: usable_depth(tokens)]
         depth = self._blocks.depth(keys)
         if self.needs_snapshots:
@@ -124,11 +127,11 @@ class PromptCache:
         return depth
 
     def path_bytes(self, path: Path) -> int:
-        """Memory that what a path begins with takes."""
+        """The memory of the blocks that a path begins with."""
         return self._blocks.bytes_of(self._beginning(path))
 
     def take(self, path: Path, tokens: int) -> Taken | None:
-        """Caches for a sequence from what is in memory; None if there is nothing of it."""
+        """Caches for a sequence, from blocks in memory; None if there are none."""
         depth = self.depth(path, tokens)
         if depth < self._stored_depth(path, tokens):
             self.speeds.count(read=False)
@@ -140,12 +143,10 @@ class PromptCache:
         self._use(keys)
         return Taken(caches, depth * BLOCK_TOKENS)
 
-    # From disk
-
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
-        """Whether blocks of a request are worth waiting for: reading them has begun, or goes on.
+        """Read blocks of a request if that pays. Whether a read has begun, or goes on.
 
-        `room_bytes` is what they may take of memory beside what is there.
+        The blocks may take `room_bytes` of memory beside those that are there.
         """
         if request_id in self._coming:
             return self._goes_on(request_id)
@@ -155,18 +156,18 @@ class PromptCache:
         self._use(path.keys[: self._stored_depth(path, tokens)])
         self.speeds.count(read=True)
         bytes_ = len(keys) * self.block_bytes
-        # What others wait for is read before it.
+        # Blocks that other requests wait for are read first.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
         self._coming[request_id] = _Coming(disk.fetch(keys), bytes_, late_at)
         return True
 
     def is_worth_fetching(self, path: Path, tokens: int, room_bytes: int) -> bool:
-        """Whether `fetch` would begin to read blocks of a sequence of so many tokens."""
+        """Whether `fetch` would begin to read blocks of a sequence with `tokens` tokens."""
         return bool(self._worth_reading(path, tokens, room_bytes))
 
     def _worth_reading(self, path: Path, tokens: int, room_bytes: int) -> list[bytes]:
-        """The keys of what is on disk and not in memory, if to read it is faster."""
+        """The keys of blocks that are on disk and not in memory, if reading them is faster."""
         if self._disk is None or self._hangs:
             return []
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
@@ -188,24 +189,24 @@ class PromptCache:
         return self._late is not None and not self._late.done
 
     def _stored_depth(self, path: Path, tokens: int) -> int:
-        """How many blocks of a sequence of so many tokens could be had from disk."""
+        """How many blocks of a sequence with `tokens` tokens the disk has."""
         end = min(path.stored, usable_depth(tokens))
         if self.needs_snapshots:
             return max((each for each in path.stored_snapshots if each <= end), default=0)
         return end
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits for its blocks any more."""
+        """Give up reading the blocks of a request."""
         if (found := self._coming.pop(request_id, None)) is not None:
             found.fetch.abandoned = True
 
     @property
     def coming_bytes(self) -> int:
-        """What is being read and will be in memory."""
+        """The bytes that are being read and will be in memory."""
         return sum(each.bytes_ for each in self._coming.values())
 
     def collect(self) -> None:
-        """Take over what was read."""
+        """Take over blocks that were read."""
         if self._disk is None:
             return
         left_bytes = _MOST_ARRIVALS_BYTES
@@ -232,17 +233,15 @@ class PromptCache:
                     "The disk is late with stored prompts: until it answers none is read"
                 )
         elif any(each not in self._blocks for each in fetch.keys):
-            # Arrived and not taken over yet, or never to come.
+            # They have arrived and are not taken over yet, or they will never come.
             self.collect()
             if self._disk is not None and self._disk.look_again():
                 return True
         self.forget(request_id)
         return False
 
-    # To keep
-
     def keep(self, rows: Sequence[Computed]) -> None:
-        """Keep their blocks, those that several have once."""
+        """Keep the blocks of these rows. A block that several rows share is kept once."""
         coming: set[bytes] = set()
         spans = []
         for each in rows:
@@ -260,7 +259,7 @@ class PromptCache:
             disk.note(news)
 
     def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
-        """Keep what can't be cut of a row that has seen just so many blocks."""
+        """Keep the state that can't be cut, of a row that has seen exactly `depth` blocks."""
         key = snapshot_key(path.keys[depth - 1])
         if key in self._blocks:
             return
@@ -270,15 +269,15 @@ class PromptCache:
         self._want_stored(key, path.keys[depth - 1], b"", "snapshot", snapshot)
 
     def store(self) -> None:
-        """Hand what was kept before on to the disk; waits until it is computed."""
+        """Hand blocks that were kept before to the disk. Waits until they are computed."""
         for each in self._take_unstored():
             parts = each.payload.parts()
             if self._disk is not None and not self.rehearses:
                 self._disk.write(each.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
-        """Let go of what is above a bound, the least recently used first, and nothing that these
-        paths begin with; returns how much.
+        """Drop blocks above a bound, the least recently used first, but none that these paths begin
+        with. Returns how many bytes were dropped.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
         gone_bytes = self._blocks.shrink(max(0, most_bytes), kept)
@@ -286,7 +285,9 @@ class PromptCache:
         return gone_bytes
 
     def clear(self) -> int:
-        """Let go of everything in memory, and of what is on its way to disk or from there."""
+        """Drop all blocks in memory, and those on their way to or from the disk. Returns the bytes
+        that were in memory.
+        """
         self._take_unstored()
         if self._disk is not None:
             self._disk.clear()
@@ -331,7 +332,7 @@ class PromptCache:
             self._blocks.use(keys)
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
-        """The keys of its blocks, and that of the deepest snapshot."""
+        """The keys of a path's blocks, and that of its deepest snapshot."""
         deepest = self._deepest(path.keys, len(path.keys)) if self.needs_snapshots else 0
         snapshots = [snapshot_key(path.keys[deepest - 1])] if deepest else []
         return frozenset([*path.keys, *snapshots])

@@ -1,6 +1,6 @@
-"""Blocks on disk: written and read beside the engine, as bytes; and whether reading them pays.
+"""Blocks on disk, written and read as bytes beside the engine; and whether reading them pays.
 
-A block's bytes are a header that tells shapes and structure, and then those of its arrays.
+The bytes of a block are a header with shapes and structure, and then the bytes of its arrays.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from protocol.prompt_store import Measured
-from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.index import Speeds
+from protocol.prompt_store.payloads import Entry
 from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.blocks import Block
 
 logger = logging.getLogger("worker")
-# What is made faster than it can be written isn't written: it would hold memory meanwhile.
+# Blocks that wait to be written hold memory. Beyond this much, further blocks aren't written.
 _MOST_PENDING_BYTES: Final = 512_000_000
 _MOST_PENDING: Final = 4096
-# One that is being written when all is cleared; a disk may hang.
+# A write that is under way when all is cleared is waited for so long; a disk may hang.
 _CLEAR_S: Final = 1.0
-# Read and not yet taken over by the engine.
+# So much may be read before the engine takes it over.
 _MOST_READ_BYTES: Final = 256_000_000
-_NOTHING: Final = Measured()
-# How much of the last measurement a speed is: neither a page cache that happened to be warm nor a
-# disk that was busy once decides alone.
+_NOTHING: Final = Speeds()
+# The weight of the last measurement in a speed. So neither a warm page cache nor a busy disk
+# decides alone.
 _WEIGHT: Final = 0.3
-# So many prompts are computed before reading is tried again: a disk that was slow once would be for
-# ever, as only reading tells its speed.
+# After so many prompts are computed, reading is tried again. Only reading tells the speed of a
+# disk, so a disk that was slow once would otherwise be slow for ever.
 _TRIED_AGAIN: Final = 15
-# Others are told of a speed that has changed by so much.
+# A speed is noted for later workers when it has changed by so much.
 _NEWS: Final = 0.25
-# Less says more about the overhead than about the speed.
+# Fewer bytes or tokens say more about the overhead than about the speed.
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
 _LENGTH_BYTES: Final = 4
 
 
 class Disk:
-    """Of one worker. Its methods are for the engine thread and never wait, but the first, `clear`
-    and `close`.
+    """The stored blocks of one worker. Only the engine thread calls the methods. They don't wait,
+    except `clear`, `close` and the making.
     """
 
     def __init__(
         self, store: PromptStore, owner: str, root: bytes, wake: Callable[[], None]
     ) -> None:
-        """Asks the store what is known of the speeds of `root`, the model's. `wake` is called from
-        the reading thread when there is something to take over.
+        """Asks the store for the speeds of the model, whose key is `root`. The reading thread calls
+        `wake` when blocks can be taken over.
         """
         self.known = store.speeds(root)
         self._store = store
         self._owner = owner
         self._root = root
         self._wake = wake
-        self._writes: queue.SimpleQueue[_Write | Measured | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[_Write | Speeds | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[Fetch, Arrival]] = queue.SimpleQueue()
         self._era = 0
@@ -80,7 +80,7 @@ class Disk:
 
     @property
     def pending_bytes(self) -> int:
-        """What waits to be written, or was read and not taken: it holds memory."""
+        """The memory of blocks that wait to be written, or to be taken over after a read."""
         return self._pending_bytes + self._read_bytes
 
     def has_room(self, bytes_: int) -> bool:
@@ -92,8 +92,8 @@ class Disk:
             self._pending_bytes += entry.payload_bytes
         self._writes.put(_Write(entry, parts, self._era))
 
-    def note(self, measured: Measured) -> None:
-        """For workers to come."""
+    def note(self, measured: Speeds) -> None:
+        """Keep measured speeds for later workers."""
         self._writes.put(measured)
 
     def fetch(self, keys: Sequence[bytes]) -> Fetch:
@@ -112,22 +112,22 @@ class Disk:
         return None
 
     def look_again(self) -> bool:
-        """Whether there is more to take over: then the engine is woken for it."""
+        """Whether more blocks can be taken over. If so, wake the engine for them."""
         if self._arrived.empty():
             return False
         self._wake()
         return True
 
     def clear(self) -> None:
-        """Forget what waits to be written, and what was read and not taken over. What is being
-        written is waited for.
+        """Drop blocks that wait to be written or taken over. A write that is under way is waited
+        for.
         """
         self._era += 1
         if self._writing.acquire(timeout=_CLEAR_S):
             self._writing.release()
 
     def close(self, at_most_s: float) -> None:
-        """Write what waits, and end."""
+        """Write the blocks that wait, and end."""
         self._closing = True
         self._taken.set()
         self._reads.put(None)
@@ -136,7 +136,7 @@ class Disk:
 
     def _write_all(self) -> None:
         while (item := self._writes.get()) is not None:
-            if isinstance(item, Measured):
+            if isinstance(item, Speeds):
                 self._store.note_speeds(self._root, item)
                 continue
             with self._writing:
@@ -172,7 +172,7 @@ class Disk:
             began_at = time.monotonic()
             payload = self._store.read(key)
             if payload is None:
-                # What comes after it can't be used without it.
+                # The blocks behind it can't be used without it.
                 return
             with self._lock:
                 self._read_bytes += len(payload)
@@ -182,10 +182,10 @@ class Disk:
 
 @dataclass(eq=False)
 class Fetch:
-    """Payloads on their way, in the order of `keys`."""
+    """A read of payloads, in the order of `keys`."""
 
     keys: Sequence[bytes]
-    # How often all was cleared before.
+    # How often all blocks were cleared before.
     era: int
     # Written by the reading thread, last.
     done: bool = False
@@ -207,10 +207,10 @@ class _Write(NamedTuple):
 
 
 class MeasuredSpeeds:
-    """Of reading in bytes and of prefill in tokens, a second; None before the first measurement."""
+    """Bytes read and prompt tokens computed in a second; None before the first measurement."""
 
-    def __init__(self, known: Measured = _NOTHING) -> None:
-        """`known` is what an earlier worker has measured."""
+    def __init__(self, known: Speeds = _NOTHING) -> None:
+        """`known` are the speeds of an earlier worker."""
         self.read_bytes_per_s = known.read_bytes_per_s
         self.prefill_tokens_per_s = known.prefill_tokens_per_s
         self._told = known
@@ -228,19 +228,21 @@ class MeasuredSpeeds:
         return None if self.read_bytes_per_s is None else bytes_ / self.read_bytes_per_s
 
     def worth_reading(self, bytes_: int, tokens: int) -> bool:
-        """Whether to read so many bytes instead of computing so many tokens; to find out, yes."""
+        """Whether to read so many bytes instead of computing so many tokens. Yes, if speeds are
+        unknown.
+        """
         if self.read_bytes_per_s is None or self.prefill_tokens_per_s is None:
             return tokens > 0
         worth = bytes_ / self.read_bytes_per_s < tokens / self.prefill_tokens_per_s
         return worth or self._computed >= _TRIED_AGAIN
 
     def count(self, *, read: bool) -> None:
-        """A prompt of which blocks are stored is read, or it is computed."""
+        """Count a prompt with stored blocks, which is `read` or computed."""
         self._computed = 0 if read else self._computed + 1
 
-    def take_news(self) -> Measured | None:
-        """What is worth telling others since the last call."""
-        now = Measured(self.read_bytes_per_s, self.prefill_tokens_per_s)
+    def take_news(self) -> Speeds | None:
+        """The speeds, if they have changed much since the last call."""
+        now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s)
         if not any(_differs(*each) for each in zip(now, self._told, strict=True)):
             return None
         self._told = now
@@ -258,7 +260,7 @@ def _blend(before: float | None, measured: float) -> float:
 
 
 class PayloadError(ValueError):
-    """Bytes that are no block."""
+    """The bytes are not those of a block."""
 
 
 class _Header(Struct, array_like=True):
@@ -268,10 +270,10 @@ class _Header(Struct, array_like=True):
 
 
 class Payload:
-    """A block on its way to bytes."""
+    """A block that becomes bytes."""
 
     def __init__(self, block: Block) -> None:
-        """The block may still be computed, which isn't waited for."""
+        """Doesn't wait, although the block may still be computed."""
         self._header = msgspec.msgpack.encode(
             _Header(
                 [list(each.shape) for each in block.arrays],
@@ -287,8 +289,8 @@ class Payload:
         return _LENGTH_BYTES + len(self._header) + sum(each.size for each in self._raw)
 
     def parts(self) -> list[bytes | memoryview]:
-        """Buffers to be written one after the other; they show the arrays' memory, without a copy.
-        Waits until it is computed.
+        """Buffers to be written one after the other. They share the arrays' memory. Waits until the
+        block is computed.
         """
         length = len(self._header).to_bytes(_LENGTH_BYTES, "little")
         return [length, self._header, *(np.asarray(each).data for each in self._raw)]

@@ -1,6 +1,6 @@
-"""The blocks that a sequence begins with, by name.
+"""The keys of the blocks that a sequence begins with.
 
-A block's name stands for the model, and for all tokens up to the block's end.
+A block's key stands for the model, and for all tokens up to the block's end.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from protocol.message import pack
+from protocol.prompt_store.payloads import KEY_BYTES
 from protocol.prompt_store.store import PromptStore
 
-# Fewer, and a block's overhead counts; more, and what follows the last whole one, to be computed
-# anew, does.
+# With shorter blocks their overhead would count; with longer ones, the tokens behind the last whole
+# block, which are computed anew.
 BLOCK_TOKENS: Final = 64
-KEY_BYTES: Final = 16
 
 
 @dataclass(frozen=True)
 class Path:
-    """`keys` name the whole blocks of a sequence. The first `stored` of them are on disk, and
-    snapshots of what can't be cut at the depths of `stored_snapshots`. More are to be made at those
-    of `boundaries`. Depths are in blocks.
+    """The `keys` of the whole blocks of a sequence, under the `root` of its model. The first
+    `stored` blocks are on disk. So are snapshots at the depths `stored_snapshots`, and more are to
+    be made at the depths `boundaries`. Depths are in blocks.
     """
 
     root: bytes
@@ -33,12 +33,12 @@ class Path:
     boundaries: tuple[int, ...] = ()
 
     def to(self, token_ids: Sequence[int]) -> Path:
-        """The same for a sequence that has gone on."""
+        """The path of the same sequence with more tokens."""
         return replace(self, keys=tuple(chain(self.root, token_ids, self.keys)))
 
 
 class Paths:
-    """Finds them for one model. Thread-safe; reads the disk's index."""
+    """Finds the paths of one model's sequences. Thread-safe; reads the index of stored blocks."""
 
     def __init__(
         self, model_root: bytes, store: PromptStore | None, *, needs_snapshots: bool
@@ -52,7 +52,7 @@ class Paths:
         return self._needs_snapshots
 
     def find(self, token_ids: Sequence[int], salt: str, boundaries: Sequence[int] = ()) -> Path:
-        """`boundaries` are in tokens, and taken down to whole blocks."""
+        """`boundaries` are in tokens, and are rounded down to whole blocks."""
         root = root_key(self._model_root.hex(), salt)
         keys = chain(root, token_ids)
         depths = sorted({each // BLOCK_TOKENS for each in boundaries})
@@ -72,14 +72,14 @@ class Paths:
 
 
 def usable_depth(tokens: int) -> int:
-    """How many blocks a sequence may take from elsewhere: its last token has to be computed, as
-    what follows comes from that.
+    """How many blocks of a sequence may come from the cache. Its last token must be computed, since
+    the next token follows from that.
     """
     return (tokens - 1) // BLOCK_TOKENS
 
 
 def root_key(*parts: str) -> bytes:
-    """Where the prompts of one model begin: everything but tokens that a cache depends on."""
+    """The key of a model. The parts are all that its caches depend on, except tokens."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
@@ -89,9 +89,9 @@ def root_key(*parts: str) -> bytes:
 
 
 def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
-    """The key of each whole block of a sequence, of which the first ones may be known.
+    """The key of each whole block of a sequence. `known` are the first keys, if they are known.
 
-    Each is made from the one before it, so that a key stands for all tokens up to its block's end.
+    Each key is made from the one before it, so it stands for all tokens up to its block's end.
     """
     keys = list(known)
     for begin in range(len(keys) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -102,5 +102,5 @@ def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) ->
 
 
 def snapshot_key(key: bytes) -> bytes:
-    """Of what can't be cut into blocks, as it is at the end of this one."""
+    """The key of the snapshot at the end of a block."""
     return hashlib.blake2b(key + b"snapshot", digest_size=KEY_BYTES).digest()

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol.life import Load
-from worker.engines.caches import Caches
-from worker.engines.limits import MemoryLimits
-from worker.engines.room import CacheRoom, measure
+from worker.engines.decoding import Caches
+from worker.engines.room import MemoryLimits, limits_of, measure
 from worker.load.loading import LoadedModel, load
-from worker.mlx_lm.generator import Generator, RowCaches, Sampler, Tap
+from worker.mlx_lm.generator import Generator, NewRow, RowCaches, Sampler, Tap
 from worker.mlx_lm.wiring import wiring
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
@@ -37,8 +36,7 @@ from worker.ranks.links import (
     TrimMemory,
 )
 from worker.system.errors import LoadAbandonedError, ModelError
-from worker.system.imports import leave_imports_alone
-from worker.system.memory import read_device, released_memory, trim
+from worker.system.memory import leave_imports_alone, read_device, released_memory, trim
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
@@ -89,12 +87,9 @@ def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[
 def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
     """The same computations as rank 0's, in the same order: each of them meets the others."""
     caches = Caches(loaded.model, None, command.kv_bits)
-    room = CacheRoom(measure(caches.run, caches.make), working_bytes=command.working_bytes)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
-    limits = MemoryLimits(room, loaded.weight_bytes)
-    if command.limit_bytes is not None:
-        limits.take(command.limit_bytes, command.beside_bytes)
+    limits = limits_of(command, measure(caches.run, caches.make), loaded.weight_bytes)
     return Mirror(loaded.model, Cutter(caches.run, caches.make), limits, following(group))
 
 
@@ -160,7 +155,7 @@ class Mirror:
     def _insert(self, order: InsertRow) -> None:
         caches = None if order.joined is None else self._joined.pop(order.joined)
         self._batches[order.batch].generator.insert(
-            order.segments, order.max_tokens, order.stop_token_ids, caches
+            NewRow(order.segments, order.max_tokens, order.stop_token_ids, caches)
         )
 
     def _step(self, order: StepBatch) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from protocol.life import Ranks, RankSplit
 from protocol.messages import PROTOCOL_VERSION
-from protocol.ranks import Ranks, RankSplit, undivided
-from worker.mlx_lm.collectives import keep_apart
+from protocol.model_files import undivided
 from worker.mlx_lm.models import splits_of, splittable
+from worker.mlx_lm.waits import keep_apart
 from worker.system.errors import ModelError, one_sentence
 
 

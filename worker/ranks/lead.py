@@ -12,7 +12,7 @@ import mlx.core as mx
 import msgspec
 
 from protocol.life import Load
-from worker.mlx_lm.generator import Generator, LogitsProcessor, RowCaches, Sampler, Stepped, Tap
+from worker.mlx_lm.generator import Generator, NewRow, RowCaches, Sampler, Stepped, Tap
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.links import (
@@ -186,18 +186,10 @@ class LeadingGenerator(Generator):
         # Of rows that ended with the last step.
         self._ended: dict[int, RowCaches] = {}
 
-    def insert(
-        self,
-        segments: list[list[int]],
-        max_tokens: int,
-        stop_token_ids: Sequence[int],
-        caches: list[Any] | None = None,
-        seen: list[int] | None = None,
-        processors: Sequence[LogitsProcessor] = (),
-    ) -> int:
-        joined = self._lead.joined(caches)
-        self._lead.tell(InsertRow(self._number, segments, max_tokens, list(stop_token_ids), joined))
-        return super().insert(segments, max_tokens, stop_token_ids, caches, seen, processors)
+    def insert(self, row: NewRow) -> int:
+        joined, ends = self._lead.joined(row.caches), list(row.stop_token_ids)
+        self._lead.tell(InsertRow(self._number, row.segments, row.max_tokens, ends, joined))
+        return super().insert(row)
 
     def remove(self, rows: list[int]) -> None:
         self._lead.tell(RemoveRows(self._number, rows))

@@ -22,8 +22,7 @@ from msgspec import Struct
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, bind_leader_side, connect_follower_side
-from protocol.life import Load
-from protocol.ranks import Ranks
+from protocol.life import Load, Ranks
 from worker.system.errors import LoadAbandonedError, ModelError
 
 # Where caches are in a batch of mlx-lm's: those of prompts, those of answers, or of a row that has

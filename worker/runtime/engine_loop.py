@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -15,10 +15,9 @@ from protocol.life import (
     PromptCacheCleared,
 )
 from worker.engines.batch import PREFILL_ROWS
-from worker.engines.gpu_failures import GpuRecovery
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheRoom, ContextInForce, MemoryLimits
 from worker.engines.sequence import Engine, Sequence
+from worker.ranks.lead import Lead
 from worker.runtime.engine_thread import (
     EngineCommand,
     EngineStep,
@@ -27,13 +26,11 @@ from worker.runtime.engine_thread import (
     RemoveRequests,
 )
 from worker.runtime.prompts import no_further
+from worker.runtime.warm import Warming
+from worker.system.errors import GpuRecovery
 from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
 from worker.vectors.jobs import VectorJob
-
-if TYPE_CHECKING:
-    from worker.ranks.lead import Lead
-    from worker.runtime.warm import Warming
 
 # The wait for a second request. Most requests come alone.
 _ALONE_S: Final = 0.002
@@ -64,7 +61,7 @@ class EngineLoop:
     ) -> None:
         self._thread = thread
         self._engine = engine
-        self._recovery = GpuRecovery(engine)
+        self._recovery = GpuRecovery(engine.begin_anew)
         self._limits = limits
         self._context = context
         self._lead = lead

@@ -6,7 +6,11 @@ MLX and mlx-lm take seconds.
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from worker.engines.sequence import Sequence, Token
     from worker.runtime.prompts import Prepared
     from worker.vectors.jobs import VectorJob
+
+logger = logging.getLogger("worker")
 
 # The least time between two messages. No screen shows more than sixty a second, and each message
 # wakes threads here, the gateway and every client. A slower engine is not delayed.
@@ -229,3 +235,34 @@ class Look:
 @dataclass(frozen=True)
 class FinishEngine:
     """Release the model and end the thread."""
+
+
+if sys.platform == "darwin":
+    _PRIO_DARWIN_THREAD = 3
+    _PRIO_DARWIN_BG = 0x1000
+
+    def _lower_this_thread() -> None:
+        os.setpriority(_PRIO_DARWIN_THREAD, 0, _PRIO_DARWIN_BG)
+
+else:
+    _LOWEST = 19
+
+    def _lower_this_thread() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+
+def import_at_low_priority(name: str) -> None:
+    """Import a module on a thread of low priority, and wait for it. Errors are left to the later
+    import of the same module.
+    """
+
+    def run() -> None:
+        try:
+            _lower_this_thread()
+            importlib.import_module(name)
+        except Exception:
+            logger.debug("%s could not be imported beforehand", name, exc_info=True)
+
+    thread = threading.Thread(target=run, name="imports", daemon=True)
+    thread.start()
+    thread.join()

@@ -1,5 +1,5 @@
-"""Requests made ready to run, on threads beside the engine: a long prompt delays nobody's
-stream.
+"""Requests are made ready to run, on threads beside the engine, so that a long prompt delays no
+other stream.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protocol.requests import (
     TokenPrompt,
     Tools,
 )
-from worker.engines.limits import Context, too_long
+from worker.engines.room import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
-from worker.prompt_cache.path import Paths
+from worker.prompt_cache.path import Path, Paths
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.scores import LogprobWriter
 from worker.sampling.settings import make_row_sampling
@@ -34,13 +34,14 @@ from worker.vision import PictureInputs, UndecodablePictureError, UnusablePictur
 
 # Vocabularies have runs of spaces as single tokens, the longest known of 128.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
-# Its name and its arguments.
+# The name and the arguments of a call.
 _LEAST_TOKENS_PER_CALL: Final = 2
-# Of a prompt that is only counted, which may be longer than any context: some seconds' work.
+# A prompt that is only counted may be longer than any context. So many characters take some
+# seconds.
 _MOST_COUNTED_CHARACTERS: Final = 8 << 20
-# What each step compares with the end of an answer.
+# Each step compares these tokens with the end of the answer.
 _MOST_BANNED_TOKENS: Final = 4096
-# Tokens and alternatives that are held, and written down, before an answer begins.
+# Tokens and alternatives of a prompt, which are held and sent before the answer begins.
 _MOST_PROMPT_SCORES: Final = 1 << 18
 
 
@@ -48,10 +49,10 @@ _MOST_PROMPT_SCORES: Final = 1 << 18
 class Prepared:
     """A request ready to run.
 
-    With `prompt_only` a token is computed for the prompt's scores alone, and belongs to nobody.
-    `prompt_ids` is the prompt alone; the sequence's tokens go on with what was delivered, and so
-    does `answer`. `logprobs` writes down the scores of its tokens, and `echo` comes before its
-    text. `rendered` says that the gateway is to know the ids, and doesn't yet.
+    `prompt_ids` is the prompt alone; the sequence and `answer` also have the tokens that were
+    delivered already. `logprobs` writes the scores of tokens, and `echo` comes before the text of
+    the answer. With `prompt_only` a token is computed for the prompt's scores alone, and is no
+    answer. `rendered` says that the gateway needs the ids and doesn't have them.
     """
 
     sequence: Sequence
@@ -78,7 +79,9 @@ def prepare(
 
 
 class InfillTokens(NamedTuple):
-    """A model's tokens for it. Without `middle` the prefix comes last, and the answer after it."""
+    """A model's tokens for filling in. Without `middle` the prefix comes last, and then the
+    answer.
+    """
 
     prefix: str
     suffix: str
@@ -91,7 +94,7 @@ _FORMS: Final = (
     # StarCoder, Granite Code
     InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    # DeepSeek-Coder, whose bars are wide ones
+    # DeepSeek-Coder, which has wide bars
     InfillTokens("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
     # CodeLlama
     InfillTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),
@@ -103,14 +106,14 @@ _FORMS: Final = (
 
 
 def infill_prompt(prefix: str, suffix: str, tokenizer: Any) -> list[int] | None:
-    """Token ids; None: the model has no tokens for this. `tokenizer` is mlx-lm's wrapper."""
+    """Token ids; None: the model has no tokens for filling in. `tokenizer` is mlx-lm's wrapper."""
     vocabulary = tokenizer.get_vocab()
     form = next((each for each in _FORMS if set(filter(None, each)) <= vocabulary.keys()), None)
     if form is None:
         return None
     before = [vocabulary[form.prefix], *_encode(prefix, tokenizer)]
     after = [vocabulary[form.suffix], *_encode(suffix, tokenizer)]
-    # What this tokenizer begins every text with.
+    # The tokenizer begins every text with these tokens.
     begin = list(tokenizer.encode(""))
     if form.middle is None:
         return [*begin, *after, *before]
@@ -122,7 +125,7 @@ def _encode(text: str, tokenizer: Any) -> list[int]:
 
 
 def tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], PictureInputs | None]:
-    """Token ids, and what goes in with them.
+    """Token ids, and the arrays of pictures if there are any.
 
     Raises: PromptError.
     """
@@ -142,7 +145,7 @@ def tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], Pictur
 
 
 def text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
-    """The prompt as text: as it came, or as its tokens read."""
+    """The text of the prompt: as it was sent, or decoded from its tokens."""
     if isinstance(generate.prompt, TextPrompt):
         return generate.prompt.text
     return str(loaded.tokenizer.decode(prompt_ids))
@@ -163,7 +166,7 @@ def _look_at(
     if picture_processor is None:
         raise PromptError(
             "invalid_request_error",
-            f"{pictures[0].name}: this model was loaded without what looks at pictures.",
+            f"{pictures[0].name}: this model was loaded without the part that looks at pictures.",
             picture=0,
         )
     text = loaded.chat_template.text(prompt, tools, picture_processor.content)
@@ -196,7 +199,7 @@ def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
 
 
 def no_further(broken: Broken) -> RequestFailed:
-    """For one whose constraint can't be followed to its end, or whose pictures don't do."""
+    """The refusal of a sequence that can't go on, because of its constraint or its pictures."""
     if broken.pictures:
         message = f"The model can't look at these pictures: {broken.reason}"
         error = PromptError("invalid_request_error", message, "prompt")
@@ -210,29 +213,10 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     _check_size(generate, context)
     prompt_ids, pictures = tokenize(generate, loaded)
     delivered = unpacked(generate.delivered)
-    if not prompt_ids:
-        raise PromptError(
-            "invalid_request_error", "The prompt is empty: send at least one token.", "prompt"
-        )
     token_ids = prompt_ids + delivered
-    unknown = next((each for each in token_ids if each >= loaded.vocabulary), None)
-    if unknown is not None:
-        raise PromptError(
-            "invalid_request_error",
-            f"The prompt has token id {unknown}; this model knows 0 to {loaded.vocabulary - 1}.",
-            "prompt",
-        )
-    room = context.tokens - len(prompt_ids)
-    if room < 1 and not generate.counts:
-        why = f": it has {len(prompt_ids)}, which leaves no room for an answer"
-        raise too_long(context, why, *_blamed(generate))
-    wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
+    _check_tokens(prompt_ids, token_ids, loaded.vocabulary)
+    wanted = _wanted_tokens(generate, context, len(prompt_ids), len(delivered))
     prompt_only = wanted == 0 and not generate.counts
-    if wanted and len(delivered) >= wanted:
-        raise PromptError(
-            "invalid_request_error",
-            f"{len(delivered)} tokens were delivered already, of {wanted} at most.",
-        )
     sampling = make_row_sampling(
         generate.sampling,
         loaded.sampling_defaults,
@@ -246,38 +230,34 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         answer.add(token_id)
     # They come before the first token.
     prompt_logprobs = None if delivered else generate.prompt_logprobs
-    if prompt_logprobs is not None:
+    path = None
+    if prompt_logprobs is None:
+        path = _find_path(generate, loaded, paths, token_ids, len(prompt_ids), pictures)
+    else:
+        # Blocks of the prompt cache have no logits, so none are taken.
         _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
+    sequence = Sequence(
+        request_id=generate.request_id,
+        token_ids=token_ids,
+        max_tokens=1 if prompt_only else wanted - len(delivered),
+        sampling=sampling,
+        ignore_eos=generate.ignore_eos,
+        priority=generate.priority,
+        budget=_budget(generate, prompt_ids, loaded),
+        adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
+        stop_token_ids=generate.sampling.stop_token_ids,
+        path=path,
+        constrained=constrained,
+        logprobs=generate.logprobs,
+        prompt_logprobs=prompt_logprobs,
+        pictures=pictures,
+    )
     return Prepared(
-        Sequence(
-            request_id=generate.request_id,
-            token_ids=token_ids,
-            max_tokens=1 if prompt_only else wanted - len(delivered),
-            sampling=sampling,
-            ignore_eos=generate.ignore_eos,
-            priority=generate.priority,
-            budget=_budget(generate, prompt_ids, loaded),
-            adjustments=_adjustments(generate, loaded, len(prompt_ids), len(prompt_ids) + wanted),
-            stop_token_ids=generate.sampling.stop_token_ids,
-            # What is taken from the prompt cache has no logits.
-            path=None
-            if prompt_logprobs is not None
-            else paths.find(
-                token_ids,
-                # The tokens of one picture are those of any other.
-                generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt),
-                _boundaries(generate, prompt_ids, loaded.chat_template)
-                if paths.needs_boundaries
-                else (),
-            ),
-            constrained=constrained,
-            logprobs=generate.logprobs,
-            prompt_logprobs=prompt_logprobs,
-            pictures=pictures,
-        ),
+        sequence,
         prompt_ids,
         len(delivered),
-        # What is only counted may be longer than any context, and nobody goes on with it.
+        # A prompt that is only counted may be longer than any context, and no other worker needs
+        # its ids.
         rendered=not (generate.counts or isinstance(generate.prompt, TokenPrompt)),
         answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
@@ -286,8 +266,53 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     )
 
 
+def _check_tokens(prompt_ids: list[int], token_ids: list[int], vocabulary: int) -> None:
+    if not prompt_ids:
+        raise PromptError(
+            "invalid_request_error", "The prompt is empty: send at least one token.", "prompt"
+        )
+    unknown = next((each for each in token_ids if each >= vocabulary), None)
+    if unknown is not None:
+        raise PromptError(
+            "invalid_request_error",
+            f"The prompt has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
+            "prompt",
+        )
+
+
+def _wanted_tokens(generate: Generate, context: Context, prompt: int, delivered: int) -> int:
+    """The most tokens that the answer may have, with those that were delivered."""
+    room = context.tokens - prompt
+    if room < 1 and not generate.counts:
+        why = f": it has {prompt}, which leaves no room for an answer"
+        raise too_long(context, why, *_blamed(generate))
+    wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
+    if wanted and delivered >= wanted:
+        raise PromptError(
+            "invalid_request_error",
+            f"{delivered} tokens were delivered already, of {wanted} at most.",
+        )
+    return wanted
+
+
+def _find_path(
+    generate: Generate,
+    loaded: LoadedModel,
+    paths: Paths,
+    token_ids: list[int],
+    prompt_tokens: int,
+    pictures: PictureInputs | None,
+) -> Path:
+    boundaries: list[int] = []
+    if paths.needs_boundaries:
+        boundaries = _boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
+    # The tokens of one picture are those of any other, so the salt tells pictures apart.
+    salt = generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt)
+    return paths.find(token_ids, salt, boundaries)
+
+
 def _blamed(generate: Generate) -> tuple[str, RequestField]:
-    """What to shorten: the larger part of a prompt."""
+    """Advice to shorten the larger part of a prompt, and the name of that part."""
     prompt, tools = generate.prompt, generate.tools
     if isinstance(prompt, ChatPrompt) and tools is not None:
         said = sum(len(each.content) for each in prompt.messages)
@@ -326,7 +351,7 @@ def _constrain(
 
 
 def _check_size(generate: Generate, context: Context) -> None:
-    """Refuse what is far too long before the tokenizer spends minutes and gigabytes on it."""
+    """Refuse a prompt that is far too long before its tokenization takes minutes and gigabytes."""
     match generate.prompt:
         case ChatPrompt(messages):
             calls = [call for each in messages for call in each.tool_calls]
@@ -339,7 +364,7 @@ def _check_size(generate: Generate, context: Context) -> None:
             least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
-    # What a template writes beside texts is as much work.
+    # A template writes some tokens beside the texts, which are as much work.
     work = characters + _MOST_CHARACTERS_PER_TOKEN * least_tokens
     if generate.counts and work <= _MOST_COUNTED_CHARACTERS:
         return
@@ -390,8 +415,9 @@ def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
 
 
 def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
-    """Up to where other prompts may be alike, in tokens: the system prompt of a conversation, and
-    all that its next turn repeats, which what asks for an answer needn't be part of.
+    """The places, in tokens, up to which other prompts may be alike: the end of the system prompt,
+    and the end of the part that the conversation's next turn repeats. That part may lack the tokens
+    that ask for an answer.
     """
     if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
         # Pictures have more tokens than the template writes.
@@ -405,7 +431,7 @@ def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplat
         try:
             alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
         except PromptError:
-            continue  # Many templates want a user's message.
+            continue  # Many templates need a message of the user.
         found.append(_common(alike, prompt_ids))
     return found or [len(prompt_ids)]
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx import nn
 
+from protocol.prompt_store.payloads import KEY_BYTES
 from protocol.requests import (
     ChatMessage,
     ChatPrompt,
@@ -28,18 +29,17 @@ from protocol.requests import (
 )
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
-from worker.engines.gpu_failures import GpuRecovery
-from worker.engines.limits import Context
-from worker.engines.room import Batch, CacheRoom, measure
+from worker.engines.decoding import Caches
+from worker.engines.room import Batch, CacheRoom, Context, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.load.loading import LoadedModel
 from worker.mlx_lm.models import small_llama
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
-from worker.prompt_cache.path import BLOCK_TOKENS, KEY_BYTES, Path, Paths, chain
+from worker.prompt_cache.path import BLOCK_TOKENS, Path, Paths, chain
 from worker.runtime.prompts import Prepared, prepare
 from worker.sampling.settings import make_row_sampling
+from worker.system.errors import GpuRecovery
 from worker.system.memory import released_memory
 
 # Chunks of a prompt grow from the shortest to the longest, and each length is a shape of its own.
@@ -82,7 +82,7 @@ class Warming:
         vocabulary: int,
     ) -> None:
         self._engine = engine
-        self._recovery = GpuRecovery(engine)
+        self._recovery = GpuRecovery(engine.begin_anew)
         self._prompt_cache = prompt_cache
         self._room = room
         self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.accounts import Accounts, Book, Counts
+from gateway.access.limits import Accounts, Book, Counts
 from protocol.answers import Usage
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=5, cached_tokens=4)

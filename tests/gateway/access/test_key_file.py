@@ -83,7 +83,7 @@ def test_files_of_older_versions_have_no_ids(file: KeyFile) -> None:
 def test_what_cannot_be_read_is_no_empty_file(file: KeyFile, content: str) -> None:
     file.path.parent.mkdir()
     write_secret(file.path, content.encode())
-    with pytest.raises(KeyFileError, match="nobody would be kept out"):
+    with pytest.raises(KeyFileError, match="every client would get in"):
         file.read()
     with pytest.raises(KeyFileError):
         file.add("laptop", KeyTerms(), 100.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.model_folders import DEMO_FOLDER, locate, model_from_flag
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_configuration, read_settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.config.changes import Changes, changes
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import (
     GatewaySettings,
@@ -14,7 +13,7 @@ from gateway.config.settings import (
     Settings,
     WorkersSettings,
 )
-from gateway.config.tables import SECTIONS, keys_of
+from gateway.config.tables import SECTIONS, Changes, changes, keys_of
 
 MODEL = ModelSettings(path="demo")
 OTHER = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.model import Model, models_of
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.read import Configuration, Located, read_configuration, read_settings

@@ -20,7 +20,7 @@ from msgspec.inspect import (
 )
 
 from gateway.config.key import Section, toml_text, written_value
-from gateway.config.mistakes import ConfigError, Mistake
+from gateway.config.layers import ConfigError, Mistake
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import DiscoverySettings, Flags

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.changes import changes
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.model import Group, groups_of
 from gateway.config.model_settings import GroupSettings
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
+from gateway.config.tables import changes
 
 MODELS = """
 [models.a]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.model import Group, Groups, kept_bytes
-from gateway.memory.decisions import Admit, Evict, Refuse
+from gateway.memory.ledger import Admit, Evict, Refuse
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, recalls
 
 OVERDUE = LATER + PATIENCE_S

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.mistakes import ConfigError
+from gateway.config.layers import ConfigError
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags

@@ -16,10 +16,16 @@ from starlette.responses import JSONResponse, StreamingResponse
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.access.keys import ApiKeys
-from gateway.http.access_log import AccessLog, Ended, HttpMeter, RoutePaths
+from gateway.http.access_log import (
+    AccessLog,
+    Ended,
+    HttpMeter,
+    RoutePaths,
+    note_usage,
+    record_of,
+)
 from gateway.http.app import ROUTES
 from gateway.http.auth import AuthMiddleware, caller_of
-from gateway.http.record import note_usage, record_of
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults
 from protocol.answers import Usage
@@ -63,7 +69,7 @@ class World:
             if "tokens" in query:
                 note_usage(scope, Usage(int(query["tokens"]), 0))
             caller = caller_of(request)
-            key = record_of(request).key
+            key = record_of(request.scope).key
             body = {"name": caller.name, "admin": caller.admin, "key": key, "owner": caller.owner}
             await JSONResponse(body)(scope, receive, send)
         finally:

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from gateway.http.access_log import request_id, unique
+from gateway.http.auth import complaint
 from gateway.http.connection_limits import (
     BODY_BYTES_PER_S,
     BODY_S,
@@ -23,8 +25,6 @@ from gateway.http.connection_limits import (
     capacity,
     network_of,
 )
-from gateway.http.origins import complaint
-from gateway.http.record import request_id, unique
 from gateway.requests.share import MOST_BYTES, ByteBudget, Share
 from gateway.system.refusal import Refusal
 

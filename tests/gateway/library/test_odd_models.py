@@ -15,8 +15,8 @@ from gateway.http.ollama_models import _read
 from gateway.library.catalogue import catalogue, look_up, put_aside, remove, with_configured
 from gateway.library.description import Description, describe
 from gateway.library.finder import Finder, search
-from gateway.memory.estimate.estimate import estimate
-from gateway.memory.estimate.weights import EstimateError
+from gateway.memory.estimate import EstimateTerms, estimate
+from gateway.memory.weights import EstimateError
 from gateway.system.memory import BackEnd
 from tests.gateway.library.test_library import cached, configuration, demo
 from tests.support.odd_models import ODD, odd
@@ -47,7 +47,7 @@ def test_what_else_is_read_of_it(name: str, tmp_path: Path) -> None:
     """With errors that whoever reads knows of."""
     folder = odd(tmp_path / "model", name)
     with contextlib.suppress(EstimateError):
-        found = estimate(folder, 4096, 1024, 0, None, BackEnd.CPU)
+        found = estimate(folder, EstimateTerms(4096, 1024, 0, None, BackEnd.CPU))
         assert 0 <= found.floor_bytes < 1 << 53
     with contextlib.suppress(OSError, ValueError):
         msgspec.json.encode(_read(str(folder), None))

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.library.fetch import Pace, Patience
-from gateway.library.pull_messages import Code
-from gateway.library.pull_process import Deaths
+from gateway.library.pull_process import Code, Deaths
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 

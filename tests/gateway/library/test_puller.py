@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.library.pull_messages import Planned, Progressed, PullFailed, PullFinished
+from gateway.library.pull_process import Planned, Progressed, PullFailed, PullFinished
 from tests.support.gateway import eventually, gone
 from tests.support.hub import Answer, Hub, digest
 from tests.support.pulls import (

@@ -19,8 +19,8 @@ from gateway.access.caller import Caller
 from gateway.config.settings import Settings
 from gateway.http import kept
 from gateway.http import responses as responses
+from gateway.http.access_log import Record
 from gateway.http.errors import on_refusal
-from gateway.http.record import Record
 from gateway.http.responses import ResponseFamily
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry
 from gateway.mailbox.mailbox import Mailbox

@@ -117,7 +117,7 @@ class _Life(RuleBasedStateMachine):
         self.ended = {
             name: (at, body)
             for name, (at, body) in self.ended.items()
-            if not self.room.expired(at, self.now)
+            if at > self.room.expires_before(self.now)
         }
 
     @rule()

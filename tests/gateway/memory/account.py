@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.memory.admission import Admission
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import Decision, LimitChange
+from gateway.memory.ledger import Decision, LimitChange
 
 # Above what the account takes for noise.
 UNIT = 64_000_000

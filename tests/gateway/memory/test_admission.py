@@ -6,7 +6,7 @@ import pytest
 
 from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
+from gateway.memory.ledger import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
 from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 

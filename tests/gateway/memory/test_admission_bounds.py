@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.memory.admission import Admission
+from gateway.memory.admission import Admission, Shortage
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import NOISE_BYTES, Admit, Evict, LimitChange, Refuse
+from gateway.memory.ledger import NOISE_BYTES, Admit, Evict, LimitChange, Refuse
+from gateway.system.memory_reading import Pressure
 
 GB = 1_000_000_000
 
@@ -145,3 +148,36 @@ def test_what_matters_more_comes_first_and_then_who_asked_first() -> None:
     admission.note("late", priority=2, busy=True, last_used=0.0)
     admission.ask("dear", 50 * GB, 1, 4.0)
     assert admission.decide(4.0) == [Admit("late", 50 * GB)]
+
+
+def test_a_moment_of_it_is_none() -> None:
+    shortage = Shortage()
+    levels: list[Pressure | None] = ["warn", "critical", None, "warn", "normal"]
+    assert [shortage.lasting(each, 4.9 * at) for at, each in enumerate(levels)] == [None] * 5
+
+
+def test_critical_counts_as_warn_until_it_has_lasted_itself() -> None:
+    shortage = Shortage()
+    found = [
+        shortage.lasting(level, now)
+        for level, now in (("warn", 0.0), ("critical", 4.0), ("critical", 5.0), ("critical", 9.0))
+    ]
+    assert found == [None, None, "warn", "critical"]
+    assert shortage.lasting("warn", 9.5) == "warn"
+    assert shortage.lasting("critical", 10.0) == "warn"
+    assert shortage.lasting("normal", 10.5) is None
+    assert shortage.lasting("critical", 11.0) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["normal", "warn", "critical", None]), st.floats(0, 8))))
+def test_what_counts_was_there_all_the_time(readings: list[tuple[Pressure | None, float]]) -> None:
+    order: list[Pressure | None] = [None, "normal", "warn", "critical"]
+    shortage, now = Shortage(), 0.0
+    past: list[tuple[float, Pressure | None]] = []
+    for level, passed_s in readings:
+        now += passed_s
+        past.append((now, level))
+        counts = shortage.lasting(level, now)
+        if counts is not None:
+            begun = max(index for index, (at, _) in enumerate(past) if now - at >= 5.0)
+            assert all(order.index(each) >= order.index(counts) for _, each in past[begun:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.memory.admission_round import OVERGROWN_S
-from gateway.memory.decisions import Evict, Replace
+from gateway.memory.ledger import Evict, Replace
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 
 

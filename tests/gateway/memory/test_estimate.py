@@ -14,16 +14,16 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from gateway.cli.estimate import estimate_command
-from gateway.memory.estimate.caches import cache_shape
-from gateway.memory.estimate.estimate import Estimate, estimate
-from gateway.memory.estimate.fitting import (
+from gateway.memory.caches import cache_shape
+from gateway.memory.estimate import Estimate, EstimateTerms, estimate
+from gateway.memory.fitting import (
     LEAST_CONTEXT_TOKENS,
     PROCESS_BYTES,
     Learned,
     fit,
     shortened,
 )
-from gateway.memory.estimate.weights import EstimateError, read_weights
+from gateway.memory.weights import EstimateError, read_weights
 from gateway.system.memory import BackEnd, back_end
 from tests.support import shapes
 
@@ -114,7 +114,8 @@ def _estimate(
     folder: Path, context_tokens: int, ordinary_tokens: int = 4096, measured: int | None = None
 ) -> Estimate:
     process_bytes = PROCESS_BYTES[BackEnd.CPU]
-    return estimate(folder, context_tokens, ordinary_tokens, process_bytes, measured, BackEnd.CPU)
+    terms = EstimateTerms(context_tokens, ordinary_tokens, process_bytes, measured, BackEnd.CPU)
+    return estimate(folder, terms)
 
 
 def _held_bytes(model: Any, tokens: int) -> int:

@@ -12,10 +12,10 @@ import pytest
 from mlx_lm.models.cache import QuantizedKVCache
 from safetensors import safe_open
 
-from gateway.memory.estimate.caches import cache_shape
-from gateway.memory.estimate.estimate import Estimate, estimate, model_key
-from gateway.memory.estimate.weights import EstimateError, LoadOptions, part_of, read_weights
-from gateway.memory.estimate.working import picture_bytes, working_bytes
+from gateway.memory.caches import cache_shape
+from gateway.memory.estimate import Estimate, EstimateTerms, estimate, model_key
+from gateway.memory.weights import EstimateError, LoadOptions, part_of, read_weights
+from gateway.memory.working_space import picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
 from gateway.system.memory_reading import Footprint, together
 from protocol.life import LARGEST_CHUNK_TOKENS
@@ -37,7 +37,7 @@ CONFIG = {
 
 
 def _estimate(options: LoadOptions) -> Estimate:
-    return estimate(shapes.DEMO, 1024, 512, PROCESS, None, BackEnd.CPU, options)
+    return estimate(shapes.DEMO, EstimateTerms(1024, 512, PROCESS, None, BackEnd.CPU, options))
 
 
 def _adapter(folder: Path) -> Path:
@@ -146,7 +146,7 @@ TWO = LoadOptions(ranks=2, ranks_here=2)
 
 
 def _of_ranks(options: LoadOptions) -> Estimate:
-    return estimate(DEMO, 1024, 512, PROCESS, None, BackEnd.CPU, options)
+    return estimate(DEMO, EstimateTerms(1024, 512, PROCESS, None, BackEnd.CPU, options))
 
 
 def test_every_rank_is_a_process_and_has_the_embedding_whole() -> None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 from msgspec import Struct
 
-from gateway.memory.estimate.estimate import Estimate, estimated
-from gateway.memory.estimate.fitting import fit
-from gateway.memory.estimate.weights import Weights
+from gateway.memory.estimate import Estimate, EstimateTerms, estimated
+from gateway.memory.fitting import fit
+from gateway.memory.weights import Weights
 from gateway.system.memory import BackEnd
 
 GIB: Final = 2**30
@@ -196,9 +196,8 @@ CASES: Final = {
 
 def _estimated(case: Case) -> Estimate:
     weights = Weights(case.weight_bytes, HALF)
-    return estimated(
-        case.config, weights, CONTEXT, ORDINARY, PROCESS, None, BackEnd.METAL, "config.json"
-    )
+    terms = EstimateTerms(CONTEXT, ORDINARY, PROCESS, None, BackEnd.METAL)
+    return estimated(case.config, weights, terms, "config.json")
 
 
 def _needed_bytes(case: Case, rows: int, tokens: int, activations: int) -> float:

@@ -12,10 +12,10 @@ from typing import Any, Final
 import mlx.core as mx
 import pytest
 
-from gateway.memory.estimate.caches import DEFAULTS, language_of
-from gateway.memory.estimate.estimate import Estimate, estimate
-from gateway.memory.estimate.fitting import PROCESS_BYTES
-from gateway.memory.estimate.working import working_bytes
+from gateway.memory.caches import DEFAULTS, language_of
+from gateway.memory.estimate import Estimate, EstimateTerms, estimate
+from gateway.memory.fitting import PROCESS_BYTES
+from gateway.memory.working_space import working_bytes
 from gateway.system.memory import BackEnd, back_end
 from protocol.model_files import encoder_of
 from tests.support.minilm import minilm
@@ -184,7 +184,7 @@ SMALL = Path(__file__).parents[2] / "worker" / "vectors" / "models"
 
 
 def _estimate(folder: Path, system: BackEnd = BackEnd.CPU) -> Estimate:
-    return estimate(folder, 32_768, 2048, 0, None, system)
+    return estimate(folder, EstimateTerms(32_768, 2048, 0, None, system))
 
 
 @pytest.mark.parametrize("name", ["bert", "bert_ranker", "roberta_ranker", "modernbert", "gemma3"])

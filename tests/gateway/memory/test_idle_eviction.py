@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.decisions import Decision, Evict
+from gateway.memory.ledger import Decision, Evict
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends
 
 SLICE_S = PATIENCE_S / 4

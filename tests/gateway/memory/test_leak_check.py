@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.memory import leak_check
 from gateway.memory import scheduler as scheduler
-from gateway.memory.admission import Admission
-from gateway.memory.estimate.fitting import Learned
+from gateway.memory.fitting import Learned
 from gateway.memory.leak_check import (
     FRESH_S,
     Leak,
@@ -471,13 +470,11 @@ async def test_what_is_found_is_told_written_and_taken_off_the_budget(
     written: asyncio.Queue[StrandedRecord] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     room = scheduler.MemoryScheduler(
-        Admission(40 * GB, patience_s=1.0),
+        scheduler.MemoryLimits(40 * GB, 1.0, 0, 4096),
         Learned(tmp_path / "learned.json"),
         LeakCheck(TOTAL, StrandedRecord()),
         functools.partial(loop.call_soon_threadsafe, written.put_nowait),
         events,
-        0,
-        4096,
         Hosts({}),
     )
     ledger = room.admission.ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.memory.allocation import Allocation
-from gateway.memory.decisions import Decision, Evict
+from gateway.memory.ledger import Decision, Evict
 from gateway.memory.reclaim import smallest_set
 from tests.gateway.memory.account import LATER, PATIENCE_S, Account, recalls
 from tests.gateway.memory.world import UNIT, Row, World

@@ -7,8 +7,7 @@ import pytest
 from gateway.memory.admission import Admission
 from gateway.memory.admission_round import AdmissionRound
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import Decision
-from gateway.memory.ledger import Claim
+from gateway.memory.ledger import Claim, Decision
 from tests.gateway.memory.world import BUDGET, PATIENCE_S, SPARE, World
 from tests.support.worlds import run_worlds
 

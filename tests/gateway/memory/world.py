@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from gateway.memory.admission import Admission
 from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
 from gateway.memory.allocation import MemoryNeed
-from gateway.memory.decisions import (
+from gateway.memory.ledger import (
     Admit,
     Decision,
     Evict,

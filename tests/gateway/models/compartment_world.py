@@ -7,16 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
-from gateway.config.changes import InForce
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
-from gateway.memory.estimate.estimate import Estimate
+from gateway.config.tables import InForce
+from gateway.memory.estimate import Estimate
 from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import ModelEvent, State
-from gateway.models.model_memory import ModelMemory
-from gateway.models.parts import GatewayParts
+from gateway.models.model_memory import GatewayParts, ModelMemory
 from gateway.requests.request import Request, Terms
 from gateway.system.events import EventLog
 from gateway.workers.ladder import LadderStep, Rung

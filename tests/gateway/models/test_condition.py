@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.models import refusals
 from gateway.models.condition import Condition
 from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
+from gateway.requests import refusals
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 
 HELD = refusals.held("m")
 LOADED = (ModelEvent.LOAD, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)

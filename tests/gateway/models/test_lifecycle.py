@@ -18,7 +18,7 @@ from gateway.models.lifecycle import (
     State,
     printed,
 )
-from gateway.workers.restarts import RestartVerdict
+from gateway.workers.verdicts import RestartVerdict
 
 _SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
 _WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.WAITING, State.FAILED, State.BACKOFF}

@@ -9,9 +9,8 @@ from typing import Any
 
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
-from gateway.memory.admission import Admission
-from gateway.memory.estimate.fitting import Learned
-from gateway.memory.scheduler import MemoryScheduler
+from gateway.memory.fitting import Learned
+from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
 from gateway.models.lifecycle import State
 from gateway.models.model_memory import ModelMemory
 from gateway.system.events import EventLog
@@ -31,13 +30,11 @@ class World:
 
     def __init__(self, folder: Path, budget: int = 40 * GB, floor: int = 16 * GB) -> None:
         self.scheduler = MemoryScheduler(
-            Admission(budget, patience_s=1.0),
+            MemoryLimits(budget, 1.0, 0, 4096),
             Learned(folder / "learned.json"),
             None,
             lambda record: None,
             EventLog(),
-            0,
-            4096,
             SimpleNamespace(),  # type: ignore[arg-type]
         )
         self.told: list[Limit] = []
@@ -47,7 +44,9 @@ class World:
         )
         condition: Any = SimpleNamespace(state=State.READY, handle=print, progress=print)
         use = SimpleNamespace(last=0.0, keep_alive_s=None)
-        traffic: Any = SimpleNamespace(highest_priority=None, busy=True, use=use)
+        traffic: Any = SimpleNamespace(
+            queue=SimpleNamespace(highest_priority=None), busy=True, use=use
+        )
         model = Model("demo", "/demo", ModelSettings(path="/demo"))
         self.model_memory = ModelMemory(model, condition, traffic, self.scheduler, lambda: True)
         self.scheduler.register([self.model_memory])
@@ -129,7 +128,7 @@ async def test_a_worker_that_has_ended_is_told_nothing(tmp_path: Path) -> None:
 async def test_the_most_that_it_can_get_is_told_when_it_has_moved(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.need(used=15 * GB, wanted=16 * GB)
-    world.scheduler.configure(30 * GB, 1.0, 0, 4096)
+    world.scheduler.configure(MemoryLimits(30 * GB, 1.0, 0, 4096))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     (limit,) = world.told

@@ -309,7 +309,7 @@ class TestSuspects:
         assert [each.id for each in queue] == ["first", "second", "parked", "new"]
         assert queue.waiting == 4
         assert _start(queue) == ["first"]
-        assert (queue.running, queue.running_suspects, queue.waiting) == (1, 1, 3)
+        assert (queue.running, queue.guilty, queue.waiting) == (1, 1, 3)
         first.progress.delivered.extend(range(SUSPECT_TOKENS - 1))
         assert not queue.acquit(first)
         assert _start(queue) == []

@@ -166,7 +166,7 @@ async def test_what_another_gateway_has_finished_is_not_sent_again() -> None:
     traffic.take_back()
     told = [each.request_id for each in sent if isinstance(each, Generate)]
     assert told == ["running.1", "left.1"]
-    assert (traffic.running, traffic.waiting) == (1, 0)
+    assert (traffic.queue.running, traffic.queue.waiting) == (1, 0)
 
 
 def _looking(sent: list[Message]) -> tuple[Traffic, Request]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.server import stand_in
+from gateway.server.departure import STAND_IN
 
 _S = 60.0
 
@@ -21,9 +21,8 @@ def served() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     """Who stands in, and the end of the gateway that serves."""
     ours, its = socket.socketpair()
     ours.settimeout(_S)
-    assert stand_in.__file__ is not None
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", stand_in.__file__, str(its.fileno())],
+        [sys.executable, "-I", "-S", "-c", STAND_IN, str(its.fileno())],
         pass_fds=[its.fileno()],
         # As after an exec: what comes before it is there waits.
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),

@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from gateway.system.machine import present_boot
-from gateway.system.memory_darwin import SysctlByName
+from gateway.system.memory_darwin import Sysctl
 from tests.support.stub import compile_stub
 
 _STUB = """
@@ -36,26 +36,26 @@ int sysctlbyname(const char *name, void *old, size_t *size, void *new, size_t ne
 
 
 @pytest.fixture(scope="module")
-def sysctl(tmp_path_factory: pytest.TempPathFactory) -> SysctlByName:
-    return SysctlByName(compile_stub(tmp_path_factory.mktemp("stub"), _STUB))
+def sysctl(tmp_path_factory: pytest.TempPathFactory) -> Sysctl:
+    return Sysctl(compile_stub(tmp_path_factory.mktemp("stub"), _STUB))
 
 
 def test_this_boot_has_one_name() -> None:
     assert present_boot() == present_boot() != ""
 
 
-def test_macos_names_a_boot_by_its_session(sysctl: SysctlByName) -> None:
+def test_macos_names_a_boot_by_its_session(sysctl: Sysctl) -> None:
     assert sysctl.text("kern.bootsessionuuid") == "0F6A5F0C-3E0B-4B53-9E0C-6D2A3C0B7A11"
 
 
-def test_a_number_narrower_than_asked_for(sysctl: SysctlByName) -> None:
+def test_a_number_narrower_than_asked_for(sysctl: Sysctl) -> None:
     assert sysctl.number("hw.number", ctypes.c_int64(0)) == 7
 
 
 @pytest.mark.parametrize(
     ("name", "number"), [("kern.nothing", errno.ENOENT), ("kern.version", errno.ENOMEM)]
 )
-def test_what_cannot_be_read_is_an_error(sysctl: SysctlByName, name: str, number: int) -> None:
+def test_what_cannot_be_read_is_an_error(sysctl: Sysctl, name: str, number: int) -> None:
     with pytest.raises(OSError, match=name) as caught:
         sysctl.text(name)
     assert caught.value.errno == number

@@ -99,7 +99,7 @@ async def test_it_is_kept_as_long_as_a_rank_runs(lease: Lease) -> None:
         await lease.agent.answers()
         assert not lease.held.over
     await lease.agent.answers(RankEnded(rank.id, KILLED, "signal SIGKILL"))
-    assert await rank.end == RankEnd(KILLED, "signal SIGKILL")
+    assert await rank.ended() == RankEnd(KILLED, "signal SIGKILL")
     # The next one may come soon.
     await lease.agent.answers()
     assert not lease.held.over
@@ -111,7 +111,7 @@ async def test_it_is_kept_as_long_as_a_rank_runs(lease: Lease) -> None:
 async def test_it_is_kept_until_an_unwanted_rank_must_have_ended(lease: Lease) -> None:
     await lease.agent.answers()
     rank = lease.rank()
-    lease.held.unanswered(rank, "no answer came")
+    lease.held.tenants.unanswered(rank.id, "no answer came")
     lease.ahead_s += IDLE_S
     # This turn was asked for before; the next one says it.
     await lease.agent.answers()
@@ -120,11 +120,11 @@ async def test_it_is_kept_until_an_unwanted_rank_must_have_ended(lease: Lease) -
     await lease.agent.answers()
     assert lease.agent.turns[-1].unwanted == ()
     assert not lease.held.over
-    assert not rank.end.done()
+    assert not rank._end.done()
     # Longer than the smallest process may take to end.
     lease.ahead_s += 60.0
     async with asyncio.timeout(30.0):
-        assert await rank.end == RankEnd(None, "no answer came")
+        assert await rank.ended() == RankEnd(None, "no answer came")
     lease.ahead_s += IDLE_S
     await lease.agent.answers()
     assert lease.let_go
@@ -132,24 +132,24 @@ async def test_it_is_kept_until_an_unwanted_rank_must_have_ended(lease: Lease) -
 
 async def test_a_rank_that_was_disowned_is_told_until_the_host_has_heard(lease: Lease) -> None:
     rank = lease.rank()
-    lease.held.disown(rank)
+    lease.held.tenants.disown(rank.id)
     await lease.agent.answers(failure=ConnectionError("there is no way"))
     await lease.agent.answers(failure=ConnectionError("there is no way"))
     await lease.agent.answers()
     await lease.agent.answers(RankEnded(rank.id, KILLED, "signal SIGKILL"))
     told = [each.unwanted for each in lease.agent.turns]
     assert told[1:4] == [(rank.id,), (rank.id,), ()]
-    assert await rank.end == RankEnd(KILLED, "signal SIGKILL")
+    assert await rank.ended() == RankEnd(KILLED, "signal SIGKILL")
 
 
 async def test_a_host_that_ends_it_tells_of_no_end(lease: Lease) -> None:
     rank = lease.rank()
     await lease.agent.answers(failure=RefusedError(LEASE_OVER, "the agent stops"))
     assert lease.held.over
-    assert not rank.end.done()
+    assert not rank._end.done()
     lease.ahead_s += 60.0
     async with asyncio.timeout(30.0):
-        end = await rank.end
+        end = await rank.ended()
     assert end == RankEnd(None, "there ends it: the agent stops")
 
 
@@ -158,7 +158,7 @@ async def test_a_host_that_knows_no_such_lease_has_no_rank_left(lease: Lease) ->
     lease.agent.heard.clear()
     lease.agent._answers.put_nowait(RefusedError("not_found", "no such lease"))
     async with asyncio.timeout(30.0):
-        end = await rank.end
+        end = await rank.ended()
     assert end == RankEnd(None, "there has ended it: no such lease")
     assert lease.held.over
 

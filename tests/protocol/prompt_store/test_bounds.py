@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.payloads import Entry
 from protocol.prompt_store.store import PromptStore
 from tests.protocol.prompt_store.tree import (
     FILE,

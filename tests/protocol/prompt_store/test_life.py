@@ -17,9 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from protocol.prompt_store import Measured
-from protocol.prompt_store.entry import Entry
-from protocol.prompt_store.payloads import disk_bytes
+from protocol.prompt_store.index import Speeds
+from protocol.prompt_store.payloads import Entry, disk_bytes
 from protocol.prompt_store.store import PromptStore
 from tests.protocol.prompt_store.tree import ROOT, block, bytes_on_disk, files, inside, payload_of
 
@@ -273,11 +272,11 @@ def test_whatever_is_done_to_the_files() -> None:
 
 def test_speeds_are_known_to_those_who_come_later(tmp_path: Path) -> None:
     store = PromptStore(tmp_path, MOST_BYTES, 1 << 40)
-    assert store.speeds(ROOT) == Measured()
-    store.note_speeds(ROOT, Measured(None, 1000.0))
-    store.note_speeds(ROOT, Measured(2e9, 900.0))
+    assert store.speeds(ROOT) == Speeds()
+    store.note_speeds(ROOT, Speeds(None, 1000.0))
+    store.note_speeds(ROOT, Speeds(2e9, 900.0))
     store.close()
     later = PromptStore(tmp_path, MOST_BYTES, 1 << 40)
-    assert later.speeds(ROOT) == Measured(2e9, 900.0)
-    assert later.speeds(b"another model's.") == Measured()
+    assert later.speeds(ROOT) == Speeds(2e9, 900.0)
+    assert later.speeds(b"another model's.") == Speeds()
     later.close()

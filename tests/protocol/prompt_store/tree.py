@@ -7,9 +7,7 @@ import os
 from pathlib import Path
 
 from protocol.message import pack
-from protocol.prompt_store import KEY_BYTES
-from protocol.prompt_store.entry import Entry
-from protocol.prompt_store.payloads import disk_bytes
+from protocol.prompt_store.payloads import KEY_BYTES, Entry, disk_bytes
 from protocol.prompt_store.store import PromptStore
 
 ROOT = bytes(KEY_BYTES)

@@ -12,9 +12,8 @@ from protocol.message import pack
 from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -73,9 +72,7 @@ def _engine(model: LoadedModel) -> Engine:
 def _ahead(model: LoadedModel) -> Engine:
     """The model is its own draft: it guesses right, but where it is adjusted after what it said."""
     caches = Caches(model.model, model.model)
-    return SequentialEngine(
-        model.model, model.eos_token_ids, UNBOUNDED, caches, None, model.model, 3
-    )
+    return SequentialEngine(model.model, model.eos_token_ids, UNBOUNDED, caches, None, 3)
 
 
 def _prepare(

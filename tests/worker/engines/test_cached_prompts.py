@@ -21,7 +21,7 @@ from tests.support import shapes
 from tests.support.gateway import eventually
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
+from worker.engines.decoding import Caches
 from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine

@@ -15,8 +15,7 @@ from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.worker.vectors.test_engine import TEXTS, Bench
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
-from worker.engines.gpu_failures import GpuRecovery, passing_kind
+from worker.engines.decoding import Caches
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
@@ -27,6 +26,7 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.sampling.settings import RowSampling
+from worker.system.errors import GpuRecovery, passing_kind
 from worker.vectors.jobs import VectorJob
 
 # MLX 0.32's words around those of macOS.
@@ -99,7 +99,7 @@ def _sequences(cache: PromptCache, store: PromptStore) -> list[Sequence]:
 
 def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
     """As turns of a worker do."""
-    recovery = GpuRecovery(engine)
+    recovery = GpuRecovery(engine.begin_anew)
     made: dict[str, list[int]] = {each.request_id: [] for each in sequences}
     for each in sequences:
         engine.add(each)
@@ -136,7 +136,7 @@ def test_chunks_are_a_quarter_and_nothing_kept_is_used(kind: str, model: LoadedM
     pace.observe(4096, 0.01)
     before = pace.chunk(1, decoding=False)
     assert before >= 256
-    GpuRecovery(engine).recover(failure(TIMEOUT))
+    GpuRecovery(engine.begin_anew).recover(failure(TIMEOUT))
     assert (engine.active, engine.waiting, cache.bytes_) == (0, 1, 0)
     pace.observe(4096, 0.01)
     assert pace.chunk(1, decoding=False) == before // 4
@@ -166,7 +166,7 @@ def test_a_shortened_chunk_grows_slowly_again() -> None:
 def test_what_does_not_pass_ends_the_process(error: RuntimeError, model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     with pytest.raises(RuntimeError) as caught:
-        GpuRecovery(engine).recover(error)
+        GpuRecovery(engine.begin_anew).recover(error)
     assert caught.value is error
 
 
@@ -181,13 +181,13 @@ def test_what_is_ignored_while_the_rest_is_waited_for_ends_it_too(
 
     monkeypatch.setattr(mx, "synchronize", synchronize)
     with pytest.raises(RuntimeError, match="SubmissionsIgnored"):
-        GpuRecovery(engine).recover(failure(TIMEOUT))
+        GpuRecovery(engine.begin_anew).recover(failure(TIMEOUT))
 
 
 def test_many_failures_do_not_pass(model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     now = 0.0
-    recovery = GpuRecovery(engine, lambda: now)
+    recovery = GpuRecovery(engine.begin_anew, lambda: now)
     for _ in range(8):
         recovery.recover(failure(TIMEOUT))
     with pytest.raises(RuntimeError, match="Timeout"):
@@ -201,13 +201,13 @@ def test_ranks_end_together(model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     engine._make_generator = lambda *of: Generator(*of)  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="Timeout"):
-        GpuRecovery(engine).recover(failure(TIMEOUT))
+        GpuRecovery(engine.begin_anew).recover(failure(TIMEOUT))
 
 
 def test_vectors_are_computed_anew() -> None:
     expected = Bench("bert").run()
     bench = Bench("bert")
-    recovery = GpuRecovery(bench.engine)
+    recovery = GpuRecovery(bench.engine.begin_anew)
     states, failures = bench.vectors._trunk.states, [failure(TIMEOUT), failure(VICTIM)]
 
     def fails_twice(*arguments: Any) -> Any:

@@ -11,8 +11,7 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from protocol.life import Need
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, MemoryLimits
 from worker.engines.sequence import EngineNeed
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineFigures, Limit
@@ -66,7 +65,7 @@ def test_buffers_go_back_when_less_is_left_to_mlx(
     limit_mb: int, beside_mb: int, *, trimmed: bool
 ) -> None:
     """Whether the limit fell, or what drivers hold beside MLX's account grew."""
-    limits = MemoryLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB), 0)
+    limits = MemoryLimits(CacheRoom(CacheSizes(1, 0, 1.5), working_bytes=64 * MB))
     limits.take(1000 * MB, 100 * MB)
     assert limits.mlx_bytes == 900 * MB
     thread = _Thread(Limit(limit_bytes=limit_mb * MB, beside_bytes=beside_mb * MB))

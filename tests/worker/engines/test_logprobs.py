@@ -26,9 +26,8 @@ from protocol.messages import MAX_WORKER_FRAME_BYTES, encode
 from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -163,9 +162,7 @@ def test_they_are_those_before_the_sampling(demo: LoadedModel) -> None:
 
 def test_with_a_draft_model(demo: LoadedModel) -> None:
     """The model checks several tokens together: each has its own."""
-    engine = SequentialEngine(
-        demo.model, (), UNBOUNDED, Caches(demo.model, demo.model), None, demo.model, 3
-    )
+    engine = SequentialEngine(demo.model, (), UNBOUNDED, Caches(demo.model, demo.model), None, 3)
     sequences = [replace(SEQUENCES[1], max_tokens=12), replace(SEQUENCES[3], max_tokens=12)]
     made = _run(engine, sequences)
     for sequence in sequences:

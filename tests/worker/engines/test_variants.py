@@ -23,7 +23,7 @@ from protocol.requests import Generate, Sampling, SamplingDefaults, TokenPrompt
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
+from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
@@ -276,9 +276,7 @@ class TestDraft:
             return logits
 
         for known in (0, 128):
-            engine = SequentialEngine(
-                counted, (), UNBOUNDED, caches, cache, drafted.draft, draft_tokens=3
-            )
+            engine = SequentialEngine(counted, (), UNBOUNDED, caches, cache, draft_tokens=3)
             calls.clear()
             made = _run(engine, _sequence(drafted, sampling, paths))
             assert _ids(made) == expected

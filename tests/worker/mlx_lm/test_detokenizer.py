@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import (
 
 from tests.support.answers import text_of, text_stream
 from tests.support.tokenizers import KINDS
-from worker.mlx_lm.detokenizer import WindowDetokenizer
+from worker.mlx_lm.text import WindowDetokenizer
 from worker.text.stream import AnswerStream
 
 _FAST = {

@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBat
 
 from tests.support import shapes
 from worker.load.loading import load
-from worker.mlx_lm.generator import Generator, Tap
+from worker.mlx_lm.generator import Generator, NewRow, Tap
 
 FIRST = 10
 PROMPTS = [[20, 21, 22], list(range(30, 70)), [80]]
@@ -45,7 +45,7 @@ def test_every_row_gets_what_was_sampled_for_it(seed: int, model: Any) -> None:
     for step in range(60):
         for _ in range(chance.choice((0, 0, 1, 2, 5)) if step < 40 else 0):
             prompt = [1] * chance.choice((1, 1, 2, 6, 7, 8, 9, 15, 40))
-            rows.add(generator.insert([prompt], chance.choice((1, 2, 9, 20)), ()))
+            rows.add(generator.insert(NewRow([prompt], chance.choice((1, 2, 9, 20)))))
         if rows and chance.random() < 0.3:
             gone = chance.sample(sorted(rows), min(len(rows), chance.randrange(1, 3)))
             generator.remove(gone)
@@ -95,7 +95,7 @@ def test_rows_are_those_of_the_batch_whatever_mlx_lm_does_with_its_lists(
     monkeypatch.setattr(BatchGenerator, name, other(getattr(BatchGenerator, name)))
     generator, calls = _numbered(model)
     for length in (1, 9, 1, 9, 2, 1):
-        generator.insert([[1] * length], 3, ())
+        generator.insert(NewRow([[1] * length], 3))
     made = [each for _ in range(12) for each in generator.step(4).tokens]
     assert [each.token for each in made] == [FIRST + each.uid for each in made]
     assert len(made) == 3 * 6
@@ -118,7 +118,7 @@ def test_a_token_that_was_chosen_for_another_row_is_never_given_out(
 ) -> None:
     generator, _ = _numbered(model)
     for _ in range(2):
-        generator.insert([[1]], 9, ())
+        generator.insert(NewRow([[1]], 9))
     generator.step(1)
     generator.step()
     monkeypatch.setattr(GenerationBatch, "_step", _swapped(GenerationBatch._step))
@@ -136,8 +136,8 @@ def test_rows_that_no_batch_has_told_are_not_sampled(
     generator, _ = _numbered(model)
     name = "_prompt_batch" if batch is PromptProcessingBatch else "_generation_batch"
     setattr(generator._generator, name, plain)
-    generator.insert([[1]], 9, ())
-    with pytest.raises(RuntimeError, match="none of its batches has told which"):
+    generator.insert(NewRow([[1]], 9))
+    with pytest.raises(RuntimeError, match="none of its batches has noted which"):
         _ = [generator.step(1) for _ in range(2)]
     generator.close()
 
@@ -154,7 +154,7 @@ def test_rows_have_mlx_lms_tokens_and_no_log_probabilities_once_they_are_in_the_
     own = _until_all_ended(lambda: theirs.next()[1])
     generator = Generator(Tap(model), _greedy, rows=8, prompts=8)
     for prompt, most in zip(PROMPTS, (12, 5, 9), strict=True):
-        generator.insert([prompt], most, ())
+        generator.insert(NewRow([prompt], most))
     unscored = _until_all_ended(lambda: generator.step(100).tokens)
     assert [(each.uid, each.token) for each in unscored] == [(each.uid, each.token) for each in own]
     assert all(isinstance(each.logprobs, mx.array) for each in own)

@@ -17,7 +17,7 @@ from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
+from worker.engines.decoding import Caches
 from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.prompt_store import payloads
-from protocol.prompt_store.entry import Entry
+from protocol.prompt_store.payloads import Entry
 from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.disk import Disk
 

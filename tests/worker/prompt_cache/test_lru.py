@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.prompt_cache.lru import LruBlocks
+from worker.prompt_cache.blocks import LruBlocks
 
 _OVERHEAD = 512
 

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from protocol.channel import connect_follower_side, new_keys
-from protocol.ranks import Ranks
+from protocol.life import Ranks
 from worker.ranks.links import FollowerReady, LeaderLink, encode
 
 VERSIONS = {"mlx": "1"}

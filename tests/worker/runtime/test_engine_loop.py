@@ -13,9 +13,8 @@ from protocol.life import Need
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, measure
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, ContextInForce, MemoryLimits, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load
 from worker.prompt_cache.blocks import Cutter
@@ -36,13 +35,13 @@ class Worker:
         loaded = load(str(model), lambda _done, _total: None, lambda: False)
         caches = Caches(loaded.model)
         cutter = Cutter(caches.run, caches.make)
-        room = CacheRoom(measure(caches.run, caches.make))
+        room = CacheRoom(measure(caches.run, caches.make), weight_bytes=loaded.weight_bytes)
         self.thread = EngineThread(lambda _: None, lambda: None)
         disk = Disk(store, "m", b"", lambda: self.thread.post(Look()))
         self.cache = PromptCache(cutter, disk)
         self.paths = Paths(b"", store, needs_snapshots=cutter.needs_snapshots)
         engine = BatchedEngine(loaded.model, (), 8, room, prompt_cache=self.cache)
-        limits = MemoryLimits(room, loaded.weight_bytes)
+        limits = MemoryLimits(room)
         # More than it will want: nobody answers what it says.
         limits.take(1 << 34, 1 << 20)
         self.warming = Warming(engine, self.cache, room, 40, loaded.vocabulary)

@@ -9,12 +9,12 @@ from pathlib import Path as Folder
 
 import pytest
 
-from protocol.prompt_store import Measured
+from protocol.prompt_store.index import Speeds
 from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.caches import Caches
+from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine
@@ -93,7 +93,7 @@ def test_nothing_is_left(bench: Bench) -> None:
     assert (speeds.read_bytes_per_s, speeds.prefill_tokens_per_s) == (None, None)
     bench.write_all()
     assert bench.store.used_bytes() == 0
-    assert bench.store.speeds(b"") == Measured()
+    assert bench.store.speeds(b"") == Speeds()
 
 
 def test_prompts_are_kept_afterwards(bench: Bench) -> None:

@@ -17,8 +17,8 @@ from protocol.message import pack
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.decoding import Caches
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
@@ -270,7 +270,11 @@ def test_penalties_and_least_lengths_come_before_the_mask(model: LoadedModel) ->
 def test_with_a_draft_model(model: LoadedModel) -> None:
     requests = [_request("p", PERSON, seed=3), _request("free", None, seed=3, max_tokens=12)]
     drafting = SequentialEngine(
-        model.model, model.eos_token_ids, UNBOUNDED, draft=model.model, draft_tokens=3
+        model.model,
+        model.eos_token_ids,
+        UNBOUNDED,
+        Caches(model.model, model.model),
+        draft_tokens=3,
     )
     answers = _answers(model, requests, drafting)
     assert answers["p"] == _answers(model, requests[:1])["p"]

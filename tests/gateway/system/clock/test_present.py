@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.memory.decisions import Unanswered
+from gateway.memory.ledger import Unanswered
 from gateway.system.clock import LOOK_S, Countdown, PresentClock, present_clock
-from gateway.workers.hang import HangDetector
+from gateway.workers.verdicts import HangDetector
 from tests.gateway.memory.account import Account
 
 HEARTBEAT_S = 10.0

@@ -18,7 +18,7 @@ def _run(tmp_path: Path, body: str, *, to_stderr: bool = True) -> tuple[int, str
     program = f"""
 import asyncio, logging, os, sys, threading
 from pathlib import Path
-from gateway.system import logs as setup
+from gateway.system import log_lines as setup
 from gateway.system.log_lines import about
 from gateway.system.state_dir import StateDir
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from gateway.config.settings import MemorySettings
-from gateway.memory.budget import budget_bytes, budget_of
+from gateway.memory.fitting import budget_bytes, budget_of
 from gateway.system import memory as device
 from gateway.system.memory import DeviceMemory, device_info, device_memory
 from worker.system import memory as limits

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.server.starts import UncleanStarts
-from gateway.system.state_dir import StateDir, StateDirError, lock_holder
+from gateway.system.state_dir import StateDir, StateDirError, UncleanStarts, lock_holder
 from gateway.system.state_file import read_state, write_state
 from tests.support.folders import short_folder
 

@@ -9,7 +9,7 @@ from gateway.workers.host import THIS_MACHINE, RankEnd
 from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import Loss, RankFailure
-from protocol.ranks import LEFT_ALONE
+from protocol.process import LEFT_ALONE
 
 KILLED = ExitStatus(None, "SIGKILL")
 ALONE = ExitStatus(LEFT_ALONE, None)

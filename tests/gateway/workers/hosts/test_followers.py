@@ -14,7 +14,7 @@ from gateway.workers.followers import Followers, Plan, devices
 from gateway.workers.host import LocalHost, RankEnd, RankOrder
 from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
-from protocol.ranks import Ranks
+from protocol.life import Ranks
 
 
 class ScriptedRank:

@@ -1,4 +1,4 @@
-"""Bytes of weights, from the headers of safetensors files."""
+"""Bytes of weights, from the headers of safetensors files, and how ranks divide a model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_draft
 from gateway.config.model_settings import ModelSettings
-from gateway.memory.budget import sharing
-from gateway.memory.estimate.caches import DECOMPRESSED, first, layers_of
+from gateway.memory.caches import DECOMPRESSED, first, layers_of
+from gateway.system.memory import BackEnd, back_end
+from protocol.life import RankSplit
 from protocol.model_files import Tensor, read_header
-from protocol.ranks import RankSplit
 
 # As mlx-lm tells them when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
@@ -57,8 +57,8 @@ def read_weights(folder: Path) -> Weights:
 
 
 def adapter_bytes(folder: Path) -> int:
-    """What a LoRA adapter adds. One of full weights takes the place of the model's, but both are
-    there while it is loaded.
+    """Bytes that a LoRA adapter adds. Full weights take the place of the model's, but both are in
+    memory while they are loaded.
 
     Raises:
         EstimateError: it can't be read.
@@ -74,8 +74,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 class RankPart(Struct, frozen=True):
-    """Of the rank that has most: shares of the layers' weights, and of the caches, and how many
-    layers keep something. What is in no layer, as the embedding, every rank has whole.
+    """The part of the largest rank: its shares of the layers' weights and of the caches, and how
+    many of its layers keep something. Each rank has all weights that are in no layer, as the
+    embedding.
     """
 
     weights: float
@@ -100,9 +101,17 @@ def part_of(text: Mapping[str, Any], ranks: int, split: RankSplit) -> RankPart:
     return RankPart(1 / ranks, 1.0 if latent else 1 / ranks, layers)
 
 
+def sharing(ranks: int) -> int:
+    """How many of a model's `ranks` on this machine share its budget. On cards each rank has a card
+    of its own, and the budget is that of the first card, which has rank 0 and is the fullest.
+    """
+    return 1 if back_end() is BackEnd.CUDA else ranks
+
+
 class LoadOptions(Struct, frozen=True):
-    """The adapter and the draft model are folders. So many `ranks` compute it,
-    `ranks_here` of them in the memory of this machine that the budget is of.
+    """The options of a load that an estimate depends on. So many `ranks` compute the model, and
+    `ranks_here` of them share the budget of this machine. The adapter and the draft model are
+    folders.
     """
 
     kv_bits: int | None = None
@@ -127,7 +136,7 @@ def options_of(model: Model) -> LoadOptions:
 
 
 def options_in(settings: ModelSettings) -> LoadOptions:
-    """Those of a model that nobody has looked for yet.
+    """The options of a model whose files were not looked for yet.
 
     Raises:
         ValueError: the adapter or the draft model isn't there; with a sentence for the operator.

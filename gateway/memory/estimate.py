@@ -1,4 +1,4 @@
-"""What a model takes: a floor that must be had before it is loaded, and what its sequences take."""
+"""The memory that a model takes: its floor, and the bytes of its sequences."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.estimate.caches import SequenceCache, cache_shape, language_of
-from gateway.memory.estimate.weights import (
+from gateway.memory.caches import SequenceCache, cache_shape, language_of
+from gateway.memory.weights import (
     EstimateError,
     LoadOptions,
     Weights,
@@ -20,15 +20,15 @@ from gateway.memory.estimate.weights import (
     part_of,
     read_weights,
 )
-from gateway.memory.estimate.working import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
+from gateway.memory.working_space import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
 from protocol.life import CACHE_STEP_TOKENS
 from protocol.model_files import encoder_of, read_config
 
-# Weights are known to the byte. What computing takes is calculated, within this of the truth.
+# Weights are known to the byte. All else is calculated, with an error of at most this part.
 _MARGIN: Final = 0.15
 _NO_OPTIONS: Final = LoadOptions()
-# Where sequences take nothing, something else bounds their number.
+# Where sequences take no memory, other limits bound their number.
 MOST_ROWS: Final = 10_000
 _MOST_BYTES: Final = 1 << 48
 
@@ -42,13 +42,13 @@ class EstimateLine(Struct, frozen=True):
 
 
 class Estimate(Struct, frozen=True):
-    """What a worker takes, in bytes.
+    """The memory of a worker, in bytes.
 
     `fixed_bytes` is the process with its weights, the adapter's and the draft model's among them:
-    calculated, or as it was measured after an earlier load. A step takes `working_bytes`, and
+    calculated, or as measured after an earlier load. A step takes `working_bytes`, and
     `working_token_bytes` more for each token of its longest sequence. `context_tokens` is the
-    lesser of the configured limit and the model's own. Of several `ranks` here it is what all of
-    them take together, and each the same.
+    lesser of the configured limit and the model's own. With several `ranks` here the bytes are
+    those of all of them together.
     """
 
     weight_bytes: int
@@ -71,17 +71,17 @@ class Estimate(Struct, frozen=True):
 
     @property
     def floor_bytes(self) -> int:
-        """What must be had before it is loaded: with one sequence of ordinary length."""
+        """The bytes of a worker with one sequence of ordinary length."""
         return self.limit_bytes(1, min(self.ordinary_tokens, self.context_tokens))
 
     @property
     def whole_bytes(self) -> int:
-        """With one sequence that fills the context."""
+        """The bytes of a worker with one sequence that fills the context."""
         return self.limit_bytes(1, self.context_tokens)
 
     @property
     def token_bytes(self) -> int:
-        """What one more token takes in the layers that keep all of them."""
+        """Bytes of one more token, in the layers that keep all tokens."""
         draft_bytes = 0 if self.draft_shape is None else self.draft_shape.full_token_bytes
         return self.shape.full_token_bytes + draft_bytes
 
@@ -117,12 +117,12 @@ class Estimate(Struct, frozen=True):
             yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
-        """Of both models."""
+        """Of the model and its draft model."""
         draft = 0 if self.draft_shape is None else self.draft_shape.peak_bytes(rows, tokens)
         return self.shape.peak_bytes(rows, tokens) + draft
 
     def limit_bytes(self, rows: int, tokens: int) -> int:
-        """What the process may hold with so many sequences of so many tokens in one batch."""
+        """Bytes of the process with so many sequences of so many tokens in one batch."""
         uncertain_bytes = (
             self._cache_bytes(rows, tokens) + self.working_bytes + self.working_token_bytes * tokens
         )
@@ -147,35 +147,30 @@ class Estimate(Struct, frozen=True):
         return min(self.context_tokens, steps * CACHE_STEP_TOKENS)
 
 
-def estimate(
-    folder: Path,
-    context_tokens: int,
-    ordinary_tokens: int,
-    process_bytes: int,
-    measured_fixed_bytes: int | None,
-    system: BackEnd,
-    options: LoadOptions = _NO_OPTIONS,
-) -> Estimate:
-    """Read a model's files; blocks for some milliseconds.
+class EstimateTerms(Struct, frozen=True):
+    """What an estimate depends on beside the model's files. `context_tokens` is the configured
+    limit. At a load there must be room for a sequence of `ordinary_tokens`. A worker without a
+    model takes `process_bytes`; with this one it took `measured_fixed_bytes`, if that was measured.
+    """
 
-    `context_tokens` is the configured limit; the model's own may be lower.
+    context_tokens: int
+    ordinary_tokens: int
+    process_bytes: int
+    measured_fixed_bytes: int | None
+    system: BackEnd
+    options: LoadOptions = _NO_OPTIONS
+
+
+def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
+    """Read a model's files; blocks for some milliseconds.
 
     Raises:
         EstimateError: the files can't be understood.
     """
+    options = terms.options
     weights = read_weights(folder)
     config = _config(folder)
-    found = estimated(
-        config,
-        weights,
-        context_tokens,
-        ordinary_tokens,
-        process_bytes,
-        measured_fixed_bytes,
-        system,
-        str(folder / "config.json"),
-        options.kv_bits,
-    )
+    found = estimated(config, weights, terms, str(folder / "config.json"))
     if options.ranks > 1:
         return of_ranks(found, config, weights, options)
     if options.pictures:
@@ -186,18 +181,18 @@ def estimate(
     if options.adapter is not None:
         found = _with_adapter(found, adapter_bytes(options.adapter))
     if options.draft is not None:
-        # Its own caches count as they are, whether an engine quantizes them or not.
-        draft = estimate(options.draft, context_tokens, ordinary_tokens, 0, None, system)
-        found = _with_draft(found, draft)
+        # An engine may quantize the draft model's caches; here they count as if it did not.
+        alone = msgspec.structs.replace(
+            terms, process_bytes=0, measured_fixed_bytes=None, options=_NO_OPTIONS
+        )
+        found = _with_draft(found, estimate(options.draft, alone))
     return found
 
 
 def of_ranks(
     model: Estimate, config: dict[str, Any], weights: Weights, options: LoadOptions
 ) -> Estimate:
-    """What those processes take that compute it together here, as large as the largest: by tensors
-    all of them have what is in no layer, and a latent; by layers the first ones have more.
-    """
+    """The estimate of the ranks of a model on this machine, each as large as the largest."""
     part = part_of(language_of(config), options.ranks, options.split)
     ranks = options.ranks_here
     own_bytes = weights.bytes - weights.layer_bytes + weights.layer_bytes * part.weights
@@ -224,7 +219,7 @@ def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
 
 
 def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
-    """Both are computed with one after the other."""
+    """The two models compute one after the other."""
     return msgspec.structs.replace(
         model,
         draft_bytes=draft.weight_bytes,
@@ -236,34 +231,32 @@ def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
 
 
 def estimated(
-    config: dict[str, Any],
-    weights: Weights,
-    context_tokens: int,
-    ordinary_tokens: int,
-    process_bytes: int,
-    measured_fixed_bytes: int | None,
-    system: BackEnd,
-    name: str,
-    kv_bits: int | None = None,
+    config: dict[str, Any], weights: Weights, terms: EstimateTerms, name: str
 ) -> Estimate:
-    """The same of what the files say; `name` is what errors call the configuration."""
+    """The estimate of the model alone, from its configuration; errors call that `name`.
+
+    Raises:
+        EstimateError: it can't be understood.
+    """
     text = language_of(config)
+    context_tokens = terms.context_tokens
     own_context = text.get("max_position_embeddings")
     if isinstance(own_context, int) and own_context > 0:
         context_tokens = min(context_tokens, own_context)
-    ordinary_tokens = min(ordinary_tokens, context_tokens)
+    ordinary_tokens = min(terms.ordinary_tokens, context_tokens)
+    element_bytes, kv_bits = weights.element_bytes, terms.options.kv_bits
     try:
         if encoder_of(config) is not None:
             shape = NO_CACHES
             short_bytes, long_bytes = (
-                encoder_bytes(text, weights.element_bytes, tokens, system)
+                encoder_bytes(text, element_bytes, tokens, terms.system)
                 for tokens in (ordinary_tokens, context_tokens)
             )
         else:
-            shape = cache_shape(config, weights.element_bytes, kv_bits)
+            shape = cache_shape(config, element_bytes, kv_bits)
             short_bytes, long_bytes = (
                 working_bytes(
-                    text, weights.element_bytes, tokens, system, quantized=kv_bits is not None
+                    text, element_bytes, tokens, terms.system, quantized=kv_bits is not None
                 )
                 for tokens in (ordinary_tokens, context_tokens)
             )
@@ -275,9 +268,9 @@ def estimated(
     token_bytes = -(-(long_bytes - short_bytes) // more_tokens) if more_tokens else 0
     return Estimate(
         weight_bytes=weights.bytes,
-        process_bytes=process_bytes,
-        calculated_fixed_bytes=process_bytes + weights.bytes,
-        measured_fixed_bytes=measured_fixed_bytes,
+        process_bytes=terms.process_bytes,
+        calculated_fixed_bytes=terms.process_bytes + weights.bytes,
+        measured_fixed_bytes=terms.measured_fixed_bytes,
         working_bytes=max(0, short_bytes - token_bytes * ordinary_tokens),
         working_token_bytes=token_bytes,
         shape=shape,
@@ -287,7 +280,7 @@ def estimated(
 
 
 def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIONS) -> str:
-    """What measurements are remembered by: these files with this interpreter.
+    """The key that measurements are kept by: the state of these files, and the interpreter.
 
     Raises:
         OSError: the folder can't be read.

@@ -87,8 +87,8 @@ class Layer(StrEnum):
 
 
 class Recurrence(Struct, frozen=True):
-    """Its heads and the width over all of them; channels of the convolution before it; elements of
-    its state.
+    """The sizes of a layer that keeps a state: its heads, the width over all of them, the channels
+    of the convolution before it, and the elements of its state.
     """
 
     heads: int
@@ -98,8 +98,8 @@ class Recurrence(Struct, frozen=True):
 
 
 class SequenceCache(Struct, frozen=True):
-    """What a sequence takes: for each token, for each token of the window at most, and at once.
-    `layers` of the model keep something. Windows that go on in chunks grow by whole steps.
+    """The bytes of a sequence: for each token, for each token of the window at most, and at once.
+    `layers` of the model keep something. Windows `in_chunks` grow by whole steps.
     """
 
     full_token_bytes: int
@@ -166,8 +166,8 @@ _WINDOW_NAMES: Final = (
 def cache_shape(
     config: Mapping[str, Any], element_bytes: int, kv_bits: int | None = None
 ) -> SequenceCache:
-    """The shape of a model's caches; what its configuration doesn't say counts as keeping all. With
-    `kv_bits` the layers that keep all tokens are quantized: mlx-lm has nothing like it for others.
+    """The shape of a model's caches. Layers of an unknown kind count as keeping all tokens. With
+    `kv_bits` the layers that keep all tokens are quantized; mlx-lm quantizes no others.
 
     Raises:
         TypeError, ValueError: the configuration makes no sense.
@@ -203,7 +203,7 @@ def window_of(config: Mapping[str, Any]) -> int:
 
 
 def layers_of(config: Mapping[str, Any]) -> list[Layer]:
-    """What each layer keeps, by the configuration of the language model."""
+    """The kind of each layer, by the configuration of the language model."""
     count = first(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
     if count > _MOST_LAYERS:
         raise ValueError(f"it has {count:,} layers")

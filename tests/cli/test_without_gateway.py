@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.cli.pull import progress_line, time_left
-from gateway.cli.pull_here import OutlookReading, PullReading
+from gateway.cli.pull import OutlookReading, PullReading, progress_line, time_left
 from tests.cli.terminal import started
 from tests.support.gateway import START_S, eventually
 from tests.support.hub import Hub

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.estimate.caches import (
+from gateway.memory.caches import (
     DECOMPRESSED,
     Layer,
     SequenceCache,
@@ -25,7 +25,7 @@ from gateway.system.memory import BackEnd
 from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 
-# What MLX and the allocator keep of what was freed, whatever the model.
+# Freed buffers that MLX and the allocator keep, whatever the model.
 _BUFFERS_BYTES: Final = 4_000_000
 # Scans within a step are computed in single precision.
 _SINGLE_BYTES: Final = 4
@@ -51,8 +51,8 @@ def working_bytes(
     *,
     quantized: bool = False,
 ) -> int:
-    """For a chunk at the end of so many tokens; `config` is that of the language model, and its
-    caches may be `quantized`.
+    """Bytes that a chunk at the end of so many tokens takes; `config` is that of the language
+    model, and its caches may be `quantized`.
     """
     largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     chunk = min(largest, context_tokens)
@@ -81,10 +81,10 @@ def _attention_bytes(
     *,
     written: bool,
 ) -> int:
-    """Scores of every token of a chunk with every token that it sees, if they are `written` out;
-    and what a latent becomes.
+    """Scores of each token of a chunk with each token that it sees, if they are `written` out; and
+    the keys and values that a latent becomes.
     """
-    # Of the last layer a prompt needs what the cache keeps, and no scores.
+    # The last layer computes no scores for a prompt, but only what its cache keeps.
     computed = layers_of(config)[:-1]
     if Layer.FULL in computed or Layer.BOTH in computed:
         seen_tokens = context_tokens
@@ -180,7 +180,7 @@ _INNER: Final = 3
 def encoder_bytes(
     config: Mapping[str, Any], element_bytes: int, tokens: int, system: BackEnd
 ) -> int:
-    """Beside the weights, for a batch whose longest text has so many tokens."""
+    """Bytes beside the weights, for a batch whose longest text has so many tokens."""
     largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     batch = max(largest, tokens)
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
@@ -200,7 +200,7 @@ _PATCH: Final = 14
 
 
 def picture_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """For a request with one picture of the largest size that is looked at."""
+    """Bytes of a request with one picture of the largest size that is looked at."""
     vision = config.get("vision_config")
     seen = vision if isinstance(vision, dict) else {}
     patch = first(seen, "patch_size", "spatial_patch_size") or _PATCH

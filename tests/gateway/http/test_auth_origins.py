@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from gateway.http.origins import complaint
+from gateway.http.auth import complaint
 
 
 def refused(host: str, *, addresses: bool = False, origin: str | None = None) -> bool:

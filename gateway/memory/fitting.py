@@ -1,20 +1,29 @@
-"""What a model asks for at its load, and the context that it gets."""
+"""What fits: the budget of this machine, the memory that a model asks for at its load, and the
+context that it gets.
+"""
 
 from __future__ import annotations
 
+import logging
+import subprocess
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import msgspec
+import psutil
 from msgspec import Struct
 
-from gateway.memory.estimate.estimate import Estimate, EstimateLine, estimate, model_key
-from gateway.memory.estimate.weights import LoadOptions, adapter_bytes, read_weights
-from gateway.system.memory import BackEnd, back_end
+from gateway.config.settings import MemorySettings
+from gateway.memory.estimate import Estimate, EstimateLine, EstimateTerms, estimate, model_key
+from gateway.memory.weights import LoadOptions, adapter_bytes, read_weights
+from gateway.system.memory import BackEnd, DeviceMemory, back_end, device_info, device_memory
+from gateway.system.notation import is_share, parse_size
 from gateway.system.state_file import read_state, write_state
 
-# A worker with its imports done and no model, until one was measured. On the CPU and with CUDA (its
-# context and libraries) it was, elsewhere; on Metal it is a guess on the safe side.
+logger = logging.getLogger(__name__)
+
+# A worker with its imports done and no model, until one was measured here. The figures of the CPU
+# and of CUDA were measured; that of Metal is a guess on the safe side.
 PROCESS_BYTES: Final = {
     BackEnd.CPU: 60_000_000,
     BackEnd.CUDA: 900_000_000,
@@ -28,9 +37,10 @@ class _LearnedFile(Struct, frozen=True):
 
 
 class Learned:
-    """One file. A damaged one counts as empty, since everything in it can be measured again.
+    """Measurements of workers on this machine, in one file. A damaged file counts as empty, since
+    all of it can be measured again.
 
-    `measured_process_bytes` is a worker with its imports and no model, on this machine.
+    `measured_process_bytes` is a worker with its imports and no model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,11 +51,11 @@ class Learned:
 
     @property
     def process_bytes(self) -> int:
-        """Of a worker without a model: as measured, or what is counted on until then."""
+        """A worker without a model: as measured, or what is assumed until then."""
         return self.measured_process_bytes or PROCESS_BYTES[back_end()]
 
     def fixed_bytes(self, key: str) -> int | None:
-        """A process with its weights, by what `model_key` gives."""
+        """A worker with its weights, by the key of `model_key`."""
         return self._fixed_bytes.get(key)
 
     def put(self, key: str, fixed_bytes: int) -> None:
@@ -62,9 +72,9 @@ class Learned:
         write_state(self._path, _LearnedFile(dict(self._fixed_bytes), self.measured_process_bytes))
 
 
-# Weights and what comes beside them, where the rest can't be estimated.
+# The floor as a multiple of the weights, where only these are understood.
 _GUESS: Final = 1.3
-# A model whose whole context doesn't fit is loaded if so much of it does.
+# A model is loaded with a shorter context, but with none shorter than this.
 LEAST_CONTEXT_TOKENS: Final = 2048
 
 
@@ -76,14 +86,13 @@ def whole(
     learned: Learned,
     options: LoadOptions,
 ) -> tuple[str, Estimate]:
-    """The estimate with the whole context, and the key that its measurements are kept by.
+    """The estimate with the whole context, after the key that measurements are kept by.
 
     Raises:
         EstimateError, OSError: the files can't be understood, or read.
     """
     key = model_key(folder, python, options)
-    return key, estimate(
-        folder,
+    terms = EstimateTerms(
         context_tokens,
         ordinary_tokens,
         learned.process_bytes,
@@ -91,10 +100,11 @@ def whole(
         back_end(),
         options,
     )
+    return key, estimate(folder, terms)
 
 
 def shortened(estimated: Estimate, most_bytes: int) -> Estimate:
-    """With as much of the context as one sequence can get, and the least that is worth a load."""
+    """With as much of the context as one sequence can get, and no less than is worth a load."""
     least = min(LEAST_CONTEXT_TOKENS, estimated.context_tokens)
     tokens = max(least, estimated.longest_tokens(most_bytes))
     return msgspec.structs.replace(
@@ -105,8 +115,8 @@ def shortened(estimated: Estimate, most_bytes: int) -> Estimate:
 
 
 class Fit(Struct, frozen=True):
-    """Bytes that a model asks for at its load, the context that it gets of the `wanted` one, and
-    what can be had.
+    """Bytes that a model asks for at its load, the context that it gets with these, the whole
+    context, and the bytes that can be had.
     """
 
     needed_bytes: int
@@ -116,7 +126,7 @@ class Fit(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """With this context, which may be a shorter one."""
+        """It fits with `context_tokens`."""
         return self.needed_bytes <= self.possible_bytes
 
     @property
@@ -126,17 +136,17 @@ class Fit(Struct, frozen=True):
 
 
 def fit(whole: Estimate, possible_bytes: int) -> Fit:
-    """What a load would ask for, of `possible_bytes`, and the context that it would get."""
+    """The floor and the context of a load, where it can have `possible_bytes`."""
     found = shortened(whole, possible_bytes)
     return Fit(found.floor_bytes, found.context_tokens, whole.context_tokens, possible_bytes)
 
 
 def guess(folder: Path, process_bytes: int, options: LoadOptions) -> int:
-    """What is asked for where only the weights are understood: bytes. `process_bytes` is a worker
-    without them.
+    """The floor in bytes, where only the weights are understood. `process_bytes` is a worker
+    without a model.
 
     Raises:
-        EstimateError, OSError: not even these are.
+        EstimateError, OSError: not even the weights are understood, or read.
     """
     weight_bytes = read_weights(folder).bytes
     if options.adapter is not None:
@@ -152,10 +162,10 @@ Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit
 
 
 class Outline(Struct, frozen=True):
-    """Sizes in bytes. `floor_bytes`, the sum of the parts, must be had for a load with the whole
-    context, `needed_bytes` with the one that is granted; `possible_bytes` can be had beside
-    `kept_bytes`, which are pinned or of groups. `rows` are sequences by their tokens. `company` are
-    the floors of models that are loaded with it.
+    """An estimate for people, in bytes. A load with the whole context takes `floor_bytes`, the sum
+    of the parts, and one with the granted context `needed_bytes`. Of the budget `possible_bytes`
+    can be had, as pinned models and groups keep `kept_bytes`. `rows` counts the sequences that have
+    room at once, by their tokens. `company` are the floors of models that are loaded with it.
     """
 
     context_tokens: int
@@ -176,7 +186,7 @@ class Outline(Struct, frozen=True):
 def outline_of(
     whole: Estimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
 ) -> Outline | None:
-    """None if its files don't tell what its sequences take."""
+    """None if its files don't tell the size of its sequences."""
     if not whole.shape.sequence_bytes(whole.context_tokens):
         return None
     found = fit(whole, possible_bytes)
@@ -199,3 +209,40 @@ def outline_of(
         granted_context_tokens=found.context_tokens,
         company=company,
     )
+
+
+# The least part of its memory that macOS recommends to MLX: 10.7 GiB of 16 (ollama#17367 has more).
+_LEAST_SHARE: Final = 2 / 3
+
+
+def budget_bytes(memory: MemorySettings) -> int:
+    """The budget on this machine. For "auto" and shares the device is asked, in a process of its
+    own: iogpu.wired_limit_mb may have been set since the last start.
+    """
+    total_bytes = psutil.virtual_memory().total
+    device = None
+    if memory.budget == "auto" or is_share(memory.budget):
+        try:
+            device = device_memory(device_info())
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            logger.warning("The device's memory can't be read: %s", error)
+            device = unknown_device(total_bytes)
+    return budget_of(memory, total_bytes, device)
+
+
+def unknown_device(total_bytes: int) -> DeviceMemory:
+    """What is assumed where MLX can't be asked. `total_bytes` is the machine's memory."""
+    return DeviceMemory(int(total_bytes * _LEAST_SHARE))
+
+
+def budget_of(memory: MemorySettings, total_bytes: int, device: DeviceMemory | None) -> int:
+    """The budget, on a machine with `total_bytes` of memory. The headroom is taken off an automatic
+    budget alone. A share is of the memory that models are in: the card's, where MLX computes on
+    one.
+    """
+    if device is not None and device.is_card:
+        total_bytes = device.most_bytes
+    if memory.budget != "auto":
+        return parse_size(memory.budget, total_bytes)
+    most_bytes = total_bytes if device is None else min(total_bytes, device.most_bytes)
+    return max(0, most_bytes - parse_size(memory.headroom))

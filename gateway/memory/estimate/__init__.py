@@ -1,1 +1,0 @@
-"""What a model will take, from its files and without MLX."""

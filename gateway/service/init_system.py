@@ -1,0 +1,167 @@
+"""What launchd and systemd have in common: their commands, and the services that they know."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from gateway.service.definition import Installed, ServiceDefinition, ServiceError
+
+_LONGEST_S: Final = 30.0
+
+
+class Done(Struct, frozen=True):
+    """A command that has ended. `printed` is its stdout; `said` is its stderr on one line, or its
+    stdout if stderr is empty.
+    """
+
+    command: str
+    status: int
+    said: str
+    printed: str
+
+    def failed(self) -> ServiceError:
+        why = self.said or f"exit status {self.status}"
+        return ServiceError(f"`{self.command}` failed: {why}")
+
+
+def run(*arguments: str, within_s: float = _LONGEST_S) -> Done:
+    """Raises: ServiceError if the command can't be run, or doesn't end in time."""
+    command = " ".join(arguments)
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ServiceError(f"There is no `{arguments[0]}` on this machine.") from error
+    except OSError as error:
+        raise ServiceError(f"`{command}` can't be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ServiceError(f"`{command}` did not end within {within_s:g} s.") from error
+    said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+    return Done(command, done.returncode, said, done.stdout)
+
+
+class InitSystem(Protocol):
+    """launchd or systemd, for a service of the account or of the system. Methods that run its
+    commands raise `ServiceError` if a command fails.
+    """
+
+    @property
+    def system(self) -> bool:
+        """Whether this is for the system's service; otherwise for the account's."""
+
+    @property
+    def other(self) -> InitSystem:
+        """The same for the other kind of service."""
+
+    @property
+    def path(self) -> Path:
+        """The definition's file."""
+
+    def render(self, definition: ServiceDefinition) -> bytes: ...
+
+    @property
+    def files(self) -> list[Path]:
+        """The definition and the links to it that exist."""
+
+    def read(self) -> Installed | None:
+        """The installed definition, or None."""
+
+    def probe(self) -> None:
+        """Raises: ServiceError if launchd or systemd can't be reached."""
+
+    def domains(self) -> list[str]:
+        """The domains that have the service, running or not, even if its file is gone. There may
+        be several: launchd loads an agent of an SSH session once more at a login at the screen.
+        """
+
+    def loaded(self) -> bool:
+        """Whether the service is loaded, running or not."""
+
+    def beginning(self) -> list[str]:
+        """The command lines of `begin`, for a rehearsal."""
+
+    def begin(self) -> str | None:
+        """Start the service, and have it start at each boot or login; returns a remark for the
+        operator.
+        """
+
+    def end(self, installed: Installed) -> None:
+        """End the service in order; it stays down until `begin`, or the next boot or login."""
+
+    def forget(self) -> None:
+        """Remove the last traces, after the end of the service and the removal of its file."""
+
+    def log_command(self, lines: int) -> list[str]:
+        """The command that shows the system's log of the service: crashes, starts and ends."""
+
+
+class ServiceJob(Struct, frozen=True):
+    """A service that launchd or systemd has. `domain` is launchd's, or `user` or `system` for
+    systemd; `path` is the file of its definition, None if the file is gone.
+    """
+
+    domain: str
+    path: str | None
+
+
+def jobs(init: InitSystem) -> list[ServiceJob]:
+    """The jobs of both kinds, those of `init` first; none of a kind that can't be asked."""
+    found = []
+    for each in (init, init.other):
+        path = str(each.path) if each.files else None
+        try:
+            found += [ServiceJob(domain, path) for domain in each.domains()]
+        except ServiceError:
+            continue
+    return found
+
+
+def known(init: InitSystem) -> str | None:
+    """The file of this kind of service, or else its domains; None: there is no such service."""
+    if init.files:
+        return str(init.path)
+    try:
+        return ", ".join(init.domains()) or None
+    except ServiceError:
+        return None
+
+
+def removal(init: InitSystem) -> str:
+    """The command line that removes this kind of service."""
+    if init.system:
+        return "sudo bulkhead service uninstall --system"
+    return "bulkhead service uninstall"
+
+
+def duplicates(init: InitSystem, found: list[ServiceJob]) -> Iterator[tuple[str, str]]:
+    """Pairs of sentences for a service that is there more than once: the fault, and its remedy."""
+    own = [each for each in found if (each.domain == "system") is init.system]
+    domains = " and ".join(each.domain for each in own)
+    if own and own[0].path is None:
+        yield (
+            f"Its definition {init.path} is gone, and launchd still has it in {domains}.",
+            f"`{removal(init)}` removes it there.",
+        )
+    elif len(own) > 1:
+        yield (
+            f"launchd has it {len(own)} times, in {domains}, as after an installation over SSH and "
+            "a login at the screen; one of them serves.",
+            "`bulkhead service restart` leaves one.",
+        )
+    if known(init) and (where := known(init.other)):
+        yield (
+            f"Beside {init.path} there is another one, {where}, and two fight for one port.",
+            f"Keep one: `{removal(init)}`, or `{removal(init.other)}`.",
+        )
