@@ -2,10 +2,10 @@
 
 With the name of an errand instead, the process runs the errand and ends.
 
-Started by path, because the search path isn't ours to trust: a folder called `worker` in the
+It is started by path, because the search path can't be trusted: a folder called `worker` in the
 current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from
-beside this file; everything else comes from the interpreter's environment, which may be another
-one than the gateway's.
+beside this file. All other packages come from the interpreter's environment, which may not be the
+gateway's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final
 # GB model waited 27 s for plans, and 0.8 s without them; 32 streams ran at 0.7 of the speed (MLX
 # 0.32.4).
 _BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
-# The errands, and the files of `worker/errands/` that have them.
+# The files of `worker/errands/` by errand.
 _ERRANDS: Final = {"examine": "models", "measure": "models", "probe": "probe"}
 
 
@@ -45,7 +45,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--parent", type=int, required=True, help="pid of the gateway")
     parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--spare", action="store_true", help="no model waits for it yet")
+    parser.add_argument("--spare", action="store_true", help="get ready without a model")
     return parser.parse_args()
 
 
@@ -54,7 +54,7 @@ def _pin_packages() -> None:
         _pin_package(package, Path(__file__).resolve().parent.parent)
 
     for name, value in _BACK_END.items():
-        # The operator's own setting stays.
+        # A setting of the operator stays.
         os.environ.setdefault(name, value)
 
     from worker.transformers import keep_import_structure
@@ -76,7 +76,7 @@ def _follow() -> None:
     parser.add_argument("--follow", required=True, help="ZeroMQ address of rank 0")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--silence", type=float, required=True, help="seconds until it is lost")
-    parser.add_argument("--parent", type=int, required=True, help="pid of who has started it")
+    parser.add_argument("--parent", type=int, required=True, help="pid of the gateway or agent")
     arguments = parser.parse_args()
     key = _ready_with_key(arguments.parent)
 
@@ -86,7 +86,7 @@ def _follow() -> None:
 
 
 def _ready_with_key(parent_pid: int) -> bytes:
-    # Before any slow import, during which a gateway may die and leave an orphan.
+    # Checked before any slow import, since a gateway that dies meanwhile leaves an orphan.
     if os.getppid() != parent_pid:
         sys.exit(f"The gateway (pid {parent_pid}) is gone.")
     _pin_packages()
@@ -105,14 +105,14 @@ def _run_errand(name: str) -> None:
 
     from worker.errands import Errand
 
-    # Made before the errand's own imports, which may print.
+    # Made before the imports of the errand, which may print.
     errand = Errand()
     module = importlib.import_module(f"worker.errands.{_ERRANDS[name]}")
     getattr(module, name)(errand)
 
 
 def _print_device() -> None:
-    """Print the device as JSON. The gateway asks, because it never imports MLX."""
+    """Print the device as JSON, for the gateway, which never imports MLX."""
     import mlx.core as mx
 
     print(json.dumps(mx.device_info()))

@@ -1,7 +1,7 @@
-"""Encoders without what is behind their last layer, or with a head for scores.
+"""Encoders of mlx-embeddings: their layers, and a head for scores if there is one.
 
-The library's own calls pool all models alike and want weights that not all files have; here its
-layers are called, and files decide on the rest.
+The library's own calls pool all models in the same way, and need weights that some files lack. Here
+only its layers are called, and the files decide on pooling and heads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCORING: Final = "ForSequenceClassification"
 
 
 class EncoderError(Exception):
-    """Why an encoder can't be loaded, in a sentence."""
+    """An encoder can't be loaded, for a reason in a sentence."""
 
 
 def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
@@ -35,7 +35,7 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
         known = ", ".join(key for key, module in ENCODERS.items() if module)
         raise EncoderError(f"Encoders of type {kind} are not supported; there are {known}.")
     if name == "gemma3_text":
-        # mlx-embeddings has the decoder's layers too, but not its windows.
+        # mlx-embeddings has these layers too, but without their windows.
         from worker.mlx_lm.models import gemma3_encoder
 
         return gemma3_encoder()
@@ -43,19 +43,19 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
         module = importlib.import_module(f"mlx_embeddings.models.{name}")
     except ImportError as error:
         raise EncoderError(
-            f"Encoders such as this one, of type {kind}, take mlx-embeddings, which can't be "
+            f"Encoders such as this one, of type {kind}, need mlx-embeddings, which can't be "
             f"imported ({error}): install it with pip install 'mlx-bulkhead[embeddings]'."
         ) from error
     return _BUILDERS[name](module, config)
 
 
 def scores(config: Mapping[str, Any]) -> bool:
-    """Whether the model compares two texts, instead of making vectors."""
+    """Whether the model gives scores to pairs of texts, instead of making vectors."""
     return any(str(each).endswith(_SCORING) for each in config.get("architectures") or ())
 
 
 def own_context_tokens(config: Mapping[str, Any]) -> int | None:
-    """How long a text may be: RoBERTa's positions begin behind that of the padding."""
+    """The most tokens of a text. RoBERTa's positions begin behind that of the padding."""
     value = config.get("max_position_embeddings")
     if not isinstance(value, int) or value <= 0:
         return None
@@ -72,7 +72,7 @@ def _labels(config: Mapping[str, Any]) -> int:
 
 
 def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
-    """Without the name that a model with a head gives to what is below it."""
+    """Weights with names as in a model without a head, which lack these prefixes."""
     named = {}
     for name, value in weights.items():
         prefix = next((each for each in prefixes if name.startswith(each)), "")
@@ -109,7 +109,7 @@ class _Bert(nn.Module):
         return cast(mx.array, states)
 
     def logits(self, first: mx.array) -> mx.array:
-        """One of each text, from the states of first tokens."""
+        """One logit for each text, from the states of first tokens."""
         if self._pooled_head:
             logits = self.classifier(mx.tanh(self.pooler["dense"](first)))
         else:
@@ -142,7 +142,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
     if scoring:
         _labels(config)
     pooling = config.get("classifier_pooling", "cls")
-    # Newer files nest them.
+    # Newer files have these values in nested tables.
     ropes = config.get("rope_parameters") or {}
     for key, name in (("full_attention", "global"), ("sliding_attention", "local")):
         if theta := (ropes.get(key) or {}).get("rope_theta"):
@@ -152,11 +152,11 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
         def __init__(self, arguments: Any) -> None:
             super().__init__(arguments)
             for layer in self.layers:
-                # The library approximates it.
+                # The library approximates this function.
                 layer.mlp.act = nn.GELU()
 
         def _update_attention_mask(self, attention_mask: mx.array) -> tuple[mx.array, ...]:
-            # The library's numbers are infinite in half precision, and what is padded none at all.
+            # The library's masks become infinite in half precision, and padded rows become NaN.
             masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
             return tuple(mx.maximum(each, MASKED).astype(attention_mask.dtype) for each in masks)
 

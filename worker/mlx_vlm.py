@@ -1,4 +1,4 @@
-"""All that is known of mlx-vlm, and the only place that imports it."""
+"""Everything that relies on mlx-vlm, which only this file imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlx_vlm.utils import (
 
 from worker.mlx_lm.caches import as_mlx_lms
 
-# Where models keep, from call to call, what positions the pictures of one sequence took.
+# Models keep the positions of one sequence's pictures in these attributes, from call to call.
 _POSITIONS: Final = ("_position_ids", "_rope_deltas")
 
 
@@ -35,7 +35,7 @@ def knows(kind: str) -> bool:
 
 
 def read_model(folder: Path) -> Any:
-    """Its weights are read when they are used."""
+    """A model, whose weights are read when they are used."""
     return load_model(folder, lazy=True)
 
 
@@ -44,7 +44,7 @@ def read_processor(folder: Path) -> Any:
 
 
 def content(kind: str, plain: Any, role: str, pictures: int) -> Any:
-    """A message's content as models of a kind want to be shown it."""
+    """The content of a message in the form that models of a kind expect."""
     if kind not in MODEL_CONFIG:
         return plain
     written = get_message_json(
@@ -59,7 +59,7 @@ def inputs(
     """The arrays of a text and its pictures, by name.
 
     Raises:
-        Exception: each processor fails in its own ways on a shape or a number that it doesn't take.
+        Exception: each processor fails in its own way on shapes or numbers that it doesn't accept.
     """
     made: dict[str, Any] = prepare_inputs(
         processor,
@@ -72,14 +72,14 @@ def inputs(
 
 
 def make_caches(language: Any) -> list[Any]:
-    """Of mlx-lm's kinds where these are the same: their sizes are known, and they can be cut into
-    blocks.
+    """New caches, of mlx-lm's kinds if these are the same: their sizes are known, and they can be
+    cut into blocks.
     """
     return [as_mlx_lms(each) for each in cache.make_prompt_cache(language)]
 
 
 def forget_positions(language: Any) -> None:
-    """For another sequence than the last one."""
+    """Make a model ready for another sequence."""
     for name in _POSITIONS:
         if hasattr(language, name):
             setattr(language, name, None)
@@ -88,8 +88,8 @@ def forget_positions(language: Any) -> None:
 def computes_in_chunks(
     model: Any, tokens: mx.array, embeddings: mx.array | None, beside: dict[str, Any]
 ) -> bool:
-    """Whether mlx-vlm's own loop would compute a prompt a chunk at a time. Of some models it must
-    be one call, since the tokens of a picture see each other.
+    """Whether mlx-vlm's own loop would compute a prompt in chunks. Some models need one call, since
+    the tokens of a picture see each other.
     """
     return bool(
         _chunked_prefill_enabled(

@@ -1,9 +1,9 @@
-"""All that is known of transformers beyond what it promises; nothing of it is imported here before
-it is asked for.
+"""Everything that relies on transformers beyond its promises. Functions here import it only when
+they need it.
 
-At every import it finds out which name is in which of its files, and reads three thousand of them:
-half of what a worker does until it says hello. What it finds depends on these files alone, so it is
-kept as Python keeps bytecode: beside them, and if it can't be kept, it is found out again.
+At every import, transformers searches three thousand of its files to find out which names each has.
+That is half of the work of a worker until its hello. The result depends only on these files, so it
+is kept beside them, as Python keeps bytecode. If it can't be kept, the search is repeated.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-# Of its modules, all that mlx-lm wants: nearly all the time of the imports, and nothing of MLX.
+# mlx-lm needs only this module. Its import takes nearly all the time of the imports, and uses no
+# MLX.
 SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 _MODULE: Final = "transformers.utils.import_utils"
 
-# Names by file, by the back ends that they need.
+# Names by file, by the back ends that the names need.
 Structure: TypeAlias = dict[frozenset[str], dict[str, set[str]]]
 Find: TypeAlias = Callable[[Any, str | None], Structure]
 
 
 def keep_import_structure() -> None:
-    """From the next import of transformers on; to be called before the first."""
+    """Keep the result of the search from the first import on; to be called before that."""
     sys.meta_path.insert(0, _Finder())
 
 
 def kept(find: Find, models: Path) -> Find:
-    """transformers' `define_import_structure`, which isn't asked again for the folder of all models
-    while nothing in the folder has come or gone.
+    """transformers' `define_import_structure`, with a kept result for the folder of all models,
+    until that folder changes.
     """
 
     def define_import_structure(module_path: Any, prefix: str | None = None) -> Structure:
@@ -47,7 +48,7 @@ def kept(find: Find, models: Path) -> Find:
             return find(module_path, prefix)
         path = Path(cache_from_source(str(models / f"structure_{prefix}.py")))
         if not sys.dont_write_bytecode:
-            # Now, since it changes the stamp.
+            # Before the stamp is taken, since a new folder changes it.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(exist_ok=True)
         stamp = _stamp(models)
@@ -64,7 +65,7 @@ def kept(find: Find, models: Path) -> Find:
 
 
 def template_parameters() -> frozenset[str]:
-    """The names that chat templates are called with, beside their own."""
+    """The names that transformers itself passes to chat templates."""
     from transformers import PreTrainedTokenizerBase
 
     parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
@@ -82,7 +83,7 @@ def decoder_of(tokenizer: Any) -> dict[str, Any]:
 
 
 class _Finder(MetaPathFinder):
-    """For one module, once."""
+    """Finds one module, once."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -106,7 +107,7 @@ class _Loader(SourceFileLoader):
 
 
 def _stamp(models: Path) -> list[int]:
-    """Changes with each installation of transformers."""
+    """A stamp that changes with each installation of transformers."""
     try:
         statuses = [models.stat(), (models / "__init__.py").stat()]
     except OSError:
@@ -116,7 +117,7 @@ def _stamp(models: Path) -> list[int]:
 
 def _read(path: Path, stamp: list[int]) -> Structure | None:
     try:
-        # As much to be trusted as the bytecode in the same folder, which is read the same way.
+        # Safe like the bytecode in the same folder, which is read in the same way.
         known_stamp, structure = marshal.loads(path.read_bytes())  # noqa: S302
     except (OSError, EOFError, ValueError, TypeError):
         return None
@@ -124,7 +125,7 @@ def _read(path: Path, stamp: list[int]) -> Structure | None:
 
 
 def _write(path: Path, stamp: list[int], structure: Structure) -> None:
-    """All of it or nothing: others read and write it at the same time."""
+    """Write the whole file or none, since other processes read and write it at the same time."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         unfinished.write_bytes(marshal.dumps((stamp, structure)))

@@ -18,8 +18,8 @@ T = TypeVar("T", bound=Struct)
 
 
 class Errand:
-    """stdout is for answers alone, and libraries print there: an errand is made before their
-    import.
+    """Orders on standard input, and answers on standard output. Libraries print to standard output,
+    so an errand, which keeps it for answers, is made before their import.
     """
 
     def __init__(self) -> None:

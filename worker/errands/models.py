@@ -1,4 +1,4 @@
-"""Errands about models: whether they could be loaded here, and how fast one generates."""
+"""Errands about models: whether they can be loaded here, and how fast one generates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.text.template import ChatTemplate
 
 
 def examine(errand: Errand) -> None:
-    """Answer for each model at once: if one kills this process, the answers before it are not
+    """Answer for each model as soon as possible. If one kills this process, earlier answers are not
     lost.
     """
     errand.begin()
@@ -93,7 +93,7 @@ def _generate(loaded: LoadedModel, asked: Measure) -> float:
     while made < asked.tokens:
         new = len(engine.step())
         if made == 0:
-            # The first token's time has the prompt in it, and what is done once.
+            # The time until the first token also has the prompt, and work that is done once.
             began = time.monotonic()
         made += new
     seconds = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What MLX's memory costs in this process, order by order."""
+"""Measures the memory of MLX in this process, order by order."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _LAYERS: Final = 16
 _ROWS: Final = 8
 _WIDENING: Final = 4
 _WEIGHT_BYTES: Final = 256_000_000
-# A CPU makes few steps a second of the others.
+# A CPU makes few steps a second with so many weights.
 _WEIGHT_BYTES_ON_CPU: Final = 16_000_000
 _ROUNDS: Final = 3
 _ABOVE_BYTES: Final = 1_000_000_000
-# The least that workers set.
+# The least cache that workers set.
 _SMALL_CACHE_BYTES: Final = 32_000_000
 
 
@@ -74,7 +74,7 @@ def measure_attention(head_dim: int, *, with_array: bool) -> AttentionPeak:
     size = _SIZE_ON_CPU if on_cpu else _SIZE
     kind = mx.float32 if on_cpu else mx.float16
     fewer = size._replace(keys=size.keys // 2)
-    # The first one compiles the kernels.
+    # The first computation compiles the kernels.
     _peak_bytes(fewer, head_dim, kind, with_array=with_array)
     few_bytes = _peak_bytes(fewer, head_dim, kind, with_array=with_array)
     many_bytes = _peak_bytes(size, head_dim, kind, with_array=with_array)
@@ -83,7 +83,7 @@ def measure_attention(head_dim: int, *, with_array: bool) -> AttentionPeak:
 
 
 def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool) -> int:
-    """The peak without inputs and output."""
+    """The peak of memory without inputs and output."""
     queries = mx.ones((1, size.heads, size.queries, head_dim), kind)
     keys = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
     values = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
@@ -130,7 +130,7 @@ def time_steps(seconds: float) -> StepTimes:
 
 
 def _build() -> Callable[[], None]:
-    """Layers of two products, whose weights have the wanted size in all."""
+    """A step through layers of two products, whose weights have the wanted size together."""
     on_cpu = back_end() == "cpu"
     kind = mx.float32 if on_cpu else mx.float16
     layer_bytes = (_WEIGHT_BYTES_ON_CPU if on_cpu else _WEIGHT_BYTES) // _LAYERS

@@ -1,1 +1,1 @@
-"""All that is known of mlx-lm beyond what it promises: private names, call orders, source text."""
+"""Everything that relies on mlx-lm beyond its promises: private names, call orders, source text."""

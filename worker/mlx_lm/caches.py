@@ -1,4 +1,4 @@
-"""mlx-lm's caches: of which kinds they are, where their arrays have the tokens, what they take."""
+"""mlx-lm's caches: their kinds, the places of tokens in their arrays, and their sizes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mlx_lm.models.cache import (
 
 from protocol.life import CACHE_STEP_TOKENS
 
-# All arrays of these have the tokens on the last axis but one, from the beginning on.
+# All arrays of these kinds have the tokens on the last axis but one, from its beginning on.
 _GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
-# Their states can be taken out and put back.
+# The states of these kinds can be taken out and put back.
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
-# One scale and one bias for so many numbers, as is mlx-lm's own default.
+# So many numbers share one scale and one bias, by mlx-lm's own default.
 _GROUP_SIZE: Final = 64
 _WORDS: Final = (
     (RotatingKVCache, "a sliding window"),
@@ -34,13 +34,13 @@ _WORDS: Final = (
 
 
 def make_caches(model: Any) -> list[Any]:
-    """New ones of a model, in the order of its layers."""
+    """New caches for a model, in the order of its layers."""
     caches: list[Any] = make_prompt_cache(model)
     return caches
 
 
 def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    """The single caches of those that are made of others."""
+    """The single caches, also of caches that are made of others."""
     found = []
     for cache in caches:
         found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
@@ -48,8 +48,8 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def grows(leaf: Any) -> bool:
-    """Whether a cache takes more with each token, and can be cut at any; by its type, since a
-    rotating cache says that it can be trimmed until its window is full.
+    """Whether a cache takes more memory with each token, and can be cut at any token. The type
+    tells this. A rotating cache says of itself that it can be trimmed, until its window is full.
     """
     return isinstance(leaf, _GROWING)
 
@@ -60,25 +60,25 @@ def has_known_state(leaf: Any) -> bool:
 
 
 def can_be_merged(caches: Iterable[Any]) -> bool:
-    """Into those of a batch."""
+    """Whether the caches can be merged into those of a batch."""
     return all(hasattr(each, "merge") for each in caches)
 
 
 def can_be_quantized(leaf: Any) -> bool:
-    # Subclasses may keep more than keys and values.
+    # The exact type counts, since subclasses may keep more than keys and values.
     return type(leaf) in (KVCache, QuantizedKVCache)
 
 
 def quantized(cache: Any, bits: int) -> Any:
-    """A new cache, in numbers of so many bits."""
+    """A new cache like this one, in numbers of so many bits."""
     if isinstance(cache, CacheList):
         return CacheList(*(quantized(each, bits) for each in cache.caches))
     return cache.to_quantized(group_size=_GROUP_SIZE, bits=bits)
 
 
 def as_mlx_lms(cache: Any) -> Any:
-    """A new cache of mlx-lm's, where another library's of that name is the same."""
-    # By name, as subclasses may keep more.
+    """mlx-lm's own cache in place of another library's, if the two are the same."""
+    # The exact name counts, since subclasses may keep more.
     match type(cache).__name__:
         case "KVCache":
             return KVCache()
@@ -89,7 +89,7 @@ def as_mlx_lms(cache: Any) -> Any:
 
 
 def in_words(leaves: Iterable[Any]) -> str:
-    """The kinds of caches, for an error."""
+    """The kinds of caches, in words for an error."""
     names = {
         next(
             (f"{words} ({kind.__name__})" for kind, words in _WORDS if isinstance(each, kind)),
@@ -101,10 +101,11 @@ def in_words(leaves: Iterable[Any]) -> str:
 
 
 def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
-    """What the caches of a sequence, which have seen some tokens, take for each token, and at once.
+    """The bytes of a sequence's caches for each token, and their fixed bytes. The caches must have
+    seen some tokens.
 
-    Which of them grow is known by their types alone: those with a bound, or with a state, take no
-    more than they do for one step of tokens, or than their bound.
+    The types tell which caches grow. Caches with a bound or a state take no more than now, for one
+    step of tokens, or than their bound.
     """
     token_bytes = row_bytes = 0
     for leaf in leaves_of(caches):
@@ -121,16 +122,15 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
     return token_bytes, row_bytes
 
 
-# Of caches that grow
-
-
 def is_batch(leaf: Any) -> bool:
-    """Whether its rows can be cut together, by `gather`."""
+    """Whether the rows of a growing cache can be cut together, by `gather`."""
     return isinstance(leaf, BatchKVCache)
 
 
 def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
-    """A row's tokens `begin` up to `end`: arrays of shape (1, heads, tokens, width)."""
+    """The tokens `begin` up to `end` of a row in a growing cache, as arrays of shape (1, heads,
+    tokens, width).
+    """
     if isinstance(leaf, BatchKVCache):
         padding = leaf.left_padding.tolist()[row]
         begin, end = begin + padding, end + padding
@@ -142,15 +142,16 @@ def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
 
 
 def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
-    """Pieces of rows of a batch: `rows` (pieces, 1), and which `tokens` of each (pieces, length).
-    As many arrays as `tokens_of` gives, of shape (pieces, length, heads, width).
+    """Pieces of a batch's rows: `rows` has shape (pieces, 1), and `tokens` (pieces, length) has the
+    numbers of the tokens. Gives as many arrays as `tokens_of`, of shape (pieces, length, heads,
+    width).
     """
     places = tokens + leaf.left_padding[rows]
     return leaf.keys[rows, :, places], leaf.values[rows, :, places]
 
 
 def fill(leaf: Any, arrays: Sequence[mx.array]) -> None:
-    """Give a new cache tokens that `tokens_of` took out of another."""
+    """Put tokens that `tokens_of` took out of a cache into a new one."""
     if isinstance(leaf, QuantizedKVCache):
         half = len(arrays) // 2
         leaf.keys, leaf.values = tuple(arrays[:half]), tuple(arrays[half:])
@@ -159,11 +160,8 @@ def fill(leaf: Any, arrays: Sequence[mx.array]) -> None:
     leaf.offset = arrays[0].shape[2]
 
 
-# Of the others
-
-
 def state_of(leaf: Any, row: int) -> Any:
-    """A row's state: arrays, numbers, and lists of these."""
+    """The state of a row in a cache that doesn't grow: arrays, numbers, and lists of these."""
     return (leaf.extract(row) if hasattr(leaf, "extract") else leaf).state
 
 

@@ -10,8 +10,8 @@ from mlx_lm.generate import generate_step, generation_stream, speculative_genera
 
 from worker.mlx_lm.generator import LogitsProcessor, Sampler
 
-# Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), so many tokens
-# after the sequence's first one.
+# Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), for the position so
+# many tokens after the sequence's first one.
 Draw: TypeAlias = Callable[[int, mx.array], mx.array]
 # With a draft model: the last token is in neither cache, and the one before it perhaps not in the
 # draft model's.
@@ -26,14 +26,14 @@ class CachedModel(NamedTuple):
 
 
 class Guessed(NamedTuple):
-    """A token, and the model's logits of it: (1, vocabulary)."""
+    """A token, and the model's logits for its position: (1, vocabulary)."""
 
     token_id: int
     logits: mx.array
 
 
 def stream() -> mx.StreamContext:
-    """The stream on which mlx-lm computes, for work in its order."""
+    """The stream on which mlx-lm computes, for work that must keep its order."""
     return mx.stream(generation_stream)
 
 
@@ -45,8 +45,8 @@ def decode(
     sampler: Sampler,
     processors: Iterable[LogitsProcessor],
 ) -> Iterator[int]:
-    """At most so many tokens after these, of which the caches have seen all but the last; with each
-    token that is given out, they have seen that one too.
+    """At most `max_tokens` tokens after these, of which the caches have seen all but the last. When
+    a token is given out, the caches have seen it too.
     """
     steps = generate_step(
         mx.array(token_ids[-1:]),
@@ -92,12 +92,12 @@ def decode_ahead(
 
 
 class RoundSampler:
-    """Tells mlx-lm's calls of one sampler for two models apart, and which tokens they are for.
+    """Finds out for which positions mlx-lm calls the one sampler of two models.
 
-    In each round the draft model guesses some tokens, one a call. Then the model samples those
-    same ones and the next, in one call, or one by one where there are processors. A position has
-    one random number: the guess is right as often as the two models agree, and what is accepted is
-    what the model would have made alone.
+    In each round the draft model guesses some tokens, one in each call. Then the model samples the
+    same positions and the next one, in one call, or one by one if there are processors. Each
+    position has one random number. So a guess is right if the two models agree, and the accepted
+    tokens are those that the model would have made alone.
     """
 
     def __init__(self, draw: Draw, max_tokens: int, draft_tokens: int) -> None:
@@ -133,14 +133,14 @@ class _Layered:
         return self._logits
 
     def next_logits(self) -> mx.array:
-        """Of the next token that is given out: those of a round come from one call."""
+        """The logits for the next token that is given out. One call gives those of a round."""
         place, self._given = self._given, self._given + 1
         logits: mx.array = self._logits[:, place]
         return logits
 
 
 def _for_all(token_ids: list[int], processors: Iterable[LogitsProcessor]) -> list[LogitsProcessor]:
-    """mlx-lm shows processors the tokens that it was given itself: those before go in front."""
+    """Processors that see all tokens. mlx-lm shows them only tokens that it got or made itself."""
     processors = list(processors)
     if not processors:
         return []

@@ -1,8 +1,8 @@
-"""mlx-lm's continuous batching: rows join and leave between steps, and one sampler serves them all.
+"""mlx-lm's continuous batching: rows join and leave between steps, and one sampler serves all rows.
 
-mlx-lm calls a sampler that all rows share once a step, with the log probabilities of all of them,
-and doesn't say which rows they are. So the batches are of classes of our own, which tell the rows
-before they sample, and each token that comes back is compared with the one chosen for its row.
+In each step mlx-lm calls the shared sampler with the log probabilities of all rows, but doesn't say
+which rows they are. So subclasses of its batches note the rows before they sample. Each token that
+mlx-lm gives out is compared with the token that was chosen for its row.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from worker.mlx_lm.caches import leaves_of
 
 # Log probabilities (rows, vocabulary) to token ids (rows,).
 Sampler: TypeAlias = Callable[[mx.array], mx.array]
-# Of all tokens of a row and its logits (1, vocabulary), other logits.
+# Makes other logits of a row's tokens and its logits (1, vocabulary).
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
-# Taken for the width of the logits until a model has computed any; few have more.
+# The assumed width of the logits until a model has computed some; few models have more.
 LARGE_VOCABULARY: Final = 1 << 18
 
 
@@ -53,9 +53,9 @@ class NewRow(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What a step gave, in mlx-lm's own responses: of rows whose prompt is computed, and of rows
-    that decode, whose `prompt_cache` is `RowCaches` at the end of the row. The prompts had so many
-    tokens in this step, which took so long.
+    """The results of a step as mlx-lm's own responses: `prompts` of rows whose prompt is computed,
+    and `tokens` of rows that decode, whose `prompt_cache` is `RowCaches` at the end of the row. The
+    step computed `prompt_tokens` tokens of prompts in `prompt_s` seconds.
     """
 
     prompts: list[Any]
@@ -70,13 +70,13 @@ class Stepped(NamedTuple):
 
 
 class Tap:
-    """A model as mlx-lm calls it. Keeps the logits of the last call, of which samplers get log
-    probabilities alone, and the rows that are sampled.
+    """A model as mlx-lm calls it. It keeps the logits of the last call, since samplers get only log
+    probabilities, and the rows that are sampled.
     """
 
     def __init__(self, model: Any) -> None:
         self.vocabulary = LARGE_VOCABULARY
-        # Whether the logits of prompts are wanted: nobody computes what nobody looks at.
+        # Whether the logits of prompts are wanted. MLX doesn't compute logits that are never read.
         self.watches_prompts = False
         self._model = model
         self._last: mx.array | None = None
@@ -89,18 +89,18 @@ class Tap:
         """Token ids (rows, tokens) to logits (rows, tokens, vocabulary)."""
         logits: mx.array = self._model(tokens, *arguments, **options)
         self.vocabulary = logits.shape[-1]
-        # Logits of a chunk would keep alive the arrays that they are to be computed from.
+        # Kept logits of a chunk would keep the arrays alive from which they are computed.
         kept = tokens.shape[1] == 1 or self.watches_prompts
         self._last = logits if kept else None
         return logits
 
     @property
     def last(self) -> mx.array | None:
-        """The logits of the last call, if they were kept and nobody has taken them."""
+        """The logits of the last call, if they were kept and not taken yet."""
         return self._last
 
     def take(self) -> mx.array:
-        """The logits of the last call; once.
+        """Take the logits of the last call.
 
         Raises:
             RuntimeError: there are none.
@@ -114,10 +114,10 @@ class Tap:
         """The rows that are being sampled, in the order of their log probabilities.
 
         Raises:
-            RuntimeError: no batch has told them.
+            RuntimeError: no batch has noted its rows.
         """
         if self._rows is None:
-            raise RuntimeError("mlx-lm samples rows and none of its batches has told which.")
+            raise RuntimeError("mlx-lm samples rows, and none of its batches has noted which.")
         return self._rows
 
     def forget_rows(self) -> None:
@@ -139,8 +139,8 @@ class Generator:
     def __init__(
         self, tap: Tap, sampler: Sampler, rows: int, prompts: int, *, lends: bool = True
     ) -> None:
-        """At most `rows` decode at a time, and `prompts` are computed. Without `lends` the
-        caches of a row that ends are copies, of that row alone.
+        """At most `rows` rows decode at a time, and `prompts` prompts are computed. With `lends` a
+        row that ends gives out the caches of its whole batch, otherwise a copy of its own part.
         """
         self.tap = tap
         self._sampling = _Sampling(tap, sampler)
@@ -150,7 +150,7 @@ class Generator:
             completion_batch_size=rows,
             prefill_batch_size=prompts,
         )
-        # Private names: mlx-lm has no other way to give it batches of another class.
+        # Private names, since mlx-lm has no other way to set the classes of its batches.
         self._prompts = _Prompts.empty(tap, self._sampling)
         self._decoding = (_LendingRows if lends else _Rows).empty(tap, self._sampling)
         self._generator._prompt_batch = self._prompts
@@ -169,12 +169,12 @@ class Generator:
         return int(number)
 
     def remove(self, rows: list[int]) -> None:
-        """Take rows out; unknown ones are ignored."""
+        """Take rows out. Unknown rows are ignored."""
         self._generator.remove(rows)
 
     def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
-        """A token of each row that decodes, and `chunk` tokens of each prompt, which is 0 if there
-        are none. With `watched` the tap keeps the logits of the prompts.
+        """Decode a token of each row, and compute `chunk` tokens of each prompt; 0 if there are no
+        prompts. With `watched` the tap keeps the logits of the prompts.
 
         Raises:
             RuntimeError: mlx-lm gives a row a token that was not chosen for it.
@@ -192,7 +192,7 @@ class Generator:
         return stepped
 
     def places(self) -> dict[int, RowCaches]:
-        """Of each row that has begun: its caches between steps, which are those of its batch."""
+        """The caches of each row that has begun, between steps. They are those of its batch."""
         return {
             row: RowCaches(batch.prompt_cache, place)
             for batch in (self._prompts, self._decoding)
@@ -201,13 +201,13 @@ class Generator:
 
     @property
     def prompt_caches(self) -> list[Any]:
-        """Of the rows whose prompt is computed."""
+        """The caches of the rows whose prompt is computed."""
         caches: list[Any] = self._prompts.prompt_cache
         return caches
 
     @property
     def answer_caches(self) -> list[Any]:
-        """Of the rows that decode."""
+        """The caches of the rows that decode."""
         caches: list[Any] = self._decoding.prompt_cache
         return caches
 
@@ -216,14 +216,15 @@ class Generator:
         del self._generator, self._prompts, self._decoding
 
 
-# Of a model, with a sampler for at most so many rows, and so many prompts at a time.
+# Makes a generator of a model and a sampler, for at most so many rows, and so many prompts at a
+# time.
 MakeGenerator: TypeAlias = Callable[[Tap, Sampler, int, int], Generator]
-# Rows, and what was chosen for them in one call.
+# Rows, and the tokens that one call chose for them.
 _Chosen: TypeAlias = tuple[tuple[int, ...], mx.array]
 
 
 class _Sampling:
-    """The one sampler of all rows: it remembers for which rows it chose which tokens."""
+    """The one sampler of all rows. It remembers the rows and tokens of each call."""
 
     def __init__(self, tap: Tap, sampler: Sampler) -> None:
         self._tap = tap
@@ -233,20 +234,22 @@ class _Sampling:
     def __call__(self, logprobs: mx.array) -> mx.array:
         rows = self._tap.rows()
         if len(rows) != logprobs.shape[0]:
-            raise RuntimeError(f"mlx-lm samples {logprobs.shape[0]} rows, and told {len(rows)}.")
+            raise RuntimeError(
+                f"mlx-lm samples {logprobs.shape[0]} rows, and its batch has noted {len(rows)}."
+            )
         tokens = self._sampler(logprobs)
         self._tap.forget_rows()
         self._chosen.append((rows, tokens))
         return tokens
 
     def take(self) -> list[_Chosen]:
-        """The calls of one step: mlx-lm gives their tokens out in the next."""
+        """Take the calls of one step, whose tokens mlx-lm gives out in the next step."""
         chosen, self._chosen = self._chosen, []
         return chosen
 
 
 def _check(responses: list[Any], chosen: list[_Chosen]) -> None:
-    # They are computed: mlx-lm has read them to give them out.
+    # Reading doesn't wait: mlx-lm has read the tokens to give them out.
     tokens = {
         row: token
         for rows, chosen_tokens in chosen
@@ -257,7 +260,7 @@ def _check(responses: list[Any], chosen: list[_Chosen]) -> None:
 
 
 class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untyped
-    """Rows whose prompt is computed; at its end their first token is sampled, in `generate`."""
+    """Rows whose prompt is computed. `generate` samples their first token at its end."""
 
     def generate(self, tokens: list[list[int]]) -> Any:
         with self.model.sampling(self.uids):
@@ -265,17 +268,18 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untype
 
 
 class _Rows(GenerationBatch):  # type: ignore[misc]
-    """Rows that decode, without each row's log probabilities, which nobody reads.
+    """Rows that decode, without log probabilities for each row, which are never read.
 
-    mlx-lm cuts each row's out of the batch's at the end of a step, two operations a row. On a CPU
-    MLX returns from `async_eval` once 100 small tasks are left, each operation being two
-    (`MAX_ACTIVE_TASKS` in its transforms.cpp, `DISPATCHES_PER_TASK` in its encoder.h). Without
-    these operations MLX has nothing to do while Python makes the next step.
+    At the end of a step mlx-lm cuts each row's log probabilities out of the batch's, with two
+    operations for each row. On a CPU MLX returns from `async_eval` once 100 small tasks are left,
+    and each operation is two tasks (`MAX_ACTIVE_TASKS` in its transforms.cpp, `DISPATCHES_PER_TASK`
+    in its encoder.h). Without these operations MLX has no work left while Python makes the next
+    step.
     """
 
     _unread: list[None]
 
-    # A private name. mlx-lm has an array for each row here.
+    # A private name, for which mlx-lm has an array of each row.
     @property
     def _next_logprobs(self) -> list[None]:
         return self._unread
@@ -293,15 +297,15 @@ class _Rows(GenerationBatch):  # type: ignore[misc]
 
 
 class _LendingRows(_Rows):
-    """With a row's last token it gives out the caches of the whole batch, where mlx-lm copies the
-    row's, array by array; rows that end together have the same. To be used before the next step,
-    which would need that memory twice.
+    """Rows that decode. The last token of a row comes with the caches of the whole batch, where
+    mlx-lm copies the row's part, array by array. Rows that end together share the caches. They are
+    to be used before the next step, which would otherwise need that memory twice.
 
-    What is cut into blocks is copied then. Copied before, too, it held up the other rows for longer
-    than a step on a GPU, where some ended together.
+    Cutting into blocks copies them anyway. With mlx-lm's copies before that, some rows that ended
+    together held up the others for longer than a step, on a GPU.
     """
 
-    # In this step.
+    # The caches that rows of this step give out.
     _lent: list[Any] | None = None
 
     def next(self) -> Any:
@@ -312,6 +316,7 @@ class _LendingRows(_Rows):
 
     def extract_cache(self, idx: int) -> RowCaches:
         if self._lent is None:
-            # Without rows that end a batch goes on with other arrays; these stay as they are.
+            # These arrays stay as they are, since the batch goes on with others, without the rows
+            # that end.
             self._lent = [copy(leaf) for leaf in leaves_of(self.prompt_cache)]
         return RowCaches(self._lent, idx)

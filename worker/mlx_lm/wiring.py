@@ -1,8 +1,9 @@
-"""What MLX keeps resident on a Mac. Its wired limit is set at most once, while nothing computes.
+"""The memory that MLX keeps resident on a Mac: its wired limit is set at most once, while nothing
+computes.
 
-To change it beside work of the GPU panics the machine, with everything on it (mlx#3186, mlx#3346).
-Libraries do so: mlx-lm for each BatchGenerator that it builds, and again as that closes. So what
-they call does nothing; this module alone has MLX's own function.
+A change of the limit during work of the GPU panics the machine (mlx#3186, mlx#3346). Libraries make
+such changes: mlx-lm does whenever it builds or closes a BatchGenerator. So the function that they
+call does nothing, and only this module has MLX's own function.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _set_wired_limit: Final = mx.set_wired_limit
 
 
 def _leave_limit(limit: int) -> int:
-    """As MLX's own, of which nothing was ever wired."""
+    """Do nothing, and answer like MLX's own function if no memory was ever wired."""
     return 0
 
 
@@ -26,13 +27,13 @@ mx.set_wired_limit = _leave_limit
 
 
 class _Wiring:
-    """Of this process."""
+    """The wired memory of this process."""
 
     bytes_ = 0
 
     def wire(self, wanted_bytes: int, device: Device) -> None:
-        """Keep so many bytes resident, or as many as the device recommends, beyond which MLX
-        raises. Where it recommends none nothing can be wired.
+        """Keep so many bytes resident, or as many as the device recommends, since MLX raises for
+        more. Without a recommendation nothing can be wired.
         """
         most_bytes = min(wanted_bytes, device.recommended_working_set_bytes or 0)
         if most_bytes and not self.bytes_:
@@ -41,7 +42,7 @@ class _Wiring:
             self.bytes_ = most_bytes
 
     def undo(self) -> None:
-        """For the end, once nothing computes any more."""
+        """Wire nothing any more. For the end, when nothing computes."""
         if self.bytes_:
             _set_wired_limit(0)
             self.bytes_ = 0
@@ -51,10 +52,10 @@ wiring: Final = _Wiring()
 
 
 def synchronize() -> None:
-    """Wait for all that this thread has had computed.
+    """Wait for all computations that this thread has begun.
 
     Raises:
-        RuntimeError: some of it failed.
+        RuntimeError: one of them failed.
     """
     mx.synchronize(generation_stream)
     mx.synchronize()

@@ -1,1 +1,1 @@
-"""What the rest of a worker stands on: its errors, and MLX's memory."""
+"""Errors, and MLX's memory, for all other rooms of a worker."""

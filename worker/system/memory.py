@@ -1,4 +1,4 @@
-"""MLX's memory in this process: its device, its account, and giving memory back."""
+"""The memory of this process: MLX's device and account, and ways to give memory back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def trim() -> None:
 
 
 def give_back_buffers() -> None:
-    """Have the C library give back the memory that weights passed through on their way to a card:
-    it was seen to keep 4 GB (malloc_trim(3)).
+    """Have the C library give back the memory through which weights went to a card. It was seen to
+    keep 4 GB (malloc_trim(3)).
     """
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None and mx.cuda.is_available():
@@ -33,13 +33,13 @@ def give_back_buffers() -> None:
 
 
 def read_device() -> Device:
-    """What MLX says of the device that it computes on."""
+    """The device that MLX computes on."""
     info = mx.device_info()
     return Device(
         name=str(info["device_name"]),
         architecture=str(info["architecture"]),
         recommended_working_set_bytes=_bytes(info.get("max_recommended_working_set_size")),
-        # Metal's name, and CUDA's.
+        # The first name is Metal's, the second CUDA's.
         memory_bytes=_bytes(info.get("memory_size", info.get("total_memory"))),
     )
 
@@ -54,20 +54,20 @@ def read_memory() -> MlxMemory:
 
 @contextlib.contextmanager
 def released_memory() -> Iterator[None]:
-    """Give back what MLX held in the block, however the block ends."""
+    """Give back the memory that MLX held in the block, however the block ends."""
     try:
         yield
     except Exception as error:
         _clear_frames(error)
         raise
     finally:
-        # A model's modules refer to each other in cycles.
+        # The modules of a model refer to each other in cycles.
         gc.collect()
         release_memory()
 
 
 def release_memory() -> None:
-    """Give back what MLX holds, once nothing refers to it any more.
+    """Give back the memory that MLX holds, once nothing refers to it.
 
     If memory is unwired and the cache emptied before the exit, no wired pages are stranded on macOS
     (omlx#2184).
@@ -75,15 +75,15 @@ def release_memory() -> None:
     try:
         synchronize()
     except RuntimeError:
-        # A GPU that has failed says so once more. There is nothing left to wait for.
-        logger.exception("What was still being computed failed")
+        # A GPU that has failed raises once more. There is nothing left to wait for.
+        logger.exception("The last computations failed")
     wiring.undo()
     mx.clear_cache()
 
 
 def _clear_frames(error: BaseException) -> None:
-    """The frames of an error and of its causes refer to whatever their functions had, the model
-    too.
+    """Clear the frames of an error and of its causes, which refer to the variables of their
+    functions, such as the model.
     """
     last: BaseException | None = error
     while last is not None:
@@ -95,7 +95,7 @@ def wait_for_computing() -> None:
     """Wait for MLX, without Python's lock.
 
     MLX's allocator for CPUs waits too, but holds the lock meanwhile: a worker whose peer is gone
-    could say nothing any more (MLX 0.32.4).
+    could send no more messages (MLX 0.32.4).
     """
     if mx.default_device() == mx.cpu:
         synchronize()
@@ -106,8 +106,9 @@ def _bytes(value: str | int | None) -> int | None:
 
 
 def leave_imports_alone() -> None:
-    """Take all objects of now out of the collector's sight: they stay until the end. To look
-    through them takes 30 ms, the time of several tokens, in some answer of each worker.
+    """Hide all present objects from Python's collector of cycles, since they stay until the end.
+    Otherwise it searches them during some answer of each worker, which takes 30 ms, the time of
+    several tokens.
     """
     gc.collect()
     gc.freeze()

@@ -137,7 +137,7 @@ def test_rows_that_no_batch_has_told_are_not_sampled(
     name = "_prompt_batch" if batch is PromptProcessingBatch else "_generation_batch"
     setattr(generator._generator, name, plain)
     generator.insert(NewRow([[1]], 9))
-    with pytest.raises(RuntimeError, match="none of its batches has told which"):
+    with pytest.raises(RuntimeError, match="none of its batches has noted which"):
         _ = [generator.step(1) for _ in range(2)]
     generator.close()
 
