@@ -249,7 +249,7 @@ class ContextInForce:
         return PromptError(
             "insufficient_memory",
             f"The model is loaded, but not even the shortest request can run: with one it needs "
-            f"{least_mb:,} MB. {self._reason} Raise memory.budget, unload what is pinned, or take "
+            f"{least_mb:,} MB. {self._reason} Raise memory.budget, unload pinned models, or take "
             "a smaller model.",
         )
 

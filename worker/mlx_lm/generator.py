@@ -107,7 +107,7 @@ class Tap:
         """
         logits, self._last = self._last, None
         if logits is None:
-            raise RuntimeError("mlx-lm samples what the model has not computed.")
+            raise RuntimeError("mlx-lm samples logits that the model has not computed.")
         return logits
 
     def rows(self) -> tuple[int, ...]:

@@ -191,7 +191,7 @@ def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
     if token_ids is None:
         raise PromptError(
             "invalid_request_error",
-            "This model was not made to fill in the middle: it has no tokens for what stands "
+            "This model was not made to fill in the middle: it has no tokens for the texts "
             "before and after. Leave suffix out.",
             "suffix",
         )

@@ -56,6 +56,9 @@ class _Engine:
     def make_room(self) -> None:
         self.made_room += 1
 
+    def begin_anew(self) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("limit_mb", "beside_mb", "trimmed"),

@@ -93,7 +93,7 @@ def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
     assert (failed.code, failed.field) == ("insufficient_memory", None)
     assert failed.message == (
         "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
-        f"{WHY} Raise memory.budget, unload what is pinned, or take a smaller model."
+        f"{WHY} Raise memory.budget, unload pinned models, or take a smaller model."
     )
 
 
