@@ -37,7 +37,7 @@ from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths, root_key
 from worker.ranks.lead import Lead, LeadingCutter, RankLeader
 from worker.runtime.engine_loop import EngineLoop, take_bound
-from worker.runtime.engine_thread import EngineThread, Look, ModelReady
+from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankGone
 from worker.runtime.prompts import Prepared, prepare
 from worker.runtime.warm import Warming, practise, rehearse
 from worker.system.errors import LoadAbandonedError, ModelError
@@ -88,7 +88,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     leader = None
     try:
         if command.ranks is not None:
-            leader = RankLeader(command, thread.lose)
+            leader = RankLeader(command, lambda rank: thread.emit(RankGone(rank)))
             leader.gather(thread.should_finish)
         served = _load(thread, command, device, leader)
         lead = None if leader is None else leader.lead
