@@ -30,7 +30,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
-from worker.mlx_lm.waits import Reads
+from worker.mlx_lm.macos import Reads
 from worker.structure.compiled import Compiled
 from worker.structure.requests import Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence

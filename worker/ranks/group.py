@@ -16,8 +16,8 @@ import mlx.core as mx
 from protocol.life import Ranks, RankSplit
 from protocol.messages import PROTOCOL_VERSION
 from protocol.model_files import undivided
+from worker.mlx_lm.macos import keep_apart
 from worker.mlx_lm.models import splits_of, splittable
-from worker.mlx_lm.waits import keep_apart
 from worker.system.errors import ModelError, one_sentence
 
 

@@ -17,7 +17,7 @@ from protocol.requests import (
     TokenPrompt,
     Tools,
 )
-from worker.engines.room import Context, too_long
+from worker.engines.limits import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Path, Paths

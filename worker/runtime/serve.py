@@ -18,19 +18,13 @@ from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import (
-    NO_CACHES,
-    CacheRoom,
-    ContextInForce,
-    MemoryLimits,
-    limits_of,
-    measure,
-)
+from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
+from worker.engines.room import NO_CACHES, CacheRoom, measure
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator
-from worker.mlx_lm.wiring import wiring
+from worker.mlx_lm.macos import wiring
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from protocol.answers import RequestErrorCode, RequestFailed, RequestField
-from worker.mlx_lm.wiring import synchronize
+from worker.mlx_lm.macos import synchronize
 
 logger = logging.getLogger("worker")
 

@@ -19,7 +19,8 @@ from protocol.requests import (
 )
 from tests.support import shapes
 from tests.support.templates import templated
-from worker.engines.room import CacheRoom, CacheSizes, Context, ContextInForce
+from worker.engines.limits import Context, ContextInForce
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
