@@ -1,1 +1,1 @@
-"""What the gateway and a worker say to each other: messages, their encoding, and the channel."""
+"""The language of the gateway and its workers: messages, their encoding, and the channel."""

@@ -15,7 +15,7 @@ import zmq
 
 from protocol.messages import MAX_GATEWAY_FRAME_BYTES, MAX_WORKER_FRAME_BYTES
 
-# With the frame limits these bound what a silent or flooding peer can make the other side hold.
+# With the frame limits, these bound the memory that a silent or flooding peer costs the other side.
 _FROM_WORKER_MESSAGES: Final = 64
 _FROM_GATEWAY_MESSAGES: Final = 1024
 # The length of a key in ZeroMQ's printable form, Z85 (zmq_curve(7)).

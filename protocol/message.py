@@ -1,4 +1,4 @@
-"""What all messages have in common: their base, packed token ids, a digest of types, addresses."""
+"""The base of all messages, packed token ids, a digest of types, and addresses."""
 
 from __future__ import annotations
 

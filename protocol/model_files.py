@@ -82,7 +82,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_header(path: Path) -> Header:
+def read_header_text(path: Path) -> bytes:
     """The JSON behind its length (github.com/huggingface/safetensors, "Format").
 
     Raises:
@@ -95,11 +95,17 @@ def read_header(path: Path) -> Header:
     text = _read(path, _LENGTH_BYTES, length, whole=False)
     if len(text) < length:
         raise ValueError(f"{path.name} is cut off")
+    return text
+
+
+def read_header(path: Path) -> Header:
+    """The header of a safetensors file. Raises as `read_header_text`."""
+    text = read_header_text(path)
     found = _table(path, text)
     found.pop("__metadata__", None)
     tensors = {name: _tensor(path, name, entry) for name, entry in found.items()}
     end = max((each.end for each in tensors.values()), default=0)
-    return Header(tensors, _LENGTH_BYTES + length + end)
+    return Header(tensors, _LENGTH_BYTES + len(text) + end)
 
 
 def _tensor(path: Path, name: str, entry: Any) -> Tensor:

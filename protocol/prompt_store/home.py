@@ -1,4 +1,4 @@
-"""The folder of a store: whether it can be used, and what killed processes left in it."""
+"""The folder of a store: whether it can be used, and the leftovers of killed processes in it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Home:
         replaced.
 
         Raises:
-            UntrustedError: it belongs to somebody else, or others may write to it.
+            UntrustedError: it belongs to another account, or other accounts may write to it.
             OSError, sqlite3.Error: it can't be opened.
         """
         _make(folder)

@@ -262,7 +262,7 @@ class Index:
 
 
 class Transaction:
-    """What is done together, while nobody else writes."""
+    """Changes that are made together, while no other process or thread writes."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

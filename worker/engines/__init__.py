@@ -1,1 +1,1 @@
-"""What turns sequences into tokens. Each engine lives on the one thread that owns MLX."""
+"""Engines turn sequences into tokens, on the one thread that owns MLX."""

@@ -41,7 +41,7 @@ class Row:
     seen_tokens: int = 0
     # How many of its blocks the prompt cache has; None: the cache is not to have any.
     kept: int | None = None
-    # The scores of its prompt so far; None: nobody asked for them.
+    # The scores of its prompt so far; None: they are not wanted.
     prompt_scores: list[Score] | None = None
 
     @classmethod
@@ -66,7 +66,7 @@ class Row:
         return len(self.sequence.token_ids) + self.sequence.max_tokens
 
     def score_prompt(self, logits: mx.array, end: int) -> None:
-        """Score the prompt's tokens from `seen_tokens` up to `end`, if anybody asked for that."""
+        """Score the prompt's tokens from `seen_tokens` up to `end`, if scores are wanted."""
         if self.prompt_scores is not None:
             alternatives = self.sequence.prompt_logprobs or 0
             self.prompt_scores += score_prompt(
@@ -294,8 +294,6 @@ class RowBatch:
             row = self._rows[response.uid]
             # `seen_tokens` is still how far the row had come before the chunk.
             row.score_prompt(logits[place], row.cached_tokens + response.progress[0])
-
-    # For the prompt cache
 
     @property
     def prefilling(self) -> list[Row]:

@@ -33,8 +33,8 @@ class Joining(NamedTuple):
 class BatchedEngine(QueuedEngine):
     """Sequences join and leave batches between steps.
 
-    mlx-lm takes in all that it is given, whatever memory that needs. So sequences that don't fit
-    wait here. If the batches outgrow the limit, or the limit shrinks, rows leave them and are
+    mlx-lm takes in all rows that it is given, even if memory is too short. So sequences that don't
+    fit wait here. If the batches outgrow the limit, or the limit shrinks, rows leave them and are
     computed anew later: those of the lowest priority first, and of these the last to come.
 
     A batch is dense: every row is as long as its longest. If that padding costs more to read in
@@ -212,9 +212,9 @@ class BatchedEngine(QueuedEngine):
     def _take_in(self) -> None:
         """Let sequences that wait join batches, or begin one.
 
-        A sequence that waits for memory is overtaken only while nothing runs, and by one. A
-        sequence that waits for blocks of the prompt cache is overtaken by anybody. A sequence that
-        waits because its batch takes nobody now is overtaken by those that leave it its place.
+        Others may overtake a sequence that waits: if it waits for memory, one sequence while
+        nothing runs; if it waits for blocks of the prompt cache, any sequence; if its batch takes
+        no sequence now, those that leave room for it.
         """
         overtaken = False
         later: list[Joining] = []

@@ -34,10 +34,11 @@ class Caches:
     """
 
     def __init__(self, model: Any, draft: Any = None, kv_bits: int | None = None) -> None:
-        """With `kv_bits` the model's are quantized from the first token on; the draft's are not.
+        """With `kv_bits` the model's caches are quantized from the first token on; the draft's are
+        not.
 
         Raises:
-            ModelError: they can't be quantized, or what the draft got wrong can't be taken back.
+            ModelError: they can't be quantized, or can't forget wrong guesses of the draft model.
         """
         self.draft = draft
         self._model = model
@@ -82,8 +83,8 @@ class Caches:
         return logits, self.draft(tokens, cache=draft)
 
     def _try(self) -> None:
-        """Try quantized caches. Attention of some models can't work with them, or the width of
-        their heads can't be quantized: only a try tells.
+        """Try quantized caches. Only a try tells whether the attention of a model works with them,
+        and whether the width of its heads can be quantized.
         """
         caches = self.make()
         try:
@@ -108,7 +109,7 @@ def _check_rewindable(whose: str, caches: list[Any]) -> None:
     other = [each for each in leaves_of(caches) if not grows(each)]
     if other:
         raise ModelError(
-            f"draft_model: what a draft model got wrong has to be taken back from the caches, and "
+            f"draft_model: wrong guesses of a draft model are taken back from the caches, and "
             f"{whose} has {in_words(other)}, which can't forget single tokens."
         )
 
@@ -119,7 +120,7 @@ class Decoded(NamedTuple):
 
 
 class RowSampler:
-    """Samples the only row that there is, and knows what the model gave for it."""
+    """Samples one row, from the logits of the model that the tap keeps."""
 
     def __init__(self, sequence: Sequence, model: Any) -> None:
         self.tap = Tap(model)
@@ -138,8 +139,8 @@ class RowSampler:
 
 
 def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterator[Decoded]:
-    """Tokens up to the longest answer. The caches have seen all of the sequence but its last token;
-    with each token that is given out, they have seen that one too. `sampler` is the sequence's.
+    """Tokens up to the longest answer. The caches have seen all of the sequence but its last token.
+    When a token is given out, they have seen it too. `sampler` is the sequence's.
     """
     for token_id in mlx_lm.decode(
         sequence.token_ids, sampler.tap, caches, sequence.max_tokens, sampler, _budget(sequence)
@@ -152,7 +153,7 @@ def decode_ahead(
 ) -> Iterator[Decoded]:
     """The same tokens. The draft model guesses `draft_tokens` at a time, and the model checks them
     together. `made` are caches of both. With each token that is given out, they may not have seen
-    the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
+    the last `UNSEEN_TOKENS`, and their content after them is of no use.
     """
     guessed = mlx_lm.decode_ahead(
         sequence.token_ids,
@@ -183,7 +184,7 @@ def _budget(sequence: Sequence) -> list[LogitsProcessor]:
 
 
 def _adjustments(sequence: Sequence) -> list[LogitsProcessor]:
-    """Where mlx-lm takes tokens back, which samplers aren't told of."""
+    """The adjustments as processors, since mlx-lm takes tokens back without telling samplers."""
     adjustments = sequence.adjustments
     if adjustments is None:
         return []

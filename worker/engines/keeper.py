@@ -1,5 +1,5 @@
-"""What both engines have in common: a queue of sequences, and prompts that are kept beside them
-in the same limit of memory.
+"""The common part of both engines: a queue of sequences, and prompts that are kept beside them in
+the same limit of memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Asked(NamedTuple):
 
 
 class PromptKeeper:
-    """Shares a limit: sequences that run come first, and the cache has what they leave."""
+    """Shares a limit: sequences that run come first, and the cache has the rest."""
 
     def __init__(self, cache: PromptCache, room: CacheRoom) -> None:
         self.cache = cache
@@ -64,9 +64,9 @@ class PromptKeeper:
 
     @property
     def _wanted_bytes(self) -> int:
-        """The memory that the cache could use: what it has, the blocks of rows that it doesn't have
-        yet, as much as it had to drop for want of room, and always some more, so that a prompt need
-        not wait for it.
+        """The memory that the cache could use: its present bytes, the blocks of rows that it
+        doesn't have yet, as much as it had to drop for want of room, and always some more, so that
+        a prompt need not wait for memory.
         """
         has_bytes = self.cache.bytes_ + self.cache.coming_bytes
         if not has_bytes and not self._has_seen_blocks:
@@ -157,7 +157,7 @@ class PromptKeeper:
     def keep(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
-        """Keep new blocks of rows. What was kept the last time is computed by now."""
+        """Keep new blocks of rows. Blocks that were kept the last time are computed by now."""
         self.cache.store()
         self._missing_bytes = 0
         for each in running:

@@ -1,4 +1,4 @@
-"""What engines take and give, and what any engine does."""
+"""The sequences that engines get, the tokens that they give, and the methods of every engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.vision import PictureInputs
 
 
 class EngineNeed(NamedTuple):
-    """What an engine needs of memory, as limits of the whole process in bytes; 0 while there is
+    """The memory that an engine needs, as limits of the whole process in bytes; 0 while there is
     nothing to do.
 
     `used_bytes` holds the sequences that run; with `wanted_bytes` all that wait could run too; with
@@ -129,7 +129,7 @@ class Engine(Protocol):
 
     @property
     def need(self) -> EngineNeed:
-        """What the engine needs of memory."""
+        """The memory that the engine needs."""
 
     @property
     def short(self) -> bool:
@@ -167,7 +167,7 @@ class Engine(Protocol):
         """One decoding step of all sequences that decode, and one chunk of prompts."""
 
     def keep(self) -> None:
-        """Keep what the last step computed, for prompts that begin alike.
+        """Keep the blocks that the last step computed, for prompts that begin alike.
 
         It takes milliseconds a row, so it is called once the step's tokens are on their way;
         otherwise the next step begins with it. A second call in a row leaves nothing that waits to

@@ -252,7 +252,7 @@ class SequentialEngine(QueuedEngine):
             self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
             row.score_prompt(logits[0], begin + length)
-            # Nobody reads the logits, so they are not computed.
+            # Logits that are never read are not computed.
             del logits
             mx.clear_cache()
         row.seen_tokens += length

@@ -1,4 +1,4 @@
-"""Errands: what a worker's process does for a command of the gateway's, instead of serving."""
+"""Errands: jobs that a worker's process does for a command, instead of serving."""
 
 from __future__ import annotations
 

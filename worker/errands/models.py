@@ -74,7 +74,7 @@ def _root(error: Exception) -> str:
 
 
 def measure(errand: Errand) -> None:
-    """Do what a worker does for one request, without the gateway."""
+    """Generate as a worker does for one request, without the gateway."""
     errand.begin()
     asked = errand.read(Measure)
     try:

@@ -25,7 +25,7 @@ from protocol.errands import (
 )
 from protocol.life import MlxMemory
 from worker.errands import Errand
-from worker.mlx_lm.wiring import wiring
+from worker.mlx_lm.macos import wiring
 from worker.system.memory import read_device, read_memory, released_memory, trim
 
 _LAYERS: Final = 16

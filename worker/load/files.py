@@ -12,7 +12,7 @@ from typing import Any, Final
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
-from protocol.model_files import read_config, read_table
+from protocol.model_files import read_config, read_header_text, read_table
 from protocol.requests import SamplingDefaults
 from worker.mlx_lm.models import read_adapter
 from worker.system.errors import ModelError, one_sentence
@@ -27,8 +27,6 @@ CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapters.safetensors"
 # Configuration, tokenizer and template; the largest, tokenizer.json, has some ten megabytes.
 _READ_WHOLE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
-_HEADER_LENGTH_BYTES: Final = 8
-_LONGEST_HEADER_BYTES: Final = 100_000_000
 
 
 def find_folder(source: str) -> Path:
@@ -172,7 +170,7 @@ def fingerprint(folder: Path, adapter: Path | None = None) -> str:
     followed.
 
     Raises:
-        OSError: a file can't be read.
+        OSError, ValueError: a file can't be read.
     """
     digest = hashlib.sha256()
     for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
@@ -202,7 +200,7 @@ def _check_fields(config: Path, content: dict[str, Any]) -> None:
 
 def _take_weights(digest: hashlib._Hash, path: Path) -> None:
     status = path.stat()
-    _take(digest, path.name.encode(), _header(path))
+    _take(digest, path.name.encode(), read_header_text(path))
     _take(digest, str(status.st_size).encode(), str(status.st_mtime_ns).encode())
 
 
@@ -210,10 +208,3 @@ def _take(digest: hashlib._Hash, *parts: bytes) -> None:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-
-
-def _header(path: Path) -> bytes:
-    """The JSON header behind its length (github.com/huggingface/safetensors, "Format")."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
-        return file.read(min(length, _LONGEST_HEADER_BYTES))

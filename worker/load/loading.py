@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from safetensors import safe_open
 
-from protocol.model_files import encoder_of
+from protocol.model_files import encoder_of, read_header
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
 from worker.load.files import (
@@ -31,7 +30,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
-from worker.mlx_lm.waits import Reads
+from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
@@ -124,53 +123,74 @@ def load(
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        picture_processor = None
-        reads = Reads()
-        with reads.noted():
-            if pictures:
-                model, config, picture_processor = _load_vision(folder)
-            else:
-                model, config = load_weights(folder)
-            if adapter is not None:
-                add_adapter(model, adapter)
+        unread = _build(folder, adapter, pictures=pictures)
         if part is not None:
-            part(model, config)
-        # A tokenizer with a large vocabulary takes a second, in which weights can be read.
-        with ThreadPoolExecutor(1, "tokenizer") as beside:
-            reading = beside.submit(_read_text_parts, folder, config, picture_processor)
-            draft = _Draft()
-            if draft_path is not None:
-                with reads.noted():
-                    draft = _load_draft(draft_path, reading.result())
-
-            def stops() -> bool:
-                if reading.done():
-                    reading.result()
-                return should_stop()
-
-            models = [model] if draft.model is None else [model, draft.model]
-            weight_bytes = _read_weights(models, reads, on_progress, stops)
-            words = reading.result()
+            part(unread.model, unread.config)
+        words, draft, weight_bytes = _read(unread, draft_path, on_progress, should_stop)
         if fingerprint(folder, adapter) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
     return LoadedModel(
-        model=model,
-        tokenizer=words.tokenizer,
+        model=unread.model,
         weight_bytes=weight_bytes,
-        vocabulary=words.vocabulary,
-        context_tokens=context_tokens_of(config),
-        config=config,
+        context_tokens=context_tokens_of(unread.config),
+        config=unread.config,
         folder=folder,
         is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=sampling_defaults(folder),
-        answer_format=words.answer_format,
-        chat_template=words.chat_template,
-        constraints=words.constraints,
         draft=draft.model,
         draft_fingerprint=draft.fingerprint,
-        picture_processor=picture_processor,
+        picture_processor=unread.picture_processor,
+        **words._asdict(),
     )
+
+
+class _Unread(NamedTuple):
+    """A model whose weights are not read yet."""
+
+    folder: Path
+    model: Any
+    config: dict[str, Any]
+    picture_processor: PictureProcessor | None
+    reads: Reads
+
+
+def _build(folder: Path, adapter: Path | None, *, pictures: bool) -> _Unread:
+    reads, picture_processor = Reads(), None
+    with reads.noted():
+        if pictures:
+            model, config, picture_processor = _load_vision(folder)
+        else:
+            model, config = load_weights(folder)
+        if adapter is not None:
+            add_adapter(model, adapter)
+    return _Unread(folder, model, config, picture_processor, reads)
+
+
+def _read(
+    unread: _Unread,
+    draft_path: str | None,
+    on_progress: Callable[[int, int], None],
+    should_stop: Callable[[], bool],
+) -> tuple[_TextParts, _Draft, int]:
+    """Read tokenizer, draft model and weights; also returns how many bytes the weights have."""
+    folder, model, config, picture_processor, reads = unread
+    # A tokenizer with a large vocabulary takes a second, in which weights can be read.
+    with ThreadPoolExecutor(1, "tokenizer") as beside:
+        reading = beside.submit(_read_text_parts, folder, config, picture_processor)
+        draft = _Draft()
+        if draft_path is not None:
+            with reads.noted():
+                draft = _load_draft(draft_path, reading.result())
+
+        def stops() -> bool:
+            if reading.done():
+                reading.result()
+            return should_stop()
+
+        models = [model] if draft.model is None else [model, draft.model]
+        weight_bytes = _read_weights(models, reads, on_progress, stops)
+        return reading.result(), draft, weight_bytes
 
 
 @contextmanager
@@ -269,15 +289,11 @@ def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
         ) from error
 
 
-def _nested(config: dict[str, Any], key: str) -> dict[str, Any]:
-    value = config.get(key) or {}
-    if not isinstance(value, dict):
-        raise ModelError(f"config.json: {key} is {value!r}, and must be an object.")
-    return value
-
-
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, **_nested(config, "text_config")}
+    nested = config.get("text_config") or {}
+    if not isinstance(nested, dict):
+        raise ModelError(f"config.json: text_config is {nested!r}, and must be an object.")
+    return {**config, **nested}
 
 
 def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
@@ -303,21 +319,14 @@ def is_headless(folder: Path) -> bool:
     """
     if not (folder / "modules.json").is_file():
         return False
-    names: list[str] = []
-    for path in folder.glob("model*.safetensors"):
-        with safe_open(path, framework="numpy") as file:
-            names += file.keys()
-    return any(each.startswith("layers.") for each in names)
+    headers = map(read_header, folder.glob("model*.safetensors"))
+    return any(name.startswith("layers.") for each in headers for name in each.tensors)
 
 
 def context_tokens_of(config: dict[str, Any]) -> int | None:
     if encoder_of(config) is not None:
         return encoders.own_context_tokens(config)
-    return _context_tokens(_text_config(config))
-
-
-def _context_tokens(config: dict[str, Any]) -> int | None:
-    value = config.get("max_position_embeddings")
+    value = _text_config(config).get("max_position_embeddings")
     return value if isinstance(value, int) and value > 0 else None
 
 

@@ -71,7 +71,7 @@ def decode_ahead(
 ) -> Iterator[Guessed]:
     """The same tokens. One model guesses `draft_tokens` at a time, and the other checks them
     together. Without `draw` they are the likeliest. With each token that is given out, the caches
-    may not have seen the last `UNSEEN_TOKENS`, and what they hold after them is of no use.
+    may not have seen the last `UNSEEN_TOKENS`, and their content after them is of no use.
     """
     sampler = None if draw is None else RoundSampler(draw, max_tokens, draft_tokens)
     layered = _Layered(checking)

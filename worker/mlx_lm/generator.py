@@ -21,7 +21,7 @@ from mlx_lm.generate import (
 )
 
 # With it, a BatchGenerator's changes of the wired limit do nothing.
-import worker.mlx_lm.wiring  # noqa: F401
+import worker.mlx_lm.macos  # noqa: F401
 from worker.mlx_lm.caches import leaves_of
 
 # Log probabilities (rows, vocabulary) to token ids (rows,).
@@ -107,7 +107,7 @@ class Tap:
         """
         logits, self._last = self._last, None
         if logits is None:
-            raise RuntimeError("mlx-lm samples what the model has not computed.")
+            raise RuntimeError("mlx-lm samples logits that the model has not computed.")
         return logits
 
     def rows(self) -> tuple[int, ...]:

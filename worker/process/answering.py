@@ -134,8 +134,8 @@ class Outbox:
         self._count = 0
 
     def fits(self, tokens: int) -> bool:
-        """Whether a step of so many tokens can be sent with what is there. A step alone always
-        can.
+        """Whether a step of so many tokens can be sent with the deltas that wait. A step alone
+        always can.
         """
         return self._count + tokens <= _MOST_TOKENS
 

@@ -1,5 +1,5 @@
-"""The main thread of a follower. It never computes, so that it can end the process whatever
-hangs.
+"""The main thread of a follower. It never computes, so that it can end the process even if the
+engine thread hangs.
 """
 
 from __future__ import annotations

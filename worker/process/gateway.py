@@ -195,8 +195,8 @@ class ParentWatch:
     """Calls `on_death` from a thread once the gateway is gone, and ends the process `grace_s`
     later.
 
-    The end is unconditional: a worker that nobody supervises must not keep its memory because its
-    orderly stop is stuck.
+    The end is unconditional: a worker without a gateway must not keep its memory because its
+    orderly stop hangs.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class ParentWatch:
         self._start(parent_pid, lambda: os.getppid() != parent_pid)
 
     def follow(self, pid: int) -> None:
-        """Watch this process from now on, whoever the parent is."""
+        """Watch this process from now on, which need not be the parent."""
         self._pid = pid
         self._start(pid, lambda: not _exists(pid))
 

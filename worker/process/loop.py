@@ -1,4 +1,4 @@
-"""The main thread of a worker: takes orders of the gateway, and sends what becomes of them."""
+"""The main thread of a worker: it takes the gateway's orders, and sends their results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
 
 
 class WorkerLoop:
-    """Carries out the gateway's orders, and tells the gateway what becomes of them."""
+    """Carries out the gateway's orders, and sends their results."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self.watch: ParentWatch | None = None

@@ -1,4 +1,4 @@
-"""A follower: it loads its part of the model, and does what rank 0 tells, until rank 0 ends."""
+"""A follower: it loads its part of the model, and obeys rank 0 until rank 0 ends."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from protocol.life import Load
 from worker.engines.decoding import Caches
-from worker.engines.room import MemoryLimits, limits_of, measure
+from worker.engines.limits import MemoryLimits, limits_of
+from worker.engines.room import measure
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator, NewRow, RowCaches, Sampler, Tap
-from worker.mlx_lm.wiring import wiring
+from worker.mlx_lm.macos import wiring
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.lead import finish_step, following
@@ -40,7 +41,7 @@ from worker.system.memory import leave_imports_alone, read_device, released_memo
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
-    """Returns once rank 0 has said that it is over, or `should_stop` has."""
+    """Follow rank 0 until it ends the work, or `should_stop` says so."""
     link.say(FollowerReady(versions()))
     leave_imports_alone()
     order = link.next(should_stop)
@@ -85,7 +86,7 @@ def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[
 
 
 def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
-    """The same computations as rank 0's, in the same order: each of them meets the others."""
+    """Make the part that repeats the computations of rank 0."""
     caches = Caches(loaded.model, None, command.kv_bits)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
@@ -94,7 +95,9 @@ def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
 
 
 class Mirror:
-    """Does what rank 0 does. All of it is called by the thread that owns MLX."""
+    """Repeats the computations of rank 0 in their order, since collective operations of all ranks
+    must meet. Only the thread that owns MLX calls it.
+    """
 
     def __init__(self, model: Any, cutter: Cutter, limits: MemoryLimits, sampler: Sampler) -> None:
         self._model = model
@@ -106,10 +109,10 @@ class Mirror:
         self._joined: dict[int, list[Any]] = {}
 
     def obey(self, order: RankOrder) -> bool:
-        """Whether another order is to follow.
+        """Carry out an order. False after the last one.
 
         Raises:
-            KeyError: rank 0 speaks of what isn't there: the two have come apart.
+            KeyError: rank 0 names a batch or block that isn't here, so the ranks have come apart.
         """
         match order:
             case StepBatch():
@@ -165,7 +168,7 @@ class Mirror:
         batch.ended = stepped.ended
 
     def _at(self, place: RowPlace) -> RowCaches:
-        """A row's caches, and its place among those of a batch."""
+        """The caches of a row, and its place in them."""
         batch = self._batches[place.batch]
         match place.stage:
             case "ended":
@@ -179,5 +182,5 @@ class Mirror:
 class _FollowedBatch:
     def __init__(self, model: Any, sampler: Sampler, order: OpenBatch) -> None:
         self.generator = Generator(Tap(model), sampler, order.rows, order.prompts, lends=False)
-        # Of rows that ended with the last step.
+        # The caches of rows that ended with the last step.
         self.ended: dict[int, RowCaches] = {}

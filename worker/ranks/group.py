@@ -1,4 +1,4 @@
-"""The group of processes that mlx.distributed computes with, and the part of the model of each."""
+"""The group of processes that compute with mlx.distributed, and the part of the model of each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import mlx.core as mx
 from protocol.life import Ranks, RankSplit
 from protocol.messages import PROTOCOL_VERSION
 from protocol.model_files import undivided
+from worker.mlx_lm.macos import keep_apart
 from worker.mlx_lm.models import splits_of, splittable
-from worker.mlx_lm.waits import keep_apart
 from worker.system.errors import ModelError, one_sentence
 
 
 def versions() -> dict[str, str]:
-    """Of what has to agree in all ranks."""
+    """The versions that must be the same in all ranks."""
     return {"protocol": PROTOCOL_VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 
@@ -56,7 +56,7 @@ def join(ranks: Ranks, rank: int) -> Any:
 
 
 def _variables(ranks: Ranks, rank: int, folder: Path) -> dict[str, str]:
-    """As mlx.launch sets them."""
+    """The variables that mlx.launch would set."""
     first = ranks.addresses[0][0]
     own = {"MLX_RANK": str(rank)}
     match ranks.backend:
@@ -82,8 +82,8 @@ def _file(path: Path, content: Any) -> str:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """They are read while the group is made. Files among them are gone afterwards, so the variables
-    are too.
+    """Set variables in the block, in which the group is made. Afterwards they are unset again,
+    since files that they name are gone.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -98,7 +98,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit) -> None:
-    """Leave of a model, whose weights aren't read yet, what this rank computes.
+    """Leave in a model, whose weights aren't read yet, only the part of this rank.
 
     Raises:
         ModelError: mlx-lm can't split it like this.
@@ -112,7 +112,7 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
             raise ValueError(reason)
         splits[split](group)
         if not mx.cuda.is_available():
-            # Nobody bounds the commands of a card.
+            # The commands of CUDA have no bound in time.
             keep_apart(model)
     except (ValueError, RuntimeError) as error:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Rank 0: it meets its followers, and tells them all that it does to batches and to kept
+"""Rank 0: it meets its followers, and tells them each of its operations on batches and on kept
 prompts.
 """
 
@@ -36,25 +36,25 @@ from worker.system.errors import ModelError
 
 
 class RankLeader:
-    """`lead` is there once all have met."""
+    """Rank 0's part in a load. `lead` is set once all ranks have met."""
 
     lead: Lead
 
     def __init__(self, command: Load, on_lost: Callable[[int], None]) -> None:
-        """`on_lost` is called from a thread, with the rank that is lost.
+        """Another thread calls `on_lost` with a rank that is lost.
 
         Raises:
-            ModelError: the followers can't be heard, or the model asks for what ranks can't do.
+            ModelError: the endpoint can't be bound, or several ranks can't compute such a model.
         """
         if command.ranks is None:
             raise ModelError("A model of one process has no ranks.")
-        for what, asked in (
+        for key, asked in (
             ("adapter", command.adapter_path),
             ("draft_model", command.draft_path),
             ("pictures", command.pictures),
         ):
             if asked:
-                raise ModelError(f"{what}: a model of several ranks can't have that.")
+                raise ModelError(f"{key}: a model of several ranks can't have that.")
         self._command = command
         self._ranks = command.ranks
         self._on_lost = on_lost
@@ -69,14 +69,14 @@ class RankLeader:
             ModelError, LoadAbandonedError.
         """
         self._link.gather(versions(), should_stop)
-        # The secret is nobody else's business.
+        # The order to load needs no keys.
         ranks = msgspec.structs.replace(self._ranks, keys=(b"", b""))
         self._link.tell(LoadPart(msgspec.structs.replace(self._command, ranks=ranks)))
         self._group = join(self._ranks, 0)
         self.lead = Lead(self._link, self._group)
 
     def part(self, model: Any, config: dict[str, Any]) -> None:
-        """Leave of a model what rank 0 computes. Raises: ModelError."""
+        """Leave in a model only the part of rank 0. Raises: ModelError."""
         split_model(model, config, self._group, self._ranks.split)
 
     def until_loaded(self, should_stop: Callable[[], bool]) -> None:
@@ -84,7 +84,7 @@ class RankLeader:
         self._link.until_loaded(should_stop)
 
     def close(self) -> None:
-        """It is over for the followers, too."""
+        """End the followers, too."""
         self._closing = True
         self._link.finish()
         self._link.close()
@@ -95,18 +95,18 @@ class RankLeader:
 
 
 class Lead:
-    """Tells the followers. Everything is called by the engine thread."""
+    """Tells the followers all operations. Only the engine thread calls it."""
 
     def __init__(self, link: LeaderLink, group: Any) -> None:
         self._link = link
         self._group = group
-        # The next one, of batches and of what is kept.
+        # The next number for a batch, a block or a snapshot.
         self._number = 1
         self._generators: dict[int, LeadingGenerator] = {}
-        # Of blocks and snapshots, by their identity: they are compared by nothing else.
+        # The numbers of blocks and snapshots, by the identity of these objects.
         self._kept: dict[int, int] = {}
         self._forgotten: list[int] = []
-        # Caches that were joined, until a row has them.
+        # The numbers of caches that were joined, until a row has them.
         self._joined: dict[int, int] = {}
 
     def tell(self, order: RankOrder) -> None:
@@ -116,7 +116,7 @@ class Lead:
         self._link.tell(order)
 
     def rest(self) -> None:
-        """Nothing is to be computed for now: what is not kept any more can go."""
+        """Have the followers drop blocks that are not kept any more, while nothing is computed."""
         if self._forgotten:
             self.tell(TrimMemory())
 
@@ -136,16 +136,14 @@ class Lead:
             self.tell(CloseBatch(number))
 
     def joined(self, caches: list[Any] | None) -> int | None:
-        """The number of caches that were made of what is kept."""
+        """The number of caches that were joined from blocks; None: they are new."""
         return None if caches is None else self._joined.pop(id(caches), None)
 
-    # Of what is kept
-
     def place(self, caches: list[Any], row: int) -> RowPlace:
-        """Where mlx-lm has these.
+        """The place of a row and its caches in mlx-lm's batches.
 
         Raises:
-            RuntimeError: nowhere.
+            RuntimeError: no batch has them.
         """
         for number, each in self._generators.items():
             if (found := each.place(caches, row)) is not None:
@@ -153,13 +151,13 @@ class Lead:
         raise RuntimeError("A row is to be kept that is in no batch.")
 
     def next_numbers(self, count: int) -> int:
-        """The first of so many that nothing else has."""
+        """Reserve so many numbers; returns the first."""
         first = self._number
         self._number += count
         return first
 
     def keep(self, blocks: Sequence[Block], number: int) -> None:
-        """These have numbers from this one on."""
+        """Give these blocks numbers, from this one on."""
         for at, block in enumerate(blocks, start=number):
             self._kept[id(block)] = at
             weakref.finalize(block, self._forget, id(block)).atexit = False
@@ -175,7 +173,7 @@ class Lead:
 
 
 class LeadingGenerator(Generator):
-    """A batch in all ranks."""
+    """A batch that all ranks compute."""
 
     def __init__(
         self, lead: Lead, number: int, tap: Tap, sampler: Sampler, rows: int, prompts: int
@@ -183,7 +181,7 @@ class LeadingGenerator(Generator):
         super().__init__(tap, sampler, rows, prompts, lends=False)
         self._lead = lead
         self._number = number
-        # Of rows that ended with the last step.
+        # The caches of rows that ended with the last step.
         self._ended: dict[int, RowCaches] = {}
 
     def insert(self, row: NewRow) -> int:
@@ -216,7 +214,7 @@ class LeadingGenerator(Generator):
 
 
 class LeadingCutter(Cutter):
-    """Blocks are cut in all ranks, and forgotten in all when nobody here refers to them."""
+    """Cuts blocks in all ranks. All ranks forget a block when rank 0 has no reference to it."""
 
     def __init__(self, lead: Lead, model: Any, make_caches: Callable[[], list[Any]]) -> None:
         super().__init__(model, make_caches)
@@ -247,8 +245,8 @@ class LeadingCutter(Cutter):
 
 
 def leading(sampler: Sampler, group: Any) -> Sampler:
-    """Samples, and tells the other ranks what. It stays a part of the computation: nobody waits for
-    a token that the next step may begin without.
+    """A sampler of rank 0, which gives its tokens to the other ranks. It is a part of the lazy
+    computation, so the next step begins without a wait for the token.
     """
 
     def sample(logprobs: mx.array) -> mx.array:
@@ -259,11 +257,12 @@ def leading(sampler: Sampler, group: Any) -> Sampler:
 
 
 def following(group: Any) -> Sampler:
-    """Gets what rank 0 has chosen: a sum to which this one adds nothing."""
+    """A sampler of a follower. It gets rank 0's tokens from a sum to which it adds zeros."""
 
     def sample(logprobs: mx.array) -> mx.array:
         nothing = mx.zeros((logprobs.shape[0],), dtype=mx.uint32)
-        # Behind everything else of this step, as in rank 0: collective operations meet in order.
+        # Collective operations must have the same order in all ranks: this one comes last in a
+        # step.
         (behind,) = mx.depends([nothing], [logprobs])
         return mx.distributed.all_sum(behind, group=group)
 
@@ -271,8 +270,8 @@ def following(group: Any) -> Sampler:
 
 
 def finish_step(tap: Tap, *, watched: bool) -> None:
-    """Whoever looks at a prompt's logits has the last layer's collective operations done, which
-    nobody needs otherwise: then all ranks have to.
+    """Finish a step of which rank 0 reads the prompts' logits. Reading them computes collective
+    operations of the last layer, so all ranks must compute these.
     """
     if watched and tap.last is not None:
         mx.eval(tap.last)

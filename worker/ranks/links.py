@@ -1,12 +1,12 @@
-"""What rank 0 tells its followers, what they answer, and the channels between them.
+"""The orders of rank 0 to its followers, their answers, and the channels between them.
 
-Nothing is decided twice. Rank 0 chooses what joins, what leaves, how long a chunk is, which tokens
-come and what the prompt cache keeps, and tells each of these before it does it; a follower does the
+Rank 0 alone decides: which rows join and leave, how long a chunk is, which tokens come and which
+blocks the prompt cache keeps. It tells each operation before it begins, and a follower does the
 same with its part of the model. So all ranks compute the same steps on caches of the same shapes,
-and meet in the same order of collective operations. Otherwise they would wait for ever.
+and their collective operations meet in the same order. Otherwise the ranks would wait for ever.
 
-Orders go over ZeroMQ and not over the collective operations that carry the computation. A rank that
-waits in one of those spins, on the ring at least, and would keep a core busy all day.
+Orders go over ZeroMQ, and not over collective operations. A rank that waits in one of those spins,
+on the ring at least, and would keep a core busy all day.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from protocol.channel import Keys, bind_leader_side, connect_follower_side
 from protocol.life import Load, Ranks
 from worker.system.errors import LoadAbandonedError, ModelError
 
-# Where caches are in a batch of mlx-lm's: those of prompts, those of answers, or of a row that has
-# just ended.
+# The place of caches in a batch of mlx-lm's: among those of prompts, among those of answers, or at
+# a row that has just ended.
 Stage: TypeAlias = Literal["prompt", "answer", "ended"]
 
 
@@ -47,8 +47,8 @@ class CloseBatch(_RankOrder, frozen=True, tag="close"):
 
 
 class InsertRow(_RankOrder, frozen=True, tag="insert"):
-    """A row: the segments of its prompt that are to be computed, and the caches that were `joined`
-    of what is kept of it.
+    """A row: the segments of its prompt that are to be computed, and the number of caches that were
+    `joined` from its kept blocks.
     """
 
     batch: int
@@ -64,7 +64,7 @@ class RemoveRows(_RankOrder, frozen=True, tag="remove"):
 
 
 class StepBatch(_RankOrder, frozen=True, tag="step"):
-    """With so many tokens of each prompt. `watched`: the prompts' logits are wanted."""
+    """A step, with `chunk` tokens of each prompt. With `watched` the prompts' logits are wanted."""
 
     batch: int
     chunk: int
@@ -72,7 +72,7 @@ class StepBatch(_RankOrder, frozen=True, tag="step"):
 
 
 class RowPlace(Struct, frozen=True):
-    """Caches of a row: by its place there, or by its number if it has ended."""
+    """The place of a row's caches. `row` is its place in a batch, or its number if it has ended."""
 
     batch: int
     stage: Stage
@@ -89,14 +89,14 @@ class CutBlocks(_RankOrder, frozen=True, tag="cut"):
 
 
 class TakeSnapshot(_RankOrder, frozen=True, tag="snapshot"):
-    """Keep what can't be cut of a row."""
+    """Keep the state of a row that can't be cut into blocks."""
 
     place: RowPlace
     number: int
 
 
 class JoinBlocks(_RankOrder, frozen=True, tag="join"):
-    """Make caches of what is kept, for the row that comes next."""
+    """Join caches from kept blocks, for the next row."""
 
     blocks: list[int]
     snapshot: int | None
@@ -104,13 +104,13 @@ class JoinBlocks(_RankOrder, frozen=True, tag="join"):
 
 
 class ForgetBlocks(_RankOrder, frozen=True, tag="forget"):
-    """Blocks and snapshots that nobody keeps any more."""
+    """Drop blocks and snapshots that rank 0 doesn't keep any more."""
 
     numbers: list[int]
 
 
 class SetLimit(_RankOrder, frozen=True, tag="take"):
-    """Another limit of each process, of which it takes so much beside MLX."""
+    """Another limit of each process, which holds `beside_bytes` beside MLX's account."""
 
     limit_bytes: int
     beside_bytes: int
@@ -125,7 +125,7 @@ class EndRank(_RankOrder, frozen=True, tag="finish"):
 
 
 class LoadPart(_RankOrder, frozen=True, tag="begin"):
-    """The first one: what is to be loaded, with its `ranks`."""
+    """The first order: load a part of a model."""
 
     load: Load
 
@@ -148,7 +148,7 @@ RankOrder: TypeAlias = (
 
 
 class FollowerReady(_RankOrder, frozen=True, tag="here"):
-    """A follower is there; `versions` are of what has to agree."""
+    """A follower is ready. Its `versions` must be those of rank 0."""
 
     versions: dict[str, str]
 
@@ -184,15 +184,15 @@ def decode_answer(frame: bytes) -> FollowerAnswer:
     return _answers.decode(frame)
 
 
-# Between two looks at whether a wait is to be given up.
+# The time between two checks whether a wait is to be given up.
 _LOOK_MS: Final = 50
 
 
 class LeaderLink:
-    """Rank 0's channels. Used by one thread; `on_lost` is called from another."""
+    """Rank 0's channels, for one thread. Another thread calls `on_lost`."""
 
     def __init__(self, ranks: Ranks, on_lost: Callable[[int], None]) -> None:
-        """`on_lost` is told the rank that is lost.
+        """`on_lost` gets the rank that is lost.
 
         Raises:
             ModelError: the endpoint can't be bound.
@@ -207,18 +207,18 @@ class LeaderLink:
         except zmq.ZMQError as error:
             raise ModelError(f"{ranks.endpoint}: {error.strerror}", permanent=False) from error
         self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
-        # Whose connections these descriptors are: strangers have some, too, which prove nothing.
+        # The ranks by the descriptors of their connections. Strangers without the key also connect.
         self._ranks: dict[int, int] = {}
         self._gone: list[int] = []
         self._closing = False
         self._watched = False
 
     def gather(self, versions: dict[str, str], should_stop: Callable[[], bool]) -> None:
-        """Wait until all followers are there; from then on one that goes is lost.
+        """Wait until all followers are ready. From then on, a follower that goes is lost.
 
         Raises:
             ModelError: one of them is of another version.
-            LoadAbandonedError: `should_stop` said so.
+            LoadAbandonedError: `should_stop` has become true.
         """
         for rank, answer in self._all(should_stop).items():
             if isinstance(answer, FollowerReady) and answer.versions != versions:
@@ -230,29 +230,38 @@ class LeaderLink:
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
 
     def until_loaded(self, should_stop: Callable[[], bool]) -> None:
-        """Raises: ModelError: one of them can't load its part. LoadAbandonedError."""
+        """Wait until all followers have their parts.
+
+        Raises:
+            ModelError: a follower can't load its part.
+            LoadAbandonedError: `should_stop` has become true.
+        """
         self._all(should_stop)
 
     def tell(self, order: RankOrder) -> None:
-        """Raises: zmq.ZMQError: a follower is gone, or has read nothing for long."""
+        """Send an order to all followers.
+
+        Raises:
+            zmq.ZMQError: a follower is gone, or has read nothing for long.
+        """
         frame = encode(order)
         for each in self._followers:
             self._socket.send_multipart((each, frame))
 
     def finish(self) -> None:
-        """Tell those that are there that it is over."""
+        """Tell the followers that still listen to end."""
         frame = encode(EndRank())
         for each in self._followers:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.send_multipart((each, frame), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """What was told is delivered first."""
+        """Close the channels, once all orders are delivered."""
         self._closing = True
         if not self._watched:
             self._monitor.close(linger=0)
         self._socket.close()
-        # Not for ever: a second, by the socket's linger.
+        # It waits a second at most, by the socket's linger.
         self._context.term()
 
     def _all(self, should_stop: Callable[[], bool]) -> dict[int, FollowerAnswer]:
@@ -278,8 +287,8 @@ class LeaderLink:
         return answers
 
     def _meet(self, rank: int, descriptor: int) -> None:
-        """A follower is heard on this connection. The ends of earlier ones with its descriptor have
-        been told before, and are told no more.
+        """Note the connection on which a follower is heard. Events of earlier connections with the
+        same descriptor have come before, and are taken out here.
         """
         gone = False
         with contextlib.suppress(zmq.Again):
@@ -303,7 +312,7 @@ class LeaderLink:
 
 
 class FollowerLink:
-    """A follower's channel. Used by one thread; `on_lost` is called from another."""
+    """A follower's channel, for one thread. Another thread calls `on_lost`."""
 
     def __init__(
         self, address: str, key: bytes, rank: int, silence_s: float, on_lost: Callable[[str], None]
@@ -319,7 +328,7 @@ class FollowerLink:
         self._socket.send(encode(answer))
 
     def next(self, should_stop: Callable[[], bool]) -> RankOrder | None:
-        """The next order; None if `should_stop` said so meanwhile.
+        """The next order; None if `should_stop` becomes true before that.
 
         Raises:
             msgspec.DecodeError: rank 0 is of another version.
@@ -332,7 +341,7 @@ class FollowerLink:
     def close(self) -> None:
         self._closing = True
         self._socket.close()
-        # Not for ever: a second, by the socket's linger.
+        # It waits a second at most, by the socket's linger.
         self._context.term()
 
     def _watch(self) -> None:
@@ -342,8 +351,8 @@ class FollowerLink:
 
 
 def _ends(monitor: zmq.Socket[bytes]) -> Iterator[int]:
-    """Descriptors whose connections have ended, until the context ends, which waits for this socket
-    too.
+    """The descriptors of connections that end, until the context ends, which waits for the close of
+    this socket.
     """
     while True:
         try:

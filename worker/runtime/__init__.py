@@ -1,1 +1,1 @@
-"""What the engine's thread does with a model, from the load to the end."""
+"""The life of a model on the engine's thread, from the load to the end."""

@@ -85,7 +85,7 @@ class EngineThread:
             return None
 
     def emit(self, event: EngineEvent) -> None:
-        """Hand an event to the sender. Waits while the sender has too many."""
+        """Hand an event to the sender, from any thread. Waits while the sender has too many."""
         self._events.put(event)
         self._wake()
 
@@ -94,12 +94,6 @@ class EngineThread:
         self._events.put(step)
         if self.throttle.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
             self._wake()
-
-    def lose(self, rank: int) -> None:
-        """Another rank is gone. Called from another thread than the engine's, which may be waiting
-        for that rank.
-        """
-        self.emit(RankGone(rank))
 
     def next_command(self, *, wait: bool, at_most_s: float | None = None) -> EngineCommand | None:
         try:

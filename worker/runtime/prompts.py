@@ -17,7 +17,7 @@ from protocol.requests import (
     TokenPrompt,
     Tools,
 )
-from worker.engines.room import Context, too_long
+from worker.engines.limits import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Path, Paths
@@ -76,6 +76,12 @@ def prepare(
         return _prepare(generate, loaded, context, paths)
     except PromptError as error:
         return error.told(generate.request_id)
+
+
+def _invalid(
+    message: str, field: RequestField | None = None, picture: int | None = None
+) -> PromptError:
+    return PromptError("invalid_request_error", message, field, picture)
 
 
 class InfillTokens(NamedTuple):
@@ -156,7 +162,7 @@ def unpacked(packed: bytes) -> list[int]:
     try:
         return unpack(packed)
     except ValueError as error:
-        raise PromptError("invalid_request_error", f"Unreadable token ids: {error}.") from error
+        raise _invalid(f"Unreadable token ids: {error}.") from error
 
 
 def _look_at(
@@ -164,8 +170,7 @@ def _look_at(
 ) -> tuple[list[int], PictureInputs]:
     picture_processor, pictures = loaded.picture_processor, prompt.pictures
     if picture_processor is None:
-        raise PromptError(
-            "invalid_request_error",
+        raise _invalid(
             f"{pictures[0].name}: this model was loaded without the part that looks at pictures.",
             picture=0,
         )
@@ -173,25 +178,20 @@ def _look_at(
     try:
         return picture_processor.inputs(text, pictures)
     except UndecodablePictureError as error:
-        raise PromptError(
-            "invalid_request_error",
-            f"{pictures[error.number].name}: {error.reason}.",
-            picture=error.number,
+        raise _invalid(
+            f"{pictures[error.number].name}: {error.reason}.", picture=error.number
         ) from error
     except UnusablePicturesError as error:
-        raise PromptError(
-            "invalid_request_error",
-            f"The model can't look at these pictures: {one_sentence(error)}",
-            "prompt",
+        raise _invalid(
+            f"The model can't look at these pictures: {one_sentence(error)}", "prompt"
         ) from error
 
 
 def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
     token_ids = infill_prompt(prefix, suffix, tokenizer)
     if token_ids is None:
-        raise PromptError(
-            "invalid_request_error",
-            "This model was not made to fill in the middle: it has no tokens for what stands "
+        raise _invalid(
+            "This model was not made to fill in the middle: it has no tokens for the texts "
             "before and after. Leave suffix out.",
             "suffix",
         )
@@ -201,11 +201,10 @@ def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
 def no_further(broken: Broken) -> RequestFailed:
     """The refusal of a sequence that can't go on, because of its constraint or its pictures."""
     if broken.pictures:
-        message = f"The model can't look at these pictures: {broken.reason}"
-        error = PromptError("invalid_request_error", message, "prompt")
+        error = _invalid(f"The model can't look at these pictures: {broken.reason}", "prompt")
     else:
         message = f"The answer can't go on as its constraint wants it: {broken.reason}."
-        error = PromptError("invalid_request_error", message, "constraint")
+        error = _invalid(message, "constraint")
     return error.told(broken.request_id)
 
 
@@ -268,15 +267,11 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
 
 def _check_tokens(prompt_ids: list[int], token_ids: list[int], vocabulary: int) -> None:
     if not prompt_ids:
-        raise PromptError(
-            "invalid_request_error", "The prompt is empty: send at least one token.", "prompt"
-        )
+        raise _invalid("The prompt is empty: send at least one token.", "prompt")
     unknown = next((each for each in token_ids if each >= vocabulary), None)
     if unknown is not None:
-        raise PromptError(
-            "invalid_request_error",
-            f"The prompt has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
-            "prompt",
+        raise _invalid(
+            f"The prompt has token id {unknown}; this model knows 0 to {vocabulary - 1}.", "prompt"
         )
 
 
@@ -288,10 +283,7 @@ def _wanted_tokens(generate: Generate, context: Context, prompt: int, delivered:
         raise too_long(context, why, *_blamed(generate))
     wanted = max(0, room if generate.max_tokens is None else min(generate.max_tokens, room))
     if wanted and delivered >= wanted:
-        raise PromptError(
-            "invalid_request_error",
-            f"{delivered} tokens were delivered already, of {wanted} at most.",
-        )
+        raise _invalid(f"{delivered} tokens were delivered already, of {wanted} at most.")
     return wanted
 
 
@@ -331,9 +323,7 @@ def _budget(
             prompt_ids, generate.reasoning_tokens, loaded.tokenizer, loaded.answer_format
         )
     except ValueError as error:
-        raise PromptError(
-            "invalid_request_error", f"This model's reasoning can't be bounded: {error}"
-        ) from error
+        raise _invalid(f"This model's reasoning can't be bounded: {error}") from error
 
 
 def _constrain(
@@ -343,8 +333,7 @@ def _constrain(
         return loaded.constraints.of(generate, prompt_ids, delivered)
     except ConstraintError as error:
         kind = generate.constraint.kind if generate.constraint is not None else "tools"
-        raise PromptError(
-            "invalid_request_error",
+        raise _invalid(
             f"No answer can be made to match this {kind}: {error.reason}",
             "constraint" if generate.constraint is not None else "tools",
         ) from error
@@ -382,10 +371,8 @@ def _adjustments(
     _check_ids("stop_token_ids", sampling.stop_token_ids, loaded.vocabulary)
     banned = banned_sequences(sampling.bad_words, loaded.tokenizer)
     if sum(map(len, banned)) > _MOST_BANNED_TOKENS:
-        raise PromptError(
-            "invalid_request_error",
-            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.",
-            "bad_words",
+        raise _invalid(
+            f"bad_words have more than {_MOST_BANNED_TOKENS} tokens together.", "bad_words"
         )
     ends = () if generate.ignore_eos else loaded.eos_token_ids
     return make_adjustments(
@@ -396,17 +383,14 @@ def _adjustments(
 def _check_ids(field: RequestField, token_ids: Iterable[int], vocabulary: int) -> None:
     unknown = next((each for each in token_ids if each >= vocabulary), None)
     if unknown is not None:
-        raise PromptError(
-            "invalid_request_error",
-            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.",
-            field,
+        raise _invalid(
+            f"{field} has token id {unknown}; this model knows 0 to {vocabulary - 1}.", field
         )
 
 
 def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
     if tokens * (1 + alternatives) > _MOST_PROMPT_SCORES:
-        raise PromptError(
-            "invalid_request_error",
+        raise _invalid(
             f"The prompt has {tokens} tokens. With {alternatives} alternatives to each, log "
             f"probabilities are given for at most {_MOST_PROMPT_SCORES // (1 + alternatives)}: "
             "shorten the prompt or ask for fewer alternatives.",

@@ -18,26 +18,20 @@ from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import (
-    NO_CACHES,
-    CacheRoom,
-    ContextInForce,
-    MemoryLimits,
-    limits_of,
-    measure,
-)
+from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
+from worker.engines.room import NO_CACHES, CacheRoom, measure
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator
-from worker.mlx_lm.wiring import wiring
+from worker.mlx_lm.macos import wiring
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths, root_key
 from worker.ranks.lead import Lead, LeadingCutter, RankLeader
 from worker.runtime.engine_loop import EngineLoop, take_bound
-from worker.runtime.engine_thread import EngineThread, Look, ModelReady
+from worker.runtime.engine_thread import EngineThread, Look, ModelReady, RankGone
 from worker.runtime.prompts import Prepared, prepare
 from worker.runtime.warm import Warming, practise, rehearse
 from worker.system.errors import LoadAbandonedError, ModelError
@@ -88,7 +82,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
     leader = None
     try:
         if command.ranks is not None:
-            leader = RankLeader(command, thread.lose)
+            leader = RankLeader(command, lambda rank: thread.emit(RankGone(rank)))
             leader.gather(thread.should_finish)
         served = _load(thread, command, device, leader)
         lead = None if leader is None else leader.lead

@@ -30,7 +30,8 @@ from protocol.requests import (
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import Batch, CacheRoom, Context, measure
+from worker.engines.limits import Context
+from worker.engines.room import Batch, CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.load.loading import LoadedModel
 from worker.mlx_lm.models import small_llama

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from protocol.answers import RequestErrorCode, RequestFailed, RequestField
-from worker.mlx_lm.wiring import synchronize
+from worker.mlx_lm.macos import synchronize
 
 logger = logging.getLogger("worker")
 
@@ -92,7 +92,7 @@ def passing_kind(error: BaseException) -> str | None:
 
 
 class GpuRecovery:
-    """Has an engine compute anew what ran when the GPU failed, instead of ending the process."""
+    """Has an engine begin anew after a failure of the GPU, instead of ending the process."""
 
     def __init__(
         self, begin_anew: Callable[[], bool], clock: Callable[[], float] = time.monotonic
@@ -118,7 +118,7 @@ class GpuRecovery:
         if not self._begin_anew():
             raise error
         logger.warning(
-            "The GPU gave up a command (%s). What was running is computed anew, in shorter chunks.",
+            "The GPU gave up a command (%s). All sequences are computed anew, in shorter chunks.",
             kind,
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from protocol.life import Device, MlxMemory
-from worker.mlx_lm.wiring import synchronize, wiring
+from worker.mlx_lm.macos import synchronize, wiring
 
 logger = logging.getLogger("worker")
 

@@ -240,11 +240,11 @@ def test_who_leaves_a_batch_and_who_comes_back_first(
 
     engine.step()
     assert running() == ["a", "d", "f", "b"]
-    assert [each.request_id for each in engine._held] == ["c", "e"]
+    assert [each.request_id for each in engine._waiting] == ["c", "e"]
     room.limit_bytes = room.needed_bytes([Batch(2, 256)])
     engine.make_room()
     assert running() == ["a", "d"]
-    assert [each.request_id for each in engine._held] == ["f", "b", "c", "e"]
+    assert [each.request_id for each in engine._waiting] == ["f", "b", "c", "e"]
     need = engine.need
     assert need.used_bytes == need.least_bytes * 2 == room.limit_bytes
     assert need.wanted_bytes > room.limit_bytes
@@ -446,7 +446,7 @@ def test_who_waits_for_a_place_among_long_prompts_is_overtaken_and_loses_nothing
     engine.step()
     # Long ones are computed one after another, and their places are left to them.
     assert [len(each) for each in engine._batches] == [2, 1]
-    held = [each.request_id for each in engine._held]
+    held = [each.request_id for each in engine._waiting]
     assert held == [*(f"long {index}" for index in range(1, 9)), "short 2", "short 3"]
 
 

@@ -11,7 +11,8 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from protocol.life import Need
-from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, MemoryLimits
+from worker.engines.limits import ContextInForce, MemoryLimits
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import EngineNeed
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineFigures, Limit
@@ -55,6 +56,9 @@ class _Engine:
 
     def make_room(self) -> None:
         self.made_room += 1
+
+    def begin_anew(self) -> bool:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from protocol.requests import (
 )
 from tests.support import shapes
 from tests.support.templates import templated
-from worker.engines.room import CacheRoom, CacheSizes, Context, ContextInForce
+from worker.engines.limits import Context, ContextInForce
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
@@ -93,7 +94,7 @@ def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
     assert (failed.code, failed.field) == ("insufficient_memory", None)
     assert failed.message == (
         "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
-        f"{WHY} Raise memory.budget, unload what is pinned, or take a smaller model."
+        f"{WHY} Raise memory.budget, unload pinned models, or take a smaller model."
     )
 
 

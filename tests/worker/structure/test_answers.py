@@ -18,7 +18,8 @@ from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenP
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.room import CacheRoom, CacheSizes, Context
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel

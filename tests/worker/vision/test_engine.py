@@ -12,7 +12,8 @@ from protocol.message import pack
 from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
 from tests.support.pictures import BLACK, GREEN, RED, png
 from worker.engines.decoding import Caches
-from worker.engines.room import CacheRoom, CacheSizes, Context
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter

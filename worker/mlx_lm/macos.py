@@ -1,13 +1,16 @@
-"""No command of a Mac's GPU waits for a disk or for another rank: macOS ends commands that take
-5 s.
+"""Precautions for the GPU of a Mac.
 
-Where a checkpoint has weights in another shape, mlx-lm stacks, casts or unpacks them in the same
-lazy computation that reads them (mlx#3803, ollama#17998). `Reads` tells which arrays have to be
-read first.
+**No command waits for a disk or for another rank**, as macOS ends commands that take 5 s. Where a
+checkpoint has weights in another shape, mlx-lm stacks, casts or unpacks them in the same lazy
+computation that reads them (mlx#3803, ollama#17998). `Reads` tells which arrays have to be read
+first. A rank waits in a collective operation for the others (exo#948, exo#1429). In a prompt, a
+long computation, these operations are evaluated by themselves (`keep_apart`). A token's step is
+short, and goes on without a pause.
 
-A rank waits in a collective operation for the others (exo#948, exo#1429). In a prompt, a long
-computation, these operations are evaluated by themselves (`keep_apart`). A token's step is short,
-and goes on without a pause.
+**The wired limit is set at most once**, while nothing computes. A change during work of the GPU
+panics the machine (mlx#3186, mlx#3346). Libraries make such changes: mlx-lm does whenever it builds
+or closes a BatchGenerator. So the function that they call does nothing, and only this module has
+MLX's own function.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from protocol.life import Device
 
 # MLX tells here, and nowhere else, of which arrays another one is computed: nodes by their
 # operation, and edges.
@@ -135,3 +141,49 @@ class _Apart:
         result = self._operation(*arguments, **options)
         mx.eval(result)
         return result
+
+
+_set_wired_limit: Final = mx.set_wired_limit
+
+
+def _leave_limit(limit: int) -> int:
+    """Do nothing, and answer like MLX's own function if no memory was ever wired."""
+    return 0
+
+
+mx.set_wired_limit = _leave_limit
+
+
+class _Wiring:
+    """The wired memory of this process."""
+
+    bytes_ = 0
+
+    def wire(self, wanted_bytes: int, device: Device) -> None:
+        """Keep so many bytes resident, or as many as the device recommends, since MLX raises for
+        more. Without a recommendation nothing can be wired.
+        """
+        most_bytes = min(wanted_bytes, device.recommended_working_set_bytes or 0)
+        if most_bytes and not self.bytes_:
+            synchronize()
+            _set_wired_limit(most_bytes)
+            self.bytes_ = most_bytes
+
+    def undo(self) -> None:
+        """Wire nothing any more. For the end, when nothing computes."""
+        if self.bytes_:
+            _set_wired_limit(0)
+            self.bytes_ = 0
+
+
+wiring: Final = _Wiring()
+
+
+def synchronize() -> None:
+    """Wait for all computations that this thread has begun.
+
+    Raises:
+        RuntimeError: one of them failed.
+    """
+    mx.synchronize(generation_stream)
+    mx.synchronize()

@@ -17,7 +17,7 @@ from tests.support import shapes
 from tests.support.shapes import splittable
 from tests.worker.ranks.test_parts import Group
 from worker.load.loading import load, load_weights
-from worker.mlx_lm.waits import Reads
+from worker.mlx_lm.macos import Reads
 from worker.ranks.group import split_model
 
 
