@@ -20,7 +20,6 @@ from gateway.memory.estimate.caches import language_of
 from gateway.memory.estimate.estimate import estimated
 from gateway.memory.estimate.fitting import Fit, fit
 from gateway.memory.estimate.weights import EstimateError, Weights
-from gateway.models.fleet import Fleet
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
 from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
@@ -216,16 +215,6 @@ class Outlook(Struct, frozen=True):
     rows: int
     row_tokens: int
     sentence: str
-
-
-def outlook_beside(fleet: Fleet, planned: Planned) -> Outlook | None:
-    """Whether a model that is to be pulled will fit beside what is pinned."""
-    return outlook(
-        planned,
-        fleet.scheduler.admission.ledger.possible_bytes,
-        fleet.process_bytes,
-        fleet.settings.memory.ordinary_tokens,
-    )
 
 
 def outlook(

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.library.description import Outlook, outlook_beside
+from gateway.library.description import Outlook, outlook
 from gateway.library.pull_process import (
     Code,
     Deaths,
@@ -257,7 +257,13 @@ class Pulls:
                 self._tasks.start(self._offer(pull, said.repository), f"offer {said.repository}")
 
     def _judge(self, pull: Pull, plan: Planned) -> None:
-        found = outlook_beside(self._fleet, plan)
+        fleet = self._fleet
+        found = outlook(
+            plan,
+            fleet.scheduler.admission.ledger.possible_bytes,
+            fleet.process_bytes,
+            fleet.settings.memory.ordinary_tokens,
+        )
         pull.update(
             repository=plan.repository,
             outlook=found,
