@@ -55,9 +55,6 @@ class ApiKeySession(KeySession):
         self.owner = key.owner
         self.limits = KeyLimits(key)
 
-    def configure(self, key: ApiKey) -> None:
-        self.limits.terms = key
-
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +230,7 @@ class ApiKeys:
                 session.close("The API key was revoked.")
         for name, key in opening.items():
             if name in self._sessions:
-                self._sessions[name].configure(key)
+                self._sessions[name].limits.terms = key
             else:
                 self._sessions[name] = ApiKeySession(key)
 

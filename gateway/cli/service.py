@@ -16,8 +16,8 @@ from gateway.cli import UncutGroup
 from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
 from gateway.cli.logs import LogPrinter, print_file
 from gateway.cli.output import printable
-from gateway.config.layers import ConfigError
-from gateway.config.read import config_in_force, read_settings
+from gateway.config.layers import ConfigError, chosen_file
+from gateway.config.read import read_settings
 from gateway.config.settings import Flags
 from gateway.service.definition import (
     Owner,
@@ -68,7 +68,7 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
             settings = read_settings(flags, os.environ)
         except ConfigError as error:
             raise WrongUseError(str(error)) from error
-        path = config_in_force(flags, os.environ)
+        path, _ = chosen_file(flags, os.environ)
         if not settings.models and not settings.discovery.discover:
             raise WrongUseError(
                 f"The service would have no model to serve: name one in {path}, as in\n"

@@ -59,7 +59,7 @@ class ModelSettings(Section, frozen=True):
     ttl_s: Annotated[
         float, time("Unloaded after so long without a request; 0: never.", zero="never")
     ] = 0.0
-    priority: Annotated[int, whole("Who has more gets memory first.", -1000, 1000)] = 0
+    priority: Annotated[int, whole("Models with a higher one get memory first.", -1000, 1000)] = 0
     max_concurrency: Annotated[int, whole("Sequences in the batch; more wait.", 1)] = 32
     context_tokens: Annotated[
         int, whole("The longest prompt + answer; the model's own limit may be lower.", 1)
@@ -87,7 +87,7 @@ class ModelSettings(Section, frozen=True):
     draft_model: Annotated[
         Text | None,
         text(
-            "A small model with the same tokens, which guesses what comes next.",
+            "A small model with the same tokens, which guesses the next ones.",
             "a model's folder, or a repository in the Hugging Face cache",
             example="demo",
             unset="none",
@@ -106,8 +106,8 @@ class ModelSettings(Section, frozen=True):
     local: Annotated[
         int,
         whole(
-            "So many processes of this machine compute it together, each with its part: on "
-            "several cards, a model that is larger than one.",
+            "The number of processes of this machine that compute it together, each with its "
+            "part: on several cards, a model that is larger than one.",
             1,
             64,
         ),
@@ -140,7 +140,9 @@ class ModelSettings(Section, frozen=True):
     ] = "tensor"
     template_arguments: Annotated[
         dict[str, Any],
-        arguments("What the chat template is told beside the messages; a request's own go before."),
+        arguments(
+            "Arguments of the chat template beside the messages; a request's own override them."
+        ),
     ] = field(default_factory=dict)
     python: Annotated[
         Text | None,
@@ -179,7 +181,7 @@ class GroupSettings(Section, frozen=True):
         ),
     ]
     together: Annotated[
-        bool, switch("Whoever loads one of them loads all, or none if there is no room.")
+        bool, switch("A load of one of them loads all, or none if there is no room.")
     ] = False
     swap: Annotated[bool, switch("One of them is loaded at a time; another takes its place.")] = (
         False

@@ -15,7 +15,6 @@ from gateway.config.layers import (
     Layers,
     Mistake,
     ValueSource,
-    chosen_file,
     missing,
     no_table,
     sentence,
@@ -111,11 +110,6 @@ def read_draft(flags: Flags, environment: Mapping[str, str]) -> DraftConfigurati
         digest=reading.layers.digest,
         mistakes=reading.mistakes,
     )
-
-
-def config_in_force(flags: Flags, environment: Mapping[str, str]) -> Path:
-    """The file that `read_settings` reads; the default one need not exist."""
-    return chosen_file(flags, environment)[0]
 
 
 def read_configuration(

@@ -67,7 +67,7 @@ class GatewaySettings(Section, frozen=True):
         ),
     ] = None
     drain_s: Annotated[
-        float, time("What running answers get to finish, before an unload or the end.")
+        float, time("The time that running answers get before an unload or the end.")
     ] = 30.0
     keep_awake: Annotated[
         bool, switch("A Mac doesn't go to sleep by itself while requests run or models load.")
@@ -98,8 +98,8 @@ class GatewaySettings(Section, frozen=True):
     tls_certificate: Annotated[
         Text | None,
         text(
-            "Certificate in PEM, with those that vouch for it behind it; a reload takes a renewed "
-            "one of the same file.",
+            "Certificate in PEM, followed by its chain; a reload takes a renewed one of the same "
+            "file.",
             "a file",
             example="~/tls/mac.crt",
             unset="plain HTTP",
@@ -202,30 +202,32 @@ class QueueSettings(Section, frozen=True):
     deadline_s: Annotated[
         float, time("Longest wait for a model; X-Deadline-S sets another for one request.")
     ] = 300.0
-    max_wait_s: Annotated[float, time("Who waits longer for memory may displace a busy model.")] = (
-        60.0
-    )
+    max_wait_s: Annotated[
+        float, time("A load that waits longer for memory may displace a busy model.")
+    ] = 60.0
 
 
 class PromptCacheSettings(Section, frozen=True):
-    """Prompts that were computed once, kept for those that begin alike."""
+    """Computed prompts, kept for later ones with the same beginning."""
 
     # Sizes are texts or numbers of the file. With the defaults, eight hours a day at the bound
     # write 600 TB in five years, which makers of disks of 1 TB warrant.
     disk: Annotated[
         Size,
         byte_size(
-            "What they may take of the disk, in the state folder; 0 keeps them in memory alone.",
+            "The most that they take of the disk, in the state folder; 0: they are only in memory.",
             restart=True,
         ),
     ] = "20GB"
     disk_writes_per_hour: Annotated[
         Size,
-        byte_size("What is written to the disk in an hour at most, as it wears.", restart=True),
+        byte_size(
+            "The most that is written to the disk in an hour, as writes wear it.", restart=True
+        ),
     ] = "40GB"
 
     shared: Annotated[
-        bool, switch("All API keys find each other's prompts, and can tell what others have asked.")
+        bool, switch("All API keys share one cache, and can find out what others have asked.")
     ] = False
 
     @property
@@ -240,11 +242,11 @@ class PromptCacheSettings(Section, frozen=True):
 class MailboxSettings(Section, frozen=True):
     """Answers that wait for their clients, and responses that are stored."""
 
-    keep_s: Annotated[float, time("How long an answer waits in the mailbox once it is there.")] = (
+    keep_s: Annotated[float, time("How long an answer is kept in the mailbox after its end.")] = (
         3600.0
     )
     size: Annotated[
-        Size, byte_size("What the mailbox may hold on the disk; the oldest answers make room.")
+        Size, byte_size("The size of the mailbox on the disk; the oldest answers make room.")
     ] = "1GB"
     depth: Annotated[
         int, whole("Background responses that may wait; more are refused with 429.", 1)
@@ -266,22 +268,24 @@ class MailboxSettings(Section, frozen=True):
 
 
 class MemorySettings(Section, frozen=True):
-    """What the workers may hold together."""
+    """The memory of all workers together."""
 
     # Sizes are texts or numbers of the file. A percentage is of the memory that models are in: the
     # machine's, or a card's.
     budget: Annotated[
         Budget,
-        memory_budget("What all workers may hold; auto is what MLX may use, less the headroom."),
+        memory_budget(
+            "The memory of all workers; auto is the most that MLX may use, less the headroom."
+        ),
     ] = "auto"
-    headroom: Annotated[Size, byte_size("What an automatic budget leaves to everything else.")] = (
-        "2GB"
-    )
+    headroom: Annotated[
+        Size, byte_size("The memory that an automatic budget leaves to other programs.")
+    ] = "2GB"
     ordinary_tokens: Annotated[
         int,
         whole(
-            "A model is loaded once there is room for one sequence of so many tokens; what longer "
-            "and more of them take is lent.",
+            "A model is loaded once there is room for one sequence of so many tokens; memory for "
+            "longer and for more sequences is lent.",
             1,
         ),
     ] = 4096

@@ -257,11 +257,12 @@ class Pulls:
                 self._tasks.start(self._offer(pull, said.repository), f"offer {said.repository}")
 
     def _judge(self, pull: Pull, plan: Planned) -> None:
+        fleet = self._fleet
         found = outlook(
             plan,
-            self._fleet.scheduler.admission.ledger.possible_bytes,
-            self._fleet.process_bytes,
-            self._fleet.settings.memory.ordinary_tokens,
+            fleet.scheduler.admission.ledger.possible_bytes,
+            fleet.process_bytes,
+            fleet.settings.memory.ordinary_tokens,
         )
         pull.update(
             repository=plan.repository,

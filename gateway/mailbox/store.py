@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import msgspec
+
 from gateway.mailbox.database import Database, StoreError
 from gateway.mailbox.entry import (
     PENDING,
@@ -21,10 +23,7 @@ from gateway.mailbox.entry import (
     share_of_free,
 )
 
-_ENTRY: Final = (
-    "owner, id, api, model, status, created_at, deadline_at, ended_at, priority, attempts, "
-    "deaths, background, streams"
-)
+_ENTRY: Final = ", ".join(MailboxEntry.__struct_fields__)
 _IS_PENDING: Final = f"status IN {PENDING}"
 _PAGES_AT_ONCE: Final = 4096
 # The bytes that are unpacked before they are counted.
@@ -92,7 +91,7 @@ class Store(Database):
         """
         packed = zlib.compress(work, 1), zlib.compress(items, 1)
         with self.explained():
-            self._insert(entry, 202, body, *packed, b"", keep)
+            self._insert(entry, 202, body, *packed, keep)
 
     def put(
         self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes, keep: Retention
@@ -100,7 +99,7 @@ class Store(Database):
         """Add an answer that is over. Raises: StoreError, as `add`."""
         packed = zlib.compress(items, 1)
         with self.explained():
-            self._insert(entry, outcome.http_status, outcome.body, b"", packed, b"", keep)
+            self._insert(entry, outcome.http_status, outcome.body, b"", packed, keep)
 
     def begin(self, entry: MailboxEntry, take: Take) -> tuple[bytes, bytes] | None:
         """Note that an answer runs; return its work, and its body until its end. None: it isn't to
@@ -218,10 +217,9 @@ class Store(Database):
         body: bytes,
         work: bytes,
         items: bytes,
-        events: bytes,
         keep: Retention,
     ) -> None:
-        size = charged_bytes(body, work, items, events)
+        size = charged_bytes(body, work, items)
         if entry.pending and entry.owner:
             self._check_share(entry.owner, size, keep)
         if excess := self._make_room(entry.owner, size, keep):
@@ -229,30 +227,11 @@ class Store(Database):
                 f"it would hold {excess} bytes more than mailbox.size, and no answer in it may be "
                 "removed yet"
             )
+        row = (*msgspec.structs.astuple(entry), http_status, body, work, items, b"", size)
         self.sql.execute(
             f"INSERT INTO answers ({_ENTRY}, http_status, body, work, items, events, bytes) "
-            f"VALUES ({', '.join('?' * 19)})",
-            (
-                entry.owner,
-                entry.id,
-                entry.api,
-                entry.model,
-                entry.status,
-                entry.created_at,
-                entry.deadline_at,
-                entry.ended_at,
-                entry.priority,
-                entry.attempts,
-                entry.deaths,
-                entry.background,
-                entry.streams,
-                http_status,
-                body,
-                work,
-                items,
-                events,
-                size,
-            ),
+            f"VALUES ({', '.join('?' * len(row))})",
+            row,
         )
         self._held[entry.owner] += size
 
@@ -329,7 +308,7 @@ def _unpacked(packed: bytes, take: Take) -> bytes:
 
 
 def _entry(row: tuple[object, ...]) -> MailboxEntry:
-    names = _ENTRY.split(", ")
-    values = dict(zip(names, row, strict=True))
+    values = dict(zip(MailboxEntry.__struct_fields__, row, strict=True))
+    # SQLite has integers for truth values.
     values["background"], values["streams"] = bool(values["background"]), bool(values["streams"])
     return MailboxEntry(**values)  # type: ignore[arg-type]

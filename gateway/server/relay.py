@@ -90,8 +90,9 @@ class Relay:
                 request.start(now)
             case Delivered(number=number, delta=delta) if number in self._requests:
                 request = self._requests[number]
-                self._note_first(request)
                 now = self._loop.time()
+                if request.timing.first_token_s is None:
+                    request.timing.first_token_s = now - request.arrived_at
                 if request.deliver(delta, now):
                     request.tell(now)
                 self._forget_if_over(number)
@@ -118,10 +119,6 @@ class Relay:
         for number in list(self._requests):
             self._requests[number].refuse(refusal)
             self._forget(number)
-
-    def _note_first(self, request: Request) -> None:
-        if request.timing.first_token_s is None:
-            request.timing.first_token_s = self._loop.time() - request.arrived_at
 
     def _order(self, order: Order) -> None:
         if self._send is None:

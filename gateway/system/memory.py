@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import psutil
@@ -25,11 +25,15 @@ from gateway.system.memory_linux import has_driver
 from gateway.system.memory_reading import CardMemory, HostError, Pressure
 
 if sys.platform == "darwin":
-    from gateway.system.memory_darwin import FootprintGauge as FootprintGauge
-    from gateway.system.memory_darwin import footprint as footprint
+    from gateway.system import memory_darwin as system_memory
 else:
-    from gateway.system.memory_linux import FootprintGauge as FootprintGauge
-    from gateway.system.memory_linux import footprint as footprint
+    from gateway.system import memory_linux as system_memory
+
+FootprintGauge = system_memory.FootprintGauge
+footprint = system_memory.footprint
+wired_limit_mb = system_memory.wired_limit_mb
+
+T = TypeVar("T")
 
 
 class HostMemory(Struct, frozen=True):
@@ -41,42 +45,24 @@ class HostMemory(Struct, frozen=True):
     pressure: Pressure | None
 
 
-if sys.platform == "darwin":
-    from gateway.system.memory_darwin import (
-        pressure,
-        unlisted_free_bytes,
-        wired_bytes,
-    )
-    from gateway.system.memory_darwin import (
-        wired_limit_mb as wired_limit_mb,
-    )
-else:
-    from gateway.system.memory_linux import (
-        pressure,
-        unlisted_free_bytes,
-        wired_bytes,
-    )
-    from gateway.system.memory_linux import (
-        wired_limit_mb as wired_limit_mb,
-    )
-
-
 def host_memory() -> HostMemory:
     """Read the machine's memory; blocks for a fraction of a millisecond."""
     memory = psutil.virtual_memory()
+    unlisted_bytes = _known(system_memory.unlisted_free_bytes) or 0
+    return HostMemory(
+        memory.total,
+        memory.available + unlisted_bytes,
+        _known(system_memory.wired_bytes),
+        _known(system_memory.pressure),
+    )
+
+
+def _known(read: Callable[[], T]) -> T | None:
+    """A figure of the machine; None if the system doesn't give it."""
     try:
-        wired: int | None = wired_bytes()
+        return read()
     except HostError:
-        wired = None
-    try:
-        level: Pressure | None = pressure()
-    except HostError:
-        level = None
-    try:
-        unlisted = unlisted_free_bytes()
-    except HostError:
-        unlisted = 0
-    return HostMemory(memory.total, memory.available + unlisted, wired, level)
+        return None
 
 
 def card_memory(pids: Collection[int]) -> CardMemory | None:

@@ -91,7 +91,7 @@ async def test_a_damaged_file_is_replaced_at_once(
 
 async def test_a_full_disk_is_told_until_it_is_not(archive: Archive, events: EventLog) -> None:
     await archive.open()
-    sql = archive.store._sql
+    sql = archive.store.sql
     (pages,) = sql.execute("PRAGMA page_count").fetchone()
     sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     for name in ("a", "b"):

@@ -384,11 +384,11 @@ def test_a_full_disk(store: Store) -> None:
     entry = _entry("r")
     store.add(entry, b"work", b"", b"queued", AMPLE)
     # SQLite's own bound is answered as a disk's is.
-    (pages,) = store._sql.execute("PRAGMA page_count").fetchone()
-    store._sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    (pages,) = store.sql.execute("PRAGMA page_count").fetchone()
+    store.sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     with pytest.raises(StoreError, match="full"):
         store.add(_entry("other"), b"work", b"", b"x" * 1_000_000, AMPLE)
     with pytest.raises(StoreError, match="full"):
         store.finish(_ended(entry), _outcome(b"x" * 1_000_000), AMPLE)
-    store._sql.execute("PRAGMA max_page_count = 1000000").fetchone()
+    store.sql.execute("PRAGMA max_page_count = 1000000").fetchone()
     assert store.finish(_ended(entry), _outcome(b"answer"), AMPLE)

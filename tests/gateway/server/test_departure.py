@@ -1,7 +1,8 @@
-"""The process that everybody knows, once another one serves."""
+"""The process that stands in for the gateway that serves, and its channel to that gateway."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.server.departure import STAND_IN
+from gateway.server.departure import STAND_IN, StandInChannel
 
 _S = 60.0
 
@@ -63,3 +64,43 @@ def test_the_gateway_hears_its_end(
     process, gateway = served
     os.kill(process.pid, signal.SIGKILL)
     assert gateway.recv(1) == b""
+
+
+async def _heard(channel: StandInChannel, other: socket.socket, *numbers: int) -> list[int]:
+    told: list[int] = []
+    arrived = asyncio.Event()
+
+    def signalled(number: int) -> None:
+        told.append(number)
+        arrived.set()
+
+    channel.watch(signalled)
+    other.send(bytes([*numbers, signal.SIGUSR1]))
+    async with asyncio.timeout(60):
+        while not told or told[-1] != signal.SIGUSR1:
+            arrived.clear()
+            await arrived.wait()
+    channel.unwatch()
+    return told[:-1]
+
+
+async def test_the_same_by_two_ways() -> None:
+    ours, other = socket.socketpair()
+    channel = StandInChannel(ours)
+    assert channel.admits(signal.SIGINT)
+    assert await _heard(channel, other, signal.SIGINT, signal.SIGTERM) == [signal.SIGTERM]
+    assert not channel.admits(signal.SIGTERM)
+    assert channel.admits(signal.SIGHUP)
+    ours.close()
+    other.close()
+
+
+async def test_who_stands_in_no_more_ends_this_gateway() -> None:
+    ours, other = socket.socketpair()
+    channel = StandInChannel(ours)
+    told: asyncio.Queue[int] = asyncio.Queue()
+    channel.watch(told.put_nowait)
+    other.close()
+    assert await asyncio.wait_for(told.get(), 60) == signal.SIGTERM
+    channel.end(0)
+    ours.close()
