@@ -213,7 +213,7 @@ class Estimator:
         )
 
     def adopt(self, model_id: str, known: Known) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         if known.key is not None:
             self._keys[model_id] = known.key
         if known.estimate is not None and known.whole is not None:

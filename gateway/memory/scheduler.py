@@ -142,7 +142,7 @@ class MemoryScheduler:
 
     @property
     def room_bytes(self) -> tuple[int, int]:
-        """The budget, and what is free of it."""
+        """The budget, and the free part of it."""
         ledger = self.admission.ledger
         return ledger.budget_bytes, ledger.free_bytes
 
@@ -167,7 +167,7 @@ class MemoryScheduler:
         return AllocationState(allocation=allocation, known=self._estimator.known(model_id))
 
     def adopt(self, state: AllocationState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.admission.ledger.adopt(state.allocation)
         self._estimator.adopt(state.allocation.model_id, state.known)
 

@@ -291,7 +291,7 @@ class Compartment:
         same = self.model.same_for_workers(model)
         self._performer.configure(model)
         if self._removed:
-            # It was on its way out, and is wanted again.
+            # It was being removed, and is configured again.
             self._removed = False
             self._forget_deaths()
             self._performer.load_ordered = True

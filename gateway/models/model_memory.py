@@ -97,7 +97,7 @@ class ModelMemory:
 
     @property
     def state(self) -> AllocationState | None:
-        """None: the model has no memory."""
+        """For another gateway; None: the model has no memory."""
         return self._scheduler.held(self.model.id)
 
     def restore(self, state: AllocationState) -> None:

@@ -79,7 +79,7 @@ class RequestProgress:
         )
 
     def restore(self, state: ProgressState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.delivered.extend(unpack(state.delivered))
         self._rendered = None if state.rendered is None else TokenPrompt(state.rendered)
         self._parts[:] = state.parts

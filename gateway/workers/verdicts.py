@@ -155,7 +155,7 @@ class HangDetector:
         absent = now - self._judged_at > self._absence_s
         self._judged_at = now
         if absent:
-            # What the worker said meanwhile is still unread.
+            # Messages that came meanwhile are still unread.
             self._heard_at = self._progress_at = now
             return None
         if not has_work:
