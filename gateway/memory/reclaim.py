@@ -99,7 +99,7 @@ class Reclaim:
         return self._now - claim.since >= self._patience_s
 
     def keeps_place(self, allocation: Allocation) -> bool:
-        """It is busy, and has its place, or the memory it waited for, since too short a time."""
+        """It is busy, and got its place too recently to be displaced."""
         if allocation.ready_at is None:
             return True
         since = max(allocation.own_place, allocation.companions_placed)
