@@ -1,8 +1,8 @@
 """Which models may hold memory, and how much: which one is loaded next, which loans are given and
 called back.
 
-No I/O and no clock here; `gateway.memory.scheduler` feeds it and does what it decides. Times are
-seconds on the caller's clock, sizes are bytes.
+No I/O and no clock here; `gateway.memory.scheduler` feeds it and carries its decisions out. Times
+are seconds on the caller's clock, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Admission:
             allocation.ending = True
 
     def gone(self, model_id: str) -> None:
-        """Its process has ended: what it held is free."""
+        """Its process has ended: its memory is free."""
         allocation = self.ledger.remove(model_id)
         if allocation is not None and allocation.thirsty_since is not None:
             self._unserved[model_id] = allocation.thirsty_since

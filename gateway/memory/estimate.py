@@ -117,7 +117,7 @@ class Estimate(Struct, frozen=True):
             yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
-        """Of the model and its draft model."""
+        """Bytes of caches, with those of the draft model."""
         draft = 0 if self.draft_shape is None else self.draft_shape.peak_bytes(rows, tokens)
         return self.shape.peak_bytes(rows, tokens) + draft
 
@@ -148,7 +148,7 @@ class Estimate(Struct, frozen=True):
 
 
 class EstimateTerms(Struct, frozen=True):
-    """What an estimate depends on beside the model's files. `context_tokens` is the configured
+    """An estimate depends on these beside the model's files. `context_tokens` is the configured
     limit. At a load there must be room for a sequence of `ordinary_tokens`. A worker without a
     model takes `process_bytes`; with this one it took `measured_fixed_bytes`, if that was measured.
     """

@@ -22,6 +22,8 @@ from gateway.system.lane import HangsError, Lane
 from gateway.system.log_lines import about
 from gateway.system.machine import away, denied
 
+logger = logging.getLogger(__name__)
+
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0
 # These errors say that the system lacks something now, and nothing of the files.
@@ -48,34 +50,6 @@ class RoughEstimate(Struct, frozen=True):
 
     bytes: int
     why: str
-
-
-class Estimator:
-    """Reads each model's files in a lane of its own: a disk that hangs delays its own models alone,
-    and takes one thread.
-    """
-
-    def __init__(self, learned: Learned, ordinary_tokens: int) -> None:
-        """At its load each model must have room for a sequence of `ordinary_tokens`."""
-        self.ordinary_tokens = ordinary_tokens
-        self._learned = learned
-        self._lanes: dict[str, Lane] = {}
-
-    async def estimate(self, model: Model) -> Estimated | RoughEstimate:
-        """Estimate a model with its whole context.
-
-        Raises:
-            UnreadableFilesError: no answer comes in time, the files aren't there, the system denies
-                access, or there are no threads or descriptors left.
-        """
-        lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
-        read = functools.partial(_estimate, model, self.ordinary_tokens, self._learned)
-        try:
-            return await lane.run(read, _ANSWER_S, f"{model.source}")
-        except HangsError as error:
-            raise UnreadableFilesError(f"{error}: is it on a mount that has died?") from error
-        except OSError as error:
-            raise UnreadableFilesError(f"{model.source} can't be read now: {error}.") from error
 
 
 def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | RoughEstimate:
@@ -129,8 +103,6 @@ def _raise_what_may_pass(error: BaseException) -> None:
         raise cause
 
 
-logger = logging.getLogger(__name__)
-
 # A worker that holds less than this part of the estimate hasn't read all weights yet.
 _PLAUSIBLE: Final = 0.9
 
@@ -144,13 +116,20 @@ class Known(Struct, frozen=True, kw_only=True):
     attainable_bytes: int | None
 
 
-class Estimates:
-    """The estimates of all models. It runs on the event loop; files are read beside that."""
+class Estimator:
+    """The estimates of all models. It runs on the event loop. Each model's files are read in a lane
+    of its own: a disk that hangs delays its own models alone, and takes one thread.
+    """
 
-    def __init__(self, admission: Admission, estimator: Estimator, events: EventLog) -> None:
+    def __init__(
+        self, admission: Admission, learned: Learned, ordinary_tokens: int, events: EventLog
+    ) -> None:
+        """At its load each model must have room for a sequence of `ordinary_tokens`."""
+        self.ordinary_tokens = ordinary_tokens
         self._admission = admission
-        self._estimator = estimator
+        self._learned = learned
         self._events = events
+        self._lanes: dict[str, Lane] = {}
         # With the context in force, and with the whole one.
         self.all: dict[str, Estimate] = {}
         self._whole: dict[str, Estimate] = {}
@@ -158,13 +137,29 @@ class Estimates:
         # The most that each could get in the last round.
         self._attainable: dict[str, int] = {}
 
+    async def _estimate(self, model: Model) -> Estimated | RoughEstimate:
+        """Estimate a model with its whole context.
+
+        Raises:
+            UnreadableFilesError: no answer comes in time, the files aren't there, the system denies
+                access, or there are no threads or descriptors left.
+        """
+        lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
+        read = functools.partial(_estimate, model, self.ordinary_tokens, self._learned)
+        try:
+            return await lane.run(read, _ANSWER_S, f"{model.source}")
+        except HangsError as error:
+            raise UnreadableFilesError(f"{error}: is it on a mount that has died?") from error
+        except OSError as error:
+            raise UnreadableFilesError(f"{model.source} can't be read now: {error}.") from error
+
     async def needed_bytes(self, model: Model) -> int:
         """The floor that a model asks for; the estimate is remembered.
 
         Raises:
             UnreadableFilesError: its files can't be read now.
         """
-        found = await self._estimator.estimate(model)
+        found = await self._estimate(model)
         if isinstance(found, RoughEstimate):
             logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
             self.all.pop(model.id, None)
@@ -181,7 +176,7 @@ class Estimates:
         Raises:
             UnreadableFilesError: its files can't be read now.
         """
-        found = await self._estimator.estimate(model)
+        found = await self._estimate(model)
         if isinstance(found, RoughEstimate):
             return found.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
@@ -193,7 +188,7 @@ class Estimates:
         Raises:
             UnreadableFilesError: they can't be read now.
         """
-        found = await self._estimator.estimate(model)
+        found = await self._estimate(model)
         if isinstance(found, RoughEstimate):
             return None
         ledger = self._admission.ledger
@@ -218,7 +213,7 @@ class Estimates:
         )
 
     def adopt(self, model_id: str, known: Known) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         if known.key is not None:
             self._keys[model_id] = known.key
         if known.estimate is not None and known.whole is not None:

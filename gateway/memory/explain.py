@@ -103,7 +103,7 @@ def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
 
 
 def returning(ledger: Ledger, model_id: str) -> str | None:
-    """That a loan is being called back; None if none is."""
+    """A sentence on a loan that is being called back; None if none is."""
     allocation = ledger.allocation(model_id)
     if allocation is None or not allocation.returning_bytes:
         return None

@@ -42,7 +42,7 @@ class Claim(Struct):
 
 
 class Ledger:
-    """Every allocation, and what is left of the budget beside them."""
+    """All allocations, and the rest of the budget beside them."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -194,7 +194,7 @@ class Ledger:
         self._allocations[allocation.model_id] = allocation
 
     def remove(self, model_id: str) -> Allocation | None:
-        """Its process has ended: what it held is free."""
+        """Its process has ended: its memory is free."""
         return self._allocations.pop(model_id, None)
 
 

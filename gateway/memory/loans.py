@@ -69,7 +69,7 @@ class Loans:
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
         lent_bytes = sum(each.lent_bytes for each in steady)
-        # Without what is coming a share would shrink with each recall, and be called back again.
+        # Without the coming bytes shares would shrink with each recall, and be called back again.
         targets = self._targets(free_bytes + max(0, coming_bytes) + lent_bytes)
         # Bytes that models lack of their targets; and those that are worth putting rows aside.
         short_bytes = unfair_bytes = 0

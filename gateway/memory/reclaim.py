@@ -99,7 +99,7 @@ class Reclaim:
         return self._now - claim.since >= self._patience_s
 
     def keeps_place(self, allocation: Allocation) -> bool:
-        """It is busy, and was loaded or got what it waited for too recently to be displaced."""
+        """It is busy, and got its place too recently to be displaced."""
         if allocation.ready_at is None:
             return True
         since = max(allocation.own_place, allocation.companions_placed)
@@ -117,7 +117,7 @@ class Reclaim:
         return self._patience_s * _SLICE
 
     def kept_s(self, allocation: Allocation) -> float:
-        """The same, and at least as long as its load took."""
+        """How long this model keeps it: at least as long as its load took."""
         return max(self.slice_s, allocation.reload_s)
 
     def _may_take_rows(self, claim: Claim, allocation: Allocation) -> bool:

@@ -17,7 +17,7 @@ from gateway.memory import explain
 from gateway.memory.admission import Admission, Shortage
 from gateway.memory.allocation import Allocation, MemoryNeed
 from gateway.memory.estimate import Estimate
-from gateway.memory.estimator import AbsentError, Estimates, Estimator, Known, UnreadableFilesError
+from gateway.memory.estimator import AbsentError, Estimator, Known, UnreadableFilesError
 from gateway.memory.execution import (
     Execution,
     GroupLoading,
@@ -97,8 +97,7 @@ class MemoryScheduler:
         self._on_stranded = on_stranded
         self._learned = learned
         self._wanted_spares = limits.spares
-        self._estimator = Estimator(learned, limits.ordinary_tokens)
-        self._estimates = Estimates(self.admission, self._estimator, events)
+        self._estimator = Estimator(self.admission, learned, limits.ordinary_tokens, events)
         self._state_files = Lane("state files")
         self._events = events
         self._execution = Execution(self.admission.ledger, self._models, events)
@@ -107,7 +106,7 @@ class MemoryScheduler:
         if leak_check is not None:
             self.admission.ledger.stranded_bytes = leak_check.bytes
         self._group_loading = GroupLoading(
-            self.admission, self._models, self._estimates.floor_bytes, self._tasks
+            self.admission, self._models, self._estimator.floor_bytes, self._tasks
         )
         self._loop = asyncio.get_running_loop()
         # While the machine sleeps no worker owes an answer, and no model waits.
@@ -143,7 +142,7 @@ class MemoryScheduler:
 
     @property
     def room_bytes(self) -> tuple[int, int]:
-        """The budget, and what is free of it."""
+        """The budget, and the free part of it."""
         ledger = self.admission.ledger
         return ledger.budget_bytes, ledger.free_bytes
 
@@ -165,12 +164,12 @@ class MemoryScheduler:
         allocation = self.admission.ledger.allocation(model_id)
         if allocation is None:
             return None
-        return AllocationState(allocation=allocation, known=self._estimates.known(model_id))
+        return AllocationState(allocation=allocation, known=self._estimator.known(model_id))
 
     def adopt(self, state: AllocationState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.admission.ledger.adopt(state.allocation)
-        self._estimates.adopt(state.allocation.model_id, state.known)
+        self._estimator.adopt(state.allocation.model_id, state.known)
 
     async def close(self) -> None:
         if self._decision is not None:
@@ -188,11 +187,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def ready(self, scheduled: ScheduledModel) -> None:
-        self.admission.ready(
-            scheduled.model.id,
-            self._clock.now(),
-            reload_s=scheduled.reload_s,
-        )
+        self.admission.ready(scheduled.model.id, self._clock.now(), reload_s=scheduled.reload_s)
 
     def pin(self, scheduled: ScheduledModel) -> None:
         """Note whether a model is pinned, by its present settings."""
@@ -207,7 +202,7 @@ class MemoryScheduler:
         """A model's process has ended, by itself if `clean`; `pid` None: there was none."""
         self.admission.gone(model_id)
         self._execution.gone(model_id)
-        self._estimates.gone(model_id)
+        self._estimator.gone(model_id)
         if self._leak_check is not None and pid is not None and not clean:
             self._leak_check.ended(pid, self._clock.now())
         self.decide_soon()
@@ -258,7 +253,7 @@ class MemoryScheduler:
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
         """Remember what a worker took with its weights and no sequence, for the next load."""
-        key = self._estimates.key_of(model_id, fixed_bytes)
+        key = self._estimator.key_of(model_id, fixed_bytes)
         if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
@@ -277,13 +272,13 @@ class MemoryScheduler:
         """
         ledger, model_id = self.admission.ledger, scheduled.model.id
         await self._group_loading.learn(model_id)
-        floors = {model_id: await self._estimates.floor_bytes(scheduled.model)}
+        floors = {model_id: await self._estimator.floor_bytes(scheduled.model)}
         for name in sorted(ledger.groups.companions(model_id)):
             # A model whose files can't be read stays out.
             if name in ledger.floors:
                 floors[name] = ledger.floors[name]
         settings = msgspec.structs.replace(scheduled.model.settings, context_tokens=context_tokens)
-        outline = await self._estimates.outline(
+        outline = await self._estimator.outline(
             msgspec.structs.replace(scheduled.model, settings=settings),
             {name: each for name, each in floors.items() if name != model_id},
         )
@@ -300,7 +295,7 @@ class MemoryScheduler:
 
     def estimate_of(self, model_id: str) -> Estimate | None:
         """The estimate with the context in force; None while none was made."""
-        return self._estimates.all.get(model_id)
+        return self._estimator.all.get(model_id)
 
     def bound(self, model_id: str) -> Bound | None:
         """The most that a loaded model can get; None if it isn't loaded."""
@@ -342,7 +337,7 @@ class MemoryScheduler:
         model_id = scheduled.model.id
         try:
             await self._group_loading.learn(model_id)
-            needed_bytes = await self._estimates.needed_bytes(scheduled.model)
+            needed_bytes = await self._estimator.needed_bytes(scheduled.model)
         except UnreadableFilesError as error:
             self.withdraw(model_id)
             if scheduled.waits_for_memory:
@@ -415,7 +410,7 @@ class MemoryScheduler:
             waits = explain.waiting(self.admission.ledger, claim)
             self._models[claim.model_id].note_wait(waits)
         for model_id, scheduled in self._models.items():
-            self._estimates.follow(model_id)
+            self._estimator.follow(model_id)
             scheduled.tell_worker()
 
     def _note_all(self) -> None:

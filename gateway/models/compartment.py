@@ -91,7 +91,7 @@ class Compartment:
     @property
     def _coming(self) -> bool:
         """It is loaded, or will be without a request that asks for it."""
-        return self._performer.load_ordered or self.condition.on_its_way
+        return self._performer.load_ordered or self.condition.lifecycle.on_its_way
 
     @property
     def _loaded(self) -> bool:
@@ -132,7 +132,7 @@ class Compartment:
     @property
     def unsettled(self) -> bool:
         """Its worker is starting, loading or ending: it can't be handed over."""
-        return self.condition.alive and self.state is not State.READY
+        return self.condition.lifecycle.alive and self.state is not State.READY
 
     def state_for(self, numbers: Callable[[Request], int], channel: Channel | None) -> ModelState:
         """For another gateway, which listens for the worker at `channel`.
@@ -221,7 +221,7 @@ class Compartment:
         if self.traffic.handed_over:
             return
         self.traffic.dispatch()
-        if not self.condition.on_its_way:
+        if not self.condition.lifecycle.on_its_way:
             self.condition.handle(ModelEvent.DEMAND)
 
     def tick(self, now: float, remind_after_s: float) -> None:
@@ -291,7 +291,7 @@ class Compartment:
         same = self.model.same_for_workers(model)
         self._performer.configure(model)
         if self._removed:
-            # It was on its way out, and is wanted again.
+            # It was being removed, and is configured again.
             self._removed = False
             self._forget_deaths()
             self._performer.load_ordered = True

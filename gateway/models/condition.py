@@ -50,12 +50,12 @@ class Condition:
         self._model_id = model_id
         self._events = events
         self._effector = effector
-        self._lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle()
         self._changed = asyncio.Event()
 
     @property
     def state(self) -> State:
-        return self._lifecycle.state
+        return self.lifecycle.state
 
     @property
     def reason(self) -> str | None:
@@ -87,28 +87,13 @@ class Condition:
         return self._failure.message
 
     @property
-    def on_its_way(self) -> bool:
-        """It is loaded, or will be without another request: one that arrives now is no event."""
-        return self._lifecycle.on_its_way
-
-    @property
-    def alive(self) -> bool:
-        """A process of this model may exist."""
-        return self._lifecycle.alive
-
-    @property
-    def judged(self) -> bool:
-        """If the process ended now, the restart policy would judge that."""
-        return self._lifecycle.judged
-
-    @property
     def hold(self) -> Refusal | None:
         """The refusal of requests while the model is held; None: it isn't."""
         return self._hold if self.state is State.HELD else None
 
     def restore(self, state: State, hold: Refusal | None) -> None:
         """Go on where an earlier gateway was, in a state that is ready or held."""
-        self._lifecycle.state = state
+        self.lifecycle.state = state
         if state is State.HELD and hold is not None:
             self._hold = self._failure = hold
             self._reason = hold.message
@@ -141,7 +126,7 @@ class Condition:
 
     def progress(self, text: str) -> None:
         """Note how far a load is, or what it waits for."""
-        if self.on_its_way and self.state is not State.READY:
+        if self.lifecycle.on_its_way and self.state is not State.READY:
             self._reason = text
 
     def handle(
@@ -163,7 +148,7 @@ class Condition:
         """
         before = self.state
         refusal = refusal or self._standing_refusal or self._effector.unavailable()
-        effects = self._lifecycle.handle(event, self._effector.circumstances(event, verdict))
+        effects = self.lifecycle.handle(event, self._effector.circumstances(event, verdict))
         if event in HOLDING:
             self._hold = refusal
         if self.state is not before or (self.state in _AT_REST and event is not ModelEvent.DEMAND):
@@ -191,9 +176,9 @@ class Condition:
     @property
     def _standing_refusal(self) -> Refusal | None:
         """The refusal that was decided on already, for a model that is held or will be failed."""
-        if self._lifecycle.holds:
+        if self.lifecycle.holds:
             return self._hold
-        return self._failure if self._lifecycle.fails else None
+        return self._failure if self.lifecycle.fails else None
 
     def _explain(self, event: ModelEvent, reason: str | None, refusal: Refusal) -> None:
         """Keep the reason and the failure for the state that an event has led to."""

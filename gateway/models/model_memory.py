@@ -97,7 +97,7 @@ class ModelMemory:
 
     @property
     def state(self) -> AllocationState | None:
-        """None: the model has no memory."""
+        """For another gateway; None: the model has no memory."""
         return self._scheduler.held(self.model.id)
 
     def restore(self, state: AllocationState) -> None:
@@ -202,7 +202,7 @@ class ModelMemory:
             need.limit_bytes,
         )
 
-    # From the memory scheduler
+    # From the memory scheduler, as `ScheduledModel` says
 
     @property
     def priority(self) -> int:
@@ -236,16 +236,13 @@ class ModelMemory:
         self._condition.handle(ModelEvent.ALONG)
 
     def note_wait(self, reason: str) -> None:
-        """Why there is no room for it yet."""
         self._condition.progress(reason)
 
     def admitted(self, floor_bytes: int) -> None:
-        """There is room for it, and these bytes are reserved."""
         self.granted_bytes = floor_bytes
         self._condition.handle(ModelEvent.ADMITTED)
 
     def take_limit(self, limit_bytes: int) -> None:
-        """Its worker may hold so much from now on."""
         self.granted_bytes = limit_bytes
 
     def tell_worker(self) -> None:
@@ -271,29 +268,24 @@ class ModelMemory:
         )
 
     def replace(self, reason: str) -> None:
-        """Another worker has to take its place."""
         self._condition.handle(ModelEvent.OVERGROWN, reason)
 
     def hangs(self, reason: str) -> None:
-        """It doesn't do what it was told."""
         self._condition.handle(ModelEvent.HUNG, reason)
 
     def has_no_room(self, refusal: Refusal) -> None:
-        """There never will be, as things are."""
         logger.warning(
             "%s isn't loaded: %s", self.model.id, refusal.message, extra=about(model=self.model.id)
         )
         self._condition.handle(ModelEvent.NO_ROOM, refusal=refusal)
 
     def cannot_be_read(self, reason: str, *, watched: bool) -> None:
-        """Its files can't be read now, and may be later. `watched`: their disk is awaited."""
         refusal = refusals.load_failed(self.model.id, reason, retry_after_s=_READ_AGAIN_S)
         logger.warning("%s", refusal.message, extra=about(model=self.model.id))
         self._condition.handle(ModelEvent.UNREADABLE, reason, refusal=refusal)
         self._read_again_at = self._clock.now() + (_WATCHED_S if watched else _READ_AGAIN_S)
 
     def evict(self, reason: str) -> None:
-        """Another model needs its memory; running requests go on later."""
         self._condition.handle(ModelEvent.EVICT, reason)
 
     def lost_memory(self, missing_bytes: int) -> None:

@@ -88,7 +88,8 @@ class Performer:
 
     def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
         traffic = self.parts.traffic
-        guilty = traffic.queue.guilty if event in _BLAMED and self.parts.condition.judged else 0
+        judged = self.parts.condition.lifecycle.judged
+        guilty = traffic.queue.guilty if event in _BLAMED and judged else 0
         return Circumstances(
             requests_wait=traffic.queue.waiting + traffic.queue.running > guilty,
             kept=self.kept or self.parts.model_memory.wanted_along,

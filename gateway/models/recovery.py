@@ -27,7 +27,7 @@ from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.process import ExitStatus
-from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict, restart_limits
+from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -145,7 +145,7 @@ class Recovery:
         self._condition, self._traffic, self._model_memory, self._log, _ = parts
         self._in_force = gateway.in_force
         self._events = gateway.events
-        self._policy = RestartPolicy(restart_limits(gateway.in_force.settings.workers))
+        self._policy = RestartPolicy(gateway.in_force.settings.workers)
         self._died = False
         self._excused = False
         self._loop = asyncio.get_running_loop()
@@ -166,7 +166,7 @@ class Recovery:
 
     def ended(self, worker: Worker, status: ExitStatus) -> None:
         """The process of a worker is gone."""
-        ordered = not self._condition.judged
+        ordered = not self._condition.lifecycle.judged
         self._end = self._condition.end_cause or (None if ordered else ModelEvent.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
         who = "" if worker.followers is None else f"rank 0 on {THIS_MACHINE} "
@@ -263,7 +263,7 @@ class Recovery:
     def _rule(self) -> _Ruling:
         """Ask the policy, and start the timer of the next attempt."""
         now = self._loop.time()
-        self._policy.limits = restart_limits(self._in_force.settings.workers)
+        self._policy.settings = self._in_force.settings.workers
         judgement = self._policy.died(now)
         if judgement.until is None:
             return _Ruling(judgement.verdict)

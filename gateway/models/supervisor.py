@@ -93,7 +93,7 @@ class WorkerSupervisor:
 
     @property
     def _timeouts_s(self) -> tuple[float, float]:
-        """Of heartbeats, and of steps."""
+        """The timeouts of heartbeats and of steps."""
         workers = self._in_force.settings.workers
         loading = self._condition.state is State.LOADING
         return workers.heartbeat_timeout_s, math.inf if loading else workers.stall_timeout_s
@@ -126,7 +126,7 @@ class WorkerSupervisor:
 
     @property
     def _connection(self) -> WorkerConnection | None:
-        """None: its model isn't loaded."""
+        """For the traffic; None: the model isn't loaded."""
         said = self.worker.report
         if said.fingerprint is None:
             return None

@@ -11,13 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.requests.request import AnswerPiece, Request, Shortcut, Terms
-from protocol.answers import (
-    AnswerPart,
-    FinishReason,
-    Text,
-    Usage,
-    merged,
-)
+from protocol.answers import AnswerPart, FinishReason, Text, Usage, merged
 from protocol.requests import Generate
 
 _NOTHING: Final = Usage(0, 0)

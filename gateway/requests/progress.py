@@ -9,20 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from protocol.answers import Embedded
-from protocol.message import (
-    BYTES_PER_TOKEN,
-    pack,
-    unpack,
-)
-from protocol.requests import (
-    ChatPrompt,
-    Embed,
-    Generate,
-    Prompt,
-    Task,
-    TextPrompt,
-    TokenPrompt,
-)
+from protocol.message import BYTES_PER_TOKEN, pack, unpack
+from protocol.requests import ChatPrompt, Embed, Generate, Prompt, Task, TextPrompt, TokenPrompt
 
 # If a worker dies again within so many tokens, the request is to blame.
 SUSPECT_TOKENS: Final = 32
@@ -79,7 +67,7 @@ class RequestProgress:
         )
 
     def restore(self, state: ProgressState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.delivered.extend(unpack(state.delivered))
         self._rendered = None if state.rendered is None else TokenPrompt(state.rendered)
         self._parts[:] = state.parts

@@ -97,7 +97,7 @@ class RequestQueue:
 
     @property
     def highest_priority(self) -> int | None:
-        """Of the requests that wait or run, if there are any."""
+        """The highest of the requests that wait or run, if there are any."""
         return max(map(self.priority_of, self), default=None)
 
     def next(self) -> Request | None:

@@ -29,7 +29,7 @@ def too_large() -> Refusal:
 
 
 def too_late(model_id: str, deadline_s: float, description: str) -> Refusal:
-    """`description` says what the model is or does instead."""
+    """`description` is the state of the model, as `Condition.describe` has it."""
     return Refusal(
         "deadline_exceeded",
         f"The request waited for {model_id!r} until its deadline of {deadline_s:g} s passed; "

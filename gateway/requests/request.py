@@ -152,7 +152,7 @@ class Request:
         )
 
     def restore(self, state: RequestState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.prompt_counts = state.prompt_counts
         self.deadline_at = state.deadline_at
         self._started_at = state.started_at

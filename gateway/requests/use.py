@@ -42,7 +42,7 @@ class Use:
         return UseState(self.last_at, self.last, self.keep_alive_s)
 
     def restore(self, state: UseState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.last_at = state.last_at
         self.last = state.last
         self.keep_alive_s = state.keep_alive_s

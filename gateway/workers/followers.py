@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Until a host has answered.
 _ANSWER_S: Final = 20.0
-# Longer than any host waits for a start: after it nobody knows whether there is a process.
+# Longer than any host waits for a start: after it one may or may not be there.
 _START_S: Final = 60.0
 # A host that keeps too little is asked again: other ranks may have ended there.
 _ASK_AGAIN_S: Final = 5.0

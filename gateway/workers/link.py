@@ -14,12 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol.channel import Keys, gateway_side, new_keys
 from protocol.message import Message, endpoint
-from protocol.messages import (
-    ProtocolError,
-    WorkerMessage,
-    decode_from_worker,
-    encode,
-)
+from protocol.messages import ProtocolError, WorkerMessage, decode_from_worker, encode
 
 # An engine sends one message a step, and no model makes a thousand steps a second.
 MESSAGES_PER_S: Final = 5000

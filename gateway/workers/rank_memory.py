@@ -98,7 +98,7 @@ class Promise:
         return f"its requests waited for memory for {PATIENCE_S:g} s: {self._shortage}"
 
     def remark(self, requests: int) -> str | None:
-        """That so many requests wait for memory of these hosts; None: they don't."""
+        """A sentence, if so many requests wait for memory of these hosts; None: they don't."""
         if not requests or not self._is_short:
             return None
         who = "1 request waits" if requests == 1 else f"{requests} requests wait"

@@ -27,10 +27,10 @@ class MemoryState(Struct):
     """A worker's memory, for another gateway to go on from. `granted_bytes` is the limit that it
     was told.
 
-    From its load on: `weight_bytes` is what the weights take, `mlx` MLX's own account,
-    `prompt_cache_bytes` what kept prompts take, and `idle_bytes` what the worker held right after
-    the load. Beside MLX's account it held `baseline_bytes` before the load, `beside` by the last
-    readings, and was told `told_beside_bytes`.
+    From its load on the weights take `weight_bytes`, kept prompts take `prompt_cache_bytes`, `mlx`
+    is MLX's own account, and the worker held `idle_bytes` right after the load. Beside MLX's
+    account it held `baseline_bytes` before the load, `beside` by the last readings, and was told
+    `told_beside_bytes`.
     """
 
     footprint: Footprint | None = None
@@ -62,7 +62,7 @@ class WorkerMemory(MemoryState):
         return state
 
     def restore(self, state: MemoryState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         _copy(state, self)
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:

@@ -18,7 +18,7 @@ from gateway.system.log_lines import about
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
 from gateway.workers.process import ExitStatus
-from gateway.workers.verdicts import HangDetector, RestartPolicy, restart_limits
+from gateway.workers.verdicts import HangDetector, RestartPolicy
 from gateway.workers.worker import Listener, Worker
 from protocol.life import Heartbeat, Hello
 from protocol.messages import WorkerMessage
@@ -49,7 +49,7 @@ class Spares:
     ) -> None:
         self._in_force = in_force
         self._start = start
-        self._policy = RestartPolicy(restart_limits(in_force.settings.workers))
+        self._policy = RestartPolicy(in_force.settings.workers)
         self._events = events
         self._spares: dict[Worker, _Spare] = {}
         self._not_before = 0.0
@@ -85,7 +85,7 @@ class Spares:
         for spare in self._spares.values():
             spare.started_at += absent_s
         wanted = 0 if self._useless else min(settings.spare, at_most)
-        self._policy.limits = restart_limits(settings)
+        self._policy.settings = settings
         for worker, spare in list(self._spares.items()):
             if spare.dismissed:
                 continue

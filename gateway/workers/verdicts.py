@@ -31,19 +31,6 @@ class LastExit(Struct, frozen=True):
         return "with an unknown status" if self.code is None else f"with code {self.code}"
 
 
-class RestartLimits(NamedTuple):
-    """`restarts` within `window_s` come at once; then `backoffs` that double from `first_s` up to
-    `longest_s`; then the breaker opens for `retry_s`. Times in seconds.
-    """
-
-    restarts: int
-    window_s: float
-    backoffs: int
-    first_s: float
-    longest_s: float
-    retry_s: float
-
-
 class RestartVerdict(StrEnum):
     """The answer to an unexpected death."""
 
@@ -68,9 +55,11 @@ class RestartPolicy:
     the breaker again at once.
     """
 
-    def __init__(self, limits: RestartLimits, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, settings: WorkersSettings, jitter: Callable[[], float] = random.random
+    ) -> None:
         """`jitter` gives numbers from 0 to 1; a delay is shortened by up to a half of it."""
-        self.limits = limits
+        self.settings = settings
         self._jitter = jitter
         self._deaths: deque[float] = deque()
         self._backoffs = 0
@@ -87,19 +76,19 @@ class RestartPolicy:
 
     def died(self, now: float) -> Judgement:
         if self._ready_at is not None:
-            if now - self._ready_at >= self.limits.window_s:
+            if now - self._ready_at >= self.settings.restart_window_s:
                 self.forget()
-            while self._deaths and now - self._deaths[0] > self.limits.window_s:
+            while self._deaths and now - self._deaths[0] > self.settings.restart_window_s:
                 self._deaths.popleft()
         self._ready_at = None
         self._deaths.append(now)
         if not self._trial:
-            if not self._backoffs and len(self._deaths) <= self.limits.restarts:
+            if not self._backoffs and len(self._deaths) <= self.settings.restart_limit:
                 return Judgement(RestartVerdict.RESTART, None)
-            if self._backoffs < self.limits.backoffs:
+            if self._backoffs < self.settings.backoff_limit:
                 return Judgement(RestartVerdict.BACK_OFF, now + self._next_delay_s())
         self._trial = True
-        return Judgement(RestartVerdict.GIVE_UP, now + self.limits.retry_s)
+        return Judgement(RestartVerdict.GIVE_UP, now + self.settings.breaker_retry_s)
 
     def forget(self) -> None:
         """Close the breaker."""
@@ -108,21 +97,13 @@ class RestartPolicy:
         self._trial = False
 
     def _next_delay_s(self) -> float:
-        delay_s = min(self.limits.longest_s, self.limits.first_s * 2.0 ** min(self._backoffs, 60))
+        delay_s = min(
+            self.settings.backoff_longest_s,
+            self.settings.backoff_first_s * 2.0 ** min(self._backoffs, 60),
+        )
         self._backoffs += 1
         # Workers that died together shouldn't load together.
         return delay_s * (1.0 - self._jitter() / 2)
-
-
-def restart_limits(settings: WorkersSettings) -> RestartLimits:
-    return RestartLimits(
-        restarts=settings.restart_limit,
-        window_s=settings.restart_window_s,
-        backoffs=settings.backoff_limit,
-        first_s=settings.backoff_first_s,
-        longest_s=settings.backoff_longest_s,
-        retry_s=settings.breaker_retry_s,
-    )
 
 
 # A caller that comes later than this part of the shorter timeout was itself stopped or asleep.
@@ -174,7 +155,7 @@ class HangDetector:
         absent = now - self._judged_at > self._absence_s
         self._judged_at = now
         if absent:
-            # What the worker said meanwhile is still unread.
+            # Messages that came meanwhile are still unread.
             self._heard_at = self._progress_at = now
             return None
         if not has_work:

@@ -167,7 +167,7 @@ class Worker:
         return self._process.output
 
     def restore(self, state: WorkerState) -> None:
-        """Go on from what an earlier gateway knew."""
+        """Go on from the state of an earlier gateway."""
         self.started_at = state.started_at
         self.memory.restore(state.memory)
         self.report.context_tokens = state.context_tokens

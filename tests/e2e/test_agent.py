@@ -313,7 +313,7 @@ async def test_a_lease_that_has_ended_there_unheard_is_followed_by_another(agent
             ended = client.delete(f"/v1/leases/{link._leasehold.lease}")
         assert ended.is_success, ended.text
         second = await link.start(order(), log)
-        assert await asyncio.wait_for(asyncio.shield(first.end), 120)
+        assert await asyncio.wait_for(first.ended(), 120)
         assert not gone(second.pid)
     finally:
         await link.close()
@@ -337,7 +337,7 @@ async def test_a_rank_whose_start_nobody_heard_of_is_ended(agent, tmp_path):
         way.sever()
         lost = await asyncio.wait_for(starting, 60)
         way.mend()
-        end = await asyncio.wait_for(asyncio.shield(lost.end), 120)
+        end = await asyncio.wait_for(lost.ended(), 120)
         assert end.status is None
         assert "studio2 didn't say whether it was started" in end.reason
         assert agent.children() == [kept.pid]

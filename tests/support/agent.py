@@ -257,7 +257,7 @@ async def _keep_a_rank(url: str, key_file: str, fingerprint: str) -> None:
         rank = await link.start(order(), rank_log(Path(folder)))
         # News of its end come by a turn, and the next one is there before what is asked after it.
         brief = await link.start(order(arguments=()), rank_log(Path(folder)))
-        await brief.end
+        await brief.ended()
         await link.host()
         print(rank.pid, flush=True)
         await asyncio.sleep(3600)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.verdicts import HangDetector, RestartLimits, RestartPolicy, RestartVerdict
+from gateway.config.settings import WorkersSettings
+from gateway.workers.verdicts import HangDetector, RestartPolicy, RestartVerdict
 
-LIMITS = RestartLimits(
-    restarts=2, window_s=60.0, backoffs=3, first_s=1.0, longest_s=3.0, retry_s=300.0
+SETTINGS = WorkersSettings(
+    restart_limit=2,
+    restart_window_s=60.0,
+    backoff_limit=3,
+    backoff_first_s=1.0,
+    backoff_longest_s=3.0,
+    breaker_retry_s=300.0,
 )
 
 
 def _policy(jitter: float = 0.0) -> RestartPolicy:
-    return RestartPolicy(LIMITS, lambda: jitter)
+    return RestartPolicy(SETTINGS, lambda: jitter)
 
 
 def test_restarts_then_backoffs_that_double_then_the_breaker():
@@ -96,21 +103,23 @@ def test_never_more_restarts_at_once_within_a_window_than_allowed(
             assert until > now
             now = until
     for begin in restarts:
-        within = [each for each in restarts if begin <= each < begin + LIMITS.window_s]
+        within = [each for each in restarts if begin <= each < begin + SETTINGS.restart_window_s]
         # A worker that was well for the whole window starts the count anew at its death.
-        assert len(within) <= LIMITS.restarts + 1
+        assert len(within) <= SETTINGS.restart_limit + 1
 
 
 def test_patience_without_end():
-    limits = LIMITS._replace(restarts=0, backoffs=1_000_000)
-    policy = RestartPolicy(limits, lambda: 0.0)
+    settings = msgspec.structs.replace(SETTINGS, restart_limit=0, backoff_limit=1_000_000)
+    policy = RestartPolicy(settings, lambda: 0.0)
     delays = [(policy.died(0.0).until or 0.0) for _ in range(3000)]
     assert delays[:3] == [1.0, 2.0, 3.0]
-    assert set(delays[2:]) == {LIMITS.longest_s}
+    assert set(delays[2:]) == {SETTINGS.backoff_longest_s}
 
 
 def test_backoffs_without_a_pause():
-    policy = RestartPolicy(LIMITS._replace(restarts=0, first_s=0.0), lambda: 0.0)
+    policy = RestartPolicy(
+        msgspec.structs.replace(SETTINGS, restart_limit=0, backoff_first_s=0.0), lambda: 0.0
+    )
     assert policy.died(7.0) == (RestartVerdict.BACK_OFF, 7.0)
 
 
