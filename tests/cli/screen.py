@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyte
 
 from tests.cli.terminal import BULKHEAD, Terminal, terminal
-from tests.support.gateway import EVENTUALLY_S
+from tests.support.gateway import START_S
 
 _GLANCE_S = 0.05
 
@@ -52,7 +52,7 @@ class Screen:
         return self.text
 
     def waits_until(self, condition: Callable[[], bool], wanted: str = "it") -> None:
-        deadline = time.monotonic() + EVENTUALLY_S
+        deadline = time.monotonic() + START_S
         while not condition():
             assert time.monotonic() < deadline, f"{wanted!r} did not come; there is:\n{self.text}"
             self._draw()

@@ -16,13 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.gateway import EVENTUALLY_S
+from tests.support.gateway import START_S
 
 BULKHEAD = (sys.executable, "-m", "gateway")
 
 
 def bulkhead(
-    *arguments: str, url: str | None = None, stdin: str = "", within_s: float = EVENTUALLY_S
+    *arguments: str, url: str | None = None, stdin: str = "", within_s: float = START_S
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in pipes."""
     return subprocess.run(
@@ -83,7 +83,7 @@ class Terminal:
         # Lone surrogates stand for bytes that are no text.
         os.write(self._descriptor, keys.encode("utf-8", "surrogateescape"))
 
-    def expect(self, text: str, within_s: float = EVENTUALLY_S) -> str:
+    def expect(self, text: str, within_s: float = START_S) -> str:
         """Read until the text has come; returns what came before it, and forgets both."""
         deadline = time.monotonic() + within_s
         while text not in self.screen:
@@ -100,7 +100,7 @@ class Terminal:
         came, self.screen = self.screen, ""
         return came
 
-    def exit_status(self, within_s: float = EVENTUALLY_S) -> int:
+    def exit_status(self, within_s: float = START_S) -> int:
         deadline = time.monotonic() + within_s
         while (left_s := deadline - time.monotonic()) > 0 and self._read(left_s):
             pass

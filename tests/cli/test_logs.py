@@ -269,7 +269,7 @@ def test_a_pipe_that_closes_early(tmp_path: Path) -> None:
         following.stdout.close()
         with path.open("a") as log:
             log.write("two\n")
-        assert following.wait(60) == 1
+        assert following.wait(120) == 1
         assert following.stderr.read() == ""
 
 

@@ -140,4 +140,4 @@ def test_watches_until_it_is_interrupted(gateway: Gateway) -> None:
         while shown < 2:
             shown += running.stdout.readline().startswith("Bulkhead ")
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+        assert running.wait(120) == 130

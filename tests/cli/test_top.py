@@ -24,7 +24,7 @@ from gateway.cli.client import GatewayClient
 from gateway.cli.top_screen import Top
 from tests.cli.canned import CannedGateway
 from tests.cli.terminal import bulkhead, terminal
-from tests.support.gateway import EVENTUALLY_S, Gateway
+from tests.support.gateway import START_S, Gateway
 from tests.support.streams import open_stream
 
 NOBODY = "http://127.0.0.1:1"
@@ -68,12 +68,12 @@ class Screen:
         await self._until(lambda: text not in self.text, text)
 
     async def ends(self) -> None:
-        async with asyncio.timeout(EVENTUALLY_S):
+        async with asyncio.timeout(START_S):
             while self._pilot.app.is_running:
                 await asyncio.to_thread(time.sleep, 0.05)
 
     async def _until(self, condition: Callable[[], bool], wanted: object) -> None:
-        deadline = time.monotonic() + EVENTUALLY_S
+        deadline = time.monotonic() + START_S
         while not condition():
             assert self._pilot.app.is_running, "it has ended"
             assert time.monotonic() < deadline, f"{wanted} never came; there is: {self.lines}"

@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_the_part_and_no_process(hub: Hub, tmp_path: Path) -> None
             lambda: any(each.endswith(".incomplete") for each in left(tmp_path / "cache")), START_S
         )
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) == 130
+        assert running.wait(120) == 130
         assert running.stderr is not None
         assert "Cancelled" in running.stderr.read()
     hub.rate = None

@@ -92,15 +92,16 @@ def _here(script: str, gateway: Gateway) -> str:
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
-    for page in PAGES:
-        for each in fences(page):
-            word, _, excuse = each.kind.partition(" ")
-            if word == "sh" and excuse:
-                assert excuse in EXCUSES, each.place
-            if not word:
-                # Output, or a synopsis.
-                assert "[" in each.text or not each.text.startswith(PROGRAMS), each.place
-            assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), each.place
+    blocks = [each for page in PAGES for each in fences(page)]
+    assert blocks
+    for each in blocks:
+        word, _, excuse = each.kind.partition(" ")
+        if word == "sh" and excuse:
+            assert excuse in EXCUSES, each.place
+        if not word:
+            # Output, or a synopsis.
+            assert "[" in each.text or not each.text.startswith(PROGRAMS), each.place
+        assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), each.place
 
 
 def test_pages_with_a_test_of_their_own_have_it() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from tests.cli.terminal import BULKHEAD
+from tests.support.ports import free_port
 
 STATUS = {"ok": 0, "error": 1, "warning": 5}
 
@@ -23,9 +23,7 @@ class Machine:
         self.config = home / "config.toml"
         self.path = os.environ["PATH"]
         self.environment: dict[str, str] = {}
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.port: int = unused.getsockname()[1]
+        self.port = free_port()
 
     def configure(self, *lines: str) -> None:
         self.config.write_text("\n".join(lines))

@@ -131,7 +131,7 @@ def gateway(folder: Path) -> Iterator[Gateway]:
     )
     running = Gateway(
         models=(),
-        config="[workers]\nload_timeout_s = 30.0\nrestart_limit = 0\nbackoff_limit = 0\n"
+        config="[workers]\nload_timeout_s = 120.0\nrestart_limit = 0\nbackoff_limit = 0\n"
         f'[models.demo]\npath = "demo"\n{models}',
         environment=sitecustomize(folder / "site", stuck),
     )

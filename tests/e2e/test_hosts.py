@@ -91,7 +91,7 @@ def test_an_agent_that_ends_is_named(number, agent, gateway):
     gateway.load("split")
     before = processes(gateway, agent)
     agent.process.send_signal(number)
-    agent.process.wait(30)
+    agent.process.wait(120)
     eventually(lambda: all(map(gone, before)))
     agent.start()
     eventually(lambda: gateway.chat(PROMPT, "split", max_tokens=4).is_success, START_S)

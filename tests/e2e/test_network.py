@@ -147,7 +147,7 @@ def test_commands_of_this_account_find_it(gateway: Gateway) -> None:
         connection, _ = squatter.accept()
         received = connection.recv(65536)
         connection.close()
-        asking.join(60)
+        asking.join(120)
     assert received.startswith(b"GET /admin/v1/status")
     assert b"bulkhead-" not in received
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from random import SystemRandom
 
 import httpx
 import pytest
@@ -21,6 +19,7 @@ from tests.support.folders import short_folder
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.hub import Hub
 from tests.support.pictures import RED, png
+from tests.support.ports import free_port
 from tests.support.pulls import model_files
 from tests.support.streams import open_stream
 
@@ -46,19 +45,6 @@ VIEWS = ("overview", "playground", "logs/demo", "keys")
 PROVOKED = re.compile(r"status of (400|401|503) |ERR_(CONNECTION|INCOMPLETE|EMPTY|SOCKET|ABORTED)")
 
 
-def _free_port() -> int:
-    """Below those that systems give to connections, so that it is still free for a second start."""
-    while True:
-        port = SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 class Site:
     """A gateway that can be started anew where it was, with its keys."""
 
@@ -66,7 +52,7 @@ class Site:
         # Each engine step takes a tenth of a second, or two whole ones, while the flag is there.
         self.slow, self.slower = faults / "slow", faults / "slower"
         self._state_dir = state_dir
-        self._port = _free_port()
+        self._port = free_port()
         self._config = (
             f'[hub]\nendpoint = "{hub.url}"\n[models."{MISSING}"]\npath = "{MISSING_FOLDER}"\n'
         )

@@ -140,6 +140,7 @@ def test_refused_by_name(place: Place, parameter: Parameter, gateway: Gateway) -
         for value in [*ASKING.get(parameter.name, []), *SOMETHING]
         if not any(_same(value, each) for each in parameter.neutral)
     ]
+    assert values
     for value in values:
         path, body = _body(place, **{parameter.name: value})
         name = _called(place, parameter.name)

@@ -256,4 +256,4 @@ def test_the_end_of_who_serves_is_everybodys(gateway: Gateway) -> None:
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: gone(worker))
     # A service manager starts it again for that.
-    assert gateway.process.wait(60) == 1
+    assert gateway.process.wait(120) == 1

@@ -28,7 +28,6 @@ POLICIES: Final = {
     "gateway/memory/admission_round.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
-    "gateway.memory.ledger.py": _ACCOUNT,
     "gateway/memory/ledger.py": _ACCOUNT,
     "gateway/memory/allocation.py": _ACCOUNT,
     "gateway/config/model.py": _ACCOUNT,
@@ -36,6 +35,14 @@ POLICIES: Final = {
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
     "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",
     "gateway/workers/lease.py": "tests/gateway/workers/hosts/test_lease.py test_tenants.py",
+    "gateway/workers/verdicts.py": "tests/gateway/workers/test_verdicts.py",
+    "gateway/workers/leased.py": "tests/gateway/workers/test_leased.py",
+    "gateway/mailbox/store.py": "tests/gateway/mailbox/test_store.py test_archive.py",
+    "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_compartment.py",
+    "gateway/requests/traffic.py": "tests/gateway/requests/test_traffic.py",
+    "gateway/library/hub.py": "tests/gateway/library/test_puller.py",
+    "gateway/access/limits.py": "tests/gateway/access/test_limits.py ../http/test_auth.py",
+    "gateway/access/keys.py": "tests/gateway/http/test_auth.py",
     "worker/engines/room.py": "tests/worker/engines/test_room.py",
     "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
 }
@@ -48,11 +55,12 @@ def _tests(names: str) -> list[str]:
 
 
 def _selected(only: tuple[str, ...]) -> Iterator[tuple[Path, list[str]]]:
-    for pattern, names in POLICIES.items():
-        for each in sorted(ROOT.glob(pattern)):
-            path = each.relative_to(ROOT)
-            if not only or str(path) in only:
-                yield path, _tests(names)
+    for path, names in POLICIES.items():
+        if not only or path in only:
+            missing = [each for each in (path, *_tests(names)) if not (ROOT / each).is_file()]
+            if missing:
+                raise click.ClickException(f"these have moved: {', '.join(missing)}")
+            yield Path(path), _tests(names)
 
 
 @click.command()

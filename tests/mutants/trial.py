@@ -114,6 +114,7 @@ class Trial:
 def _pytest(tests: list[str], plugins: list[object] | None = None) -> int:
     options = ["-x", "-q", "--noconftest", "-p", "no:cacheprovider", "--tb=no", "--capture=no"]
     options += ["-c", os.devnull, "--rootdir", str(ROOT)]
+    options += ["-p", "pytest_asyncio.plugin", "-o", "asyncio_mode=auto"]
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
         return int(pytest.main([*options, *tests], plugins=plugins))
 

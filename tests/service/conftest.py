@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from gateway.service.definition import Owner
 from tests.support.folders import short_folder
+from tests.support.ports import free_port
 from tests.support.service_managers import ServiceManagers
 
 
@@ -38,10 +38,7 @@ def managers(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceMan
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        number: int = unused.getsockname()[1]
-        return number
+    return free_port()
 
 
 @pytest.fixture

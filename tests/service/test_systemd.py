@@ -150,7 +150,7 @@ def test_what_the_unit_starts_speaks_with_systemd(account: Owner, config: Path) 
             process.send_signal(signal.SIGTERM)
             while b"STOPPING=1" not in (told := systemd.recv(65536)):
                 assert told == b"WATCHDOG=1"
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import textwrap
 import threading
@@ -19,6 +20,22 @@ from tests.support import fake_worker
 _ROOT = Path(__file__).resolve().parents[2]
 
 
+def _check_names(code: str) -> None:
+    """Python goes on without a `sitecustomize` that fails, so a name of ours that has moved would
+    leave a fault out.
+    """
+    for name in re.findall(r"(?<![\w.])(?:gateway|worker|protocol)(?:\.\w+)+", code):
+        holder, _, attribute = name.rpartition(".")
+        if importlib.util.find_spec(holder) is None:
+            raise LookupError(f"{holder} has moved")
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:
+            found = hasattr(importlib.import_module(holder), attribute)
+        if not found:
+            raise LookupError(f"{name} has moved")
+
+
 def sitecustomize(folder: Path, code: str) -> dict[str, str]:
     """An environment in which every Python process runs `code` first.
 
@@ -29,6 +46,7 @@ def sitecustomize(folder: Path, code: str) -> dict[str, str]:
     def in_worker():
         return any(each.endswith("worker/__main__.py") for each in sys.orig_argv)
     """
+    _check_names(code)
     folder.mkdir(parents=True, exist_ok=True)
     text = textwrap.dedent(preamble) + textwrap.dedent(code)
     (folder / "sitecustomize.py").write_text(text, "utf-8")
@@ -59,7 +77,6 @@ def after_import(module: str, code: str) -> str:
     """Code for `sitecustomize` that runs in a worker right after it has imported a module, with
     the module as `module`.
     """
-    assert importlib.util.find_spec(module) is not None, f"{module} has moved"
     return f"""
 if in_worker():
     import importlib.abc, importlib.util

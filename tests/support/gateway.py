@@ -23,8 +23,7 @@ from tests.support.folders import short_folder
 
 # Deadlines on a machine that does much else. Only a defect waits for their end.
 STOP_S = 120.0
-EVENTUALLY_S = 30.0
-# Of whatever needs a new worker first: its imports and its load.
+# Of whatever needs a new worker first: its imports and its load. Few conditions need none.
 START_S = 120.0
 BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
 
@@ -168,7 +167,7 @@ def gone(pid: int) -> bool:
 
 
 def eventually(
-    condition: Callable[[], Any], within_s: float = EVENTUALLY_S, every_s: float = 0.05
+    condition: Callable[[], Any], within_s: float = START_S, every_s: float = 0.05
 ) -> Any:
     """The first true value of a condition."""
     deadline = time.monotonic() + within_s

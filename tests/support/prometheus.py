@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from http import HTTPStatus
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.ports import free_port
 
 # Where .ci/prometheus puts it.
 _BESIDE: Final = Path(sys.prefix) / "prometheus" / "usr" / "bin"
@@ -39,8 +39,7 @@ class Prometheus:
         text = text.replace("127.0.0.1:8642", urlsplit(gateway.url).netloc).replace("10s", "1s")
         config = folder / "prometheus.yml"
         config.write_text(text, "utf-8")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = free_port()
         self._process = subprocess.Popen(
             [
                 program("prometheus"),

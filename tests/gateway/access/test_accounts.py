@@ -25,7 +25,11 @@ def test_today_and_this_month() -> None:
     assert accounts.names == {"laptop", "phone"}
 
 
-@given(st.lists(st.tuples(st.dates().filter(lambda each: each.year >= 1000), uses), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.dates().filter(lambda each: each.year >= 1000), uses), min_size=1, max_size=30
+    )
+)
 def test_no_count_of_this_month_is_lost(
     history: list[tuple[object, list[tuple[str, int]]]],
 ) -> None:

@@ -90,6 +90,7 @@ def test_neighbours_make_place_for_each_other_alone() -> None:
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from([None, "x", "y"]), st.sampled_from(Doing)),
+        min_size=1,
         max_size=60,
     )
 )
@@ -158,7 +159,9 @@ def test_unfinished_requests_make_place_after_idle_ones() -> None:
     assert table.enter("new 1", 3)[1] == "head"
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["enter", "leave", *Doing]))))
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["enter", "leave", *Doing])), min_size=1)
+)
 def test_a_crowd_stays_within_its_bound(steps: list[tuple[int, object]]) -> None:
     table: ConnectionTable[int] = ConnectionTable()
     inside: set[int] = set()

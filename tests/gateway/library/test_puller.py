@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ from tests.support.pulls import (
 
 FILES = model_files()
 TOTAL = sum(len(FILES[name]) for name in WANTED)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub({NAME: FILES}) as running:
+        yield running
 
 
 def test_the_files_that_are_needed_land_in_the_cache(hub: Hub, tmp_path: Path) -> None:

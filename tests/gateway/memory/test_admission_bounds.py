@@ -169,7 +169,12 @@ def test_critical_counts_as_warn_until_it_has_lasted_itself() -> None:
     assert shortage.lasting("critical", 11.0) is None
 
 
-@given(st.lists(st.tuples(st.sampled_from(["normal", "warn", "critical", None]), st.floats(0, 8))))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["normal", "warn", "critical", None]), st.floats(0, 8)),
+        min_size=1,
+    )
+)
 def test_what_counts_was_there_all_the_time(readings: list[tuple[Pressure | None, float]]) -> None:
     order: list[Pressure | None] = [None, "normal", "warn", "critical"]
     shortage, now = Shortage(), 0.0
@@ -178,6 +183,7 @@ def test_what_counts_was_there_all_the_time(readings: list[tuple[Pressure | None
         now += passed_s
         past.append((now, level))
         counts = shortage.lasting(level, now)
-        if counts is not None:
-            begun = max(index for index, (at, _) in enumerate(past) if now - at >= 5.0)
-            assert all(order.index(each) >= order.index(counts) for _, each in past[begun:])
+        # All readings since the last one that is old enough.
+        begun = max((index for index, (at, _) in enumerate(past) if now - at >= 5.0), default=None)
+        least = 0 if begun is None else min(order.index(each) for _, each in past[begun:])
+        assert counts == (order[least] if least >= order.index("warn") else None)

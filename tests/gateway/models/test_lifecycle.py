@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 
@@ -263,6 +264,7 @@ def _key(world: _World) -> tuple[object, ...]:
     )
 
 
+@functools.cache
 def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
     """Every situation that events can lead to, and the shortest way there."""
     ways: dict[tuple[object, ...], tuple[Step, ...]] = {_key(_World()): ()}
@@ -274,6 +276,7 @@ def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
             if _key(world) not in ways:
                 ways[_key(world)] = (*way, (event, verdict))
                 queue.append((*way, (event, verdict)))
+    assert len(ways) > len(State)
     return ways
 
 

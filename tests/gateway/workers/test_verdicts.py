@@ -81,7 +81,7 @@ def test_jitter_shortens_a_delay_by_up_to_a_half():
 
 
 @given(
-    steps=st.lists(st.tuples(st.booleans(), st.floats(0, 200)), max_size=60),
+    steps=st.lists(st.tuples(st.booleans(), st.floats(0, 200)), min_size=1, max_size=60),
     jitter=st.floats(0, 1),
 )
 def test_never_more_restarts_at_once_within_a_window_than_allowed(

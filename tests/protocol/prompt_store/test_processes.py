@@ -75,7 +75,7 @@ def test_writers_that_are_killed(store: PromptStore, tmp_path: Path) -> None:
         finally:
             for each in writers:
                 each.kill()
-            status = [each.wait(10) for each in writers]
+            status = [each.wait(120) for each in writers]
             for each in writers:
                 each.communicate()
         assert status == [-signal.SIGKILL] * WRITERS

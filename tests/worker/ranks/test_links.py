@@ -12,6 +12,7 @@ import zmq
 
 from protocol.channel import connect_follower_side, new_keys
 from protocol.life import Ranks
+from tests.support.ports import free_port
 from worker.ranks.links import FollowerReady, LeaderLink, encode
 
 VERSIONS = {"mlx": "1"}
@@ -23,7 +24,7 @@ class Followers:
 
     def __init__(self) -> None:
         self.lost: queue.Queue[int] = queue.Queue()
-        self.port = _free_port()
+        self.port = free_port()
         keys = new_keys()
         self._key = keys.workers
         self._context = zmq.Context[zmq.Socket[bytes]]()
@@ -57,12 +58,6 @@ def followers() -> Iterator[Followers]:
     followers = Followers()
     yield followers
     followers.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_one_that_goes_is_missed_though_strangers_are_there(followers: Followers) -> None:

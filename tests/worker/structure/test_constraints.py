@@ -155,10 +155,12 @@ def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
         return
     engine = BatchedEngine(model.model, model.eos_token_ids, 2, CacheRoom(CacheSizes(0, 0, 1.0)))
     engine.add(prepared.sequence)
+    ended = 0
     while engine.active + engine.waiting:
-        engine.step()
-        engine.take_broken()
+        ended += sum(each.finish_reason is not None for each in engine.step())
+        ended += len(engine.take_broken())
     engine.close()
+    assert ended == 1
 
 
 def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:

@@ -42,6 +42,7 @@ def _states(name: str, dtype: mx.Dtype = mx.float32) -> list[np.ndarray]:
 
 def _expected(name: str) -> list[np.ndarray]:
     values = json.loads((MODELS / name / "expected.json").read_text())
+    assert values
     return [np.array(each, np.float32) for each in values]
 
 
