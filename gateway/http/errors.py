@@ -52,7 +52,7 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 
 
 def outcome_of(scope: Scope) -> str | None:
-    """None: none was noted, so the request's status tells it."""
+    """The outcome that was noted. None: the request's status tells its outcome."""
     outcome: str | None = scope["state"].get(_OUTCOME)
     return outcome
 
@@ -152,17 +152,15 @@ async def on_refusal(request: HttpRequest, error: Exception) -> Response:
 
 
 async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Answer unknown paths and methods, which Starlette raises as exceptions."""
+    """Answer requests with an unknown path or method, for which Starlette raises exceptions."""
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
-        refusal = Refusal(
-            "not_found", f"There is no {request.url.path} here; / says what there is."
-        )
+        refusal = Refusal("not_found", f"There is no {request.url.path} here; / lists the paths.")
         return error_response(refusal, request.url.path)
     allow = ", ".join(sorted(allowed_methods(request.app.routes, request.scope) | {"OPTIONS"}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allow})
-    message = f"{request.url.path} has no {request.method}: it takes {allow}."
+    message = f"{request.url.path} doesn't take {request.method}, but {allow}."
     response = error_response(Refusal("method_not_allowed", message), request.url.path)
     response.headers["allow"] = allow
     return response
@@ -171,6 +169,6 @@ async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
 async def on_defect(request: HttpRequest, _error: Exception) -> Response:
     """Answer after an unexpected exception. The traceback goes to the log, not to the client."""
     return error_response(
-        Refusal("internal_error", "The gateway failed on this request; its log says why."),
+        Refusal("internal_error", "The gateway failed on this request; its log has the reason."),
         request.url.path,
     )

@@ -55,7 +55,7 @@ _SEALED_REASONING: Final = "reasoning.encrypted_content"
 
 Label = Annotated[str, Meta(max_length=64)]
 Value = Annotated[str, Meta(max_length=512)]
-# Parameters with the same names as in chat.
+# Parameters that have the same names in chat.
 _EXTENSIONS: Final = (
     "temperature",
     "top_p",
@@ -185,7 +185,9 @@ class _Generation(TemplateBody, kw_only=True):
 def check_body(body: ResponseBody) -> None:
     """Raises: Refusal: fields of the body contradict each other."""
     if body.background and not body.stored:
-        raise invalid("background: what isn't stored can't be fetched: leave store out.", "store")
+        raise invalid(
+            "background: a response must be stored to be fetched: leave store out.", "store"
+        )
 
 
 def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
@@ -218,7 +220,7 @@ def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
 
 
 def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBody | None:
-    """The choice of tools. A choice of nothing but tools that run at OpenAI is ignored."""
+    """The choice of tools. A choice that allows only tools that run at OpenAI is ignored."""
     choice = body.tool_choice
     elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
     match choice:
@@ -244,7 +246,7 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
 
 
 def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
-    """The names under which the model knows these tools. Tools that run at OpenAI are left out."""
+    """The model's names for these tools. Tools that run at OpenAI are left out."""
     found = []
     for each in asked:
         if each.type in get_args(Kind):

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 from gateway.http.responses_bodies import ResponseBody, tools
 from gateway.http.responses_conversation import RenderedItems, converse
 from gateway.http.responses_items import ItemBody, picture_sources, sealed, without_superseded
-from gateway.http.responses_objects import shown_tools
-from gateway.http.responses_writer import WrittenInput, action_of, asked_for
+from gateway.http.responses_objects import WrittenInput, action_of, asked_for, shown_tools
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
