@@ -14,10 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of
+from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of, routes_at
+from gateway.http.openapi import described
 from gateway.requests.use import Timing
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
@@ -143,42 +144,23 @@ class RoutePaths:
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         self._routes = routes
-        self._paths = dict(_paths(routes))
+        found = described(routes)
+        self._paths = {each.endpoint: path for path, each in found if isinstance(each, Route)}
 
     def of(self, scope: Scope) -> str:
         """The route's declared path. Call this when the request has ended."""
-        endpoint = scope["endpoint"] if "endpoint" in scope else _endpoint(self._routes, scope)
+        endpoint = scope["endpoint"] if "endpoint" in scope else self._endpoint(scope)
         # A mounted application may not be hashable, and is no endpoint.
         known = isinstance(endpoint, Hashable) and endpoint in self._paths
         return self._paths[endpoint] if known else NO_ROUTE  # type: ignore[index]
 
-
-def _paths(
-    routes: Iterable[BaseRoute], prefix: str = ""
-) -> Iterator[tuple[Callable[..., Any], str]]:
-    """Each endpoint, with its path as it was declared."""
-    for each in routes:
-        if isinstance(each, Mount):
-            yield from _paths(each.routes, prefix + each.path)
-        elif isinstance(each, Route):
-            yield each.endpoint, prefix + each.path
-
-
-def _endpoint(routes: Iterable[BaseRoute], scope: Scope) -> object:
-    """The endpoint that the request would have reached. If no route at its path has its method, the
-    first route at the path.
-    """
-    at_path = None
-    for each in routes:
-        match, child = each.matches(scope)
-        if match is Match.NONE:
-            continue
-        if isinstance(each, Mount):
-            return _endpoint(each.routes, {**scope, **child})
-        if match is Match.FULL:
-            return child["endpoint"]
-        at_path = at_path or child["endpoint"]
-    return at_path
+    def _endpoint(self, scope: Scope) -> object:
+        """The endpoint that the request would have reached. If no route at its path has its method,
+        that of the first route at the path.
+        """
+        found = list(routes_at(self._routes, scope))
+        found.sort(key=lambda each: each[1] is not Match.FULL)
+        return found[0][0].endpoint if found else None
 
 
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

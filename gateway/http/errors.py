@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -10,30 +10,30 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.command_bodies import OpenAIErrorBody, OpenAIErrorEnvelope
 from gateway.system.refusal import Refusal
 
 
-def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
-    """The methods that the routes at the path of a request allow."""
-    # Starlette has changed the root path if the request reached a mount.
-    return _allowed(routes, {**scope, "root_path": scope.get("app_root_path", "")})
-
-
-def _allowed(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
-    found: set[str] = set()
+def routes_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[tuple[Route, Match]]:
+    """The routes at the path of a request, also within mounts. A match is partial if the route
+    doesn't take the request's method.
+    """
     for route in routes:
         match, child = route.matches(scope)
-        if match is Match.NONE:
-            continue
-        if inner := getattr(route, "routes", None):
-            found |= _allowed(inner, {**scope, **child})
-        else:
-            found |= getattr(route, "methods", None) or set()
-    return found
+        if isinstance(route, Mount) and match is not Match.NONE:
+            yield from routes_at(route.routes, {**scope, **child})
+        elif isinstance(route, Route) and match is not Match.NONE:
+            yield route, match
+
+
+def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """The methods that the routes at the path of a request take."""
+    # Starlette has changed the root path if the request reached a mount.
+    outside = {**scope, "root_path": scope.get("app_root_path", "")}
+    return set().union(*(route.methods or () for route, _ in routes_at(routes, outside)))
 
 
 def invalid(message: str, param: str) -> Refusal:

@@ -57,30 +57,35 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class GenerationBody(Struct, kw_only=True):
-    """The parameters of both chat and completions that are supported. `parameters` lists all."""
+class SamplingBody(Struct, kw_only=True):
+    """The parameters that chat, completions and responses share."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(ge=0, le=_LARGEST_PENALTY)] | None = None
     repetition_context_size: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
+
+
+class GenerationBody(SamplingBody, kw_only=True):
+    """The parameters of both chat and completions that are supported. `parameters` lists all."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
@@ -329,7 +334,6 @@ def _schema(raw: Raw, name: str) -> Constraint | None:
 _MOST_ARGUMENT_BYTES: Final = 1 << 16
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
 Verbosity = Literal["low", "medium", "high"]
 
 
@@ -340,7 +344,7 @@ class TemplateBody(StructuredBody, kw_only=True):
     chat_template_kwargs: Raw = ABSENT
 
     def template_arguments(self, defaults: Mapping[str, Any]) -> str:
-        """As `template_arguments`.
+        """The arguments for the chat template, with those of the body.
 
         Raises:
             Refusal: chat_template_kwargs is no object, or too large.
@@ -354,17 +358,18 @@ class TemplateBody(StructuredBody, kw_only=True):
         thinking = False if self.reasoning_effort == "none" else None
         if self.enable_thinking is not None:
             thinking = self.enable_thinking
-        return template_arguments(own, thinking, self.reasoning_effort, more)
+        return encode_arguments(own, thinking, self.reasoning_effort, more)
 
 
-def template_arguments(
+def encode_arguments(
     defaults: Mapping[str, Any],
     thinking: bool | None,
     effort: str | None,
     more: Mapping[str, Any] = {},
 ) -> str:
     """The arguments for the chat template, as a JSON object; empty if there are none. `defaults`
-    are those of the model; `more` replaces all others. None: the request doesn't say.
+    are those of the model, and `more` go before all others. `thinking` and `effort` are None if the
+    request doesn't set them.
 
     Templates differ: gpt-oss has degrees of effort, most others only switch thinking on or off.
     """

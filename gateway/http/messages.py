@@ -20,8 +20,8 @@ from gateway.http.generation import (
     StopSequence,
     Tokens,
     check_number,
+    encode_arguments,
     generate_message,
-    template_arguments,
     thinks,
 )
 from gateway.http.messages_bodies import (
@@ -82,7 +82,7 @@ def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
 
 
 def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
-    """The types of the tools that are Anthropic's server tools, which can't run here."""
+    """The types of those tools that are Anthropic's server tools, which can't run here."""
     return {named(each.type or "", "tool") for each in tools if not each.is_own}
 
 
@@ -237,7 +237,7 @@ def _generate(
             left_out.add(name)
     thinking = None if body.thinking is None else body.thinking.type != "disabled"
     effort = None if body.output_config is None else body.output_config.effort
-    arguments = template_arguments(model.settings.template_arguments, thinking, effort)
+    arguments = encode_arguments(model.settings.template_arguments, thinking, effort)
     messages = chat_messages(body, pictures, vision=vision, deferred=deferred(tools))
     generate = msgspec.structs.replace(
         generate_message(generation, ChatPrompt(messages, arguments), generation.limit),

@@ -379,7 +379,7 @@ class _UserMessage:
         self.shown.append(Picture(data, self._length, name))
         return True
 
-    def _told(self, names: Sequence[str]) -> str:
+    def _described(self, names: Sequence[str]) -> str:
         """The text that makes tools callable. It describes those that no text described before."""
         new = [template_function(self._untold.pop(each)) for each in names if each in self._untold]
         told = f"These functions can be called from now on: {', '.join(names)}"
@@ -403,7 +403,7 @@ class _UserMessage:
                 case ToolReferenceBlock(name):
                     called.append(name)
         if called:
-            texts.append(self._told(called))
+            texts.append(self._described(called))
         whole = "\n".join(texts)
         return f"Error: {whole}" if block.is_error else whole
 

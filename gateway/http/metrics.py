@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import psutil
 from msgspec import Struct
@@ -263,9 +263,7 @@ def counted_http(meter: HttpMeter) -> Iterator[Metric]:
         "HTTP requests that have ended.",
         labels=("route", MODEL, "outcome"),
     )
-    for ended, count in meter.ended.items():
-        requests.add_metric(ended, count)
-    yield requests
+    yield _filled(requests, meter.ended.items())
     yield _histogram(
         "bulkhead_e2e_request_latency_seconds",
         "From the end of a request's head to the end of its answer, for answers in full.",
@@ -278,18 +276,14 @@ def events(counts: Mapping[tuple[Kind, str | None], int]) -> Metric:
     family = CounterMetricFamily(
         "bulkhead_events", "Events, as `bulkhead events` lists them.", labels=("event", MODEL)
     )
-    for (kind, model_id), count in counts.items():
-        family.add_metric((kind, model_id or ""), count)
-    return family
+    return _filled(family, (((kind, model or ""), n) for (kind, model), n in counts.items()))
 
 
 def connections(by_doing: Mapping[str, int]) -> Metric:
     family = GaugeMetricFamily(
         "bulkhead_connections", "Connections of clients, by their activity.", labels=("doing",)
     )
-    for doing, count in by_doing.items():
-        family.add_metric((doing,), count)
-    return family
+    return _filled(family, (((doing,), count) for doing, count in by_doing.items()))
 
 
 def refusals(by_code: Mapping[Code, int]) -> Metric:
@@ -299,8 +293,16 @@ def refusals(by_code: Mapping[Code, int]) -> Metric:
         "Connections that were refused, or ended for an invalid or a late request.",
         labels=("code",),
     )
-    for code, count in by_code.items():
-        family.add_metric((code,), count)
+    return _filled(family, (((code,), count) for code, count in by_code.items()))
+
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
+
+
+def _filled(family: Family, values: Iterable[tuple[Sequence[str], float]]) -> Family:
+    """The family with these values, each with its labels."""
+    for labels, value in values:
+        family.add_metric(labels, value)
     return family
 
 

@@ -305,14 +305,8 @@ def _submit_texts(
     dimensions: int | None = None,
 ) -> Response:
     call = call_of(http_request, body.model)
-    request = submit(
-        call,
-        body,
-        lambda request_id: Embed(
-            request_id=request_id, inputs=tuple(inputs), truncate=truncate, dimensions=dimensions
-        ),
-        {"inputs": "input", "dimensions": "dimensions"},
-    )
+    embed = Embed(request_id="", inputs=tuple(inputs), truncate=truncate, dimensions=dimensions)
+    request = submit(call, body, embed, {"inputs": "input", "dimensions": "dimensions"})
     return VectorAnswer(call, request, lambda usage: written(request, usage))
 
 

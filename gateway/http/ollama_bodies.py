@@ -20,7 +20,7 @@ from gateway.http.generation import (
     Probability,
     Stop,
     check_number,
-    template_arguments,
+    encode_arguments,
 )
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported, refusing
@@ -173,7 +173,7 @@ def constraint_of(body: AnswerBody) -> Constraint | None:
 def arguments_of(think: Think | None, defaults: Mapping[str, Any]) -> str:
     """The arguments for the chat template. `defaults` are those of the model."""
     thinking = None if think is None else think is not False
-    return template_arguments(defaults, thinking, think if isinstance(think, str) else None)
+    return encode_arguments(defaults, thinking, think if isinstance(think, str) else None)
 
 
 def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
@@ -218,7 +218,7 @@ def chat_messages(
     return tuple(
         ChatMessage(
             body.role,
-            _told(body, vision=vision),
+            _text_of(body, vision=vision),
             reasoning=body.thinking or None,
             tool_calls=tuple(calls.made(index, body)),
             tool_call_id=calls.answered(body) if body.role == "tool" else None,
@@ -229,7 +229,7 @@ def chat_messages(
     )
 
 
-def _told(body: OllamaMessageBody, *, vision: bool) -> str:
+def _text_of(body: OllamaMessageBody, *, vision: bool) -> str:
     unseen = [] if vision else [UNSEEN] * len(body.images or ())
     return "\n".join((*unseen, body.content or ""))
 

@@ -103,14 +103,14 @@ def _read(source: str, known: ModelFiles | None) -> ModelFiles:
         digest=digest,
         size_bytes=sum(state.st_size for _, state in states),
         modified_at=max(state.st_mtime for _, state in states),
-        family=_told(config.get("model_type")),
+        family=_encodable(config.get("model_type")),
         parameters=min(parameters, _LARGEST_NUMBER),
         quantization=f"{bits}-bit" if (bits := _quantization(config)) else kind,
         layers=_number(text, "num_hidden_layers"),
         context_tokens=_number(text, "max_position_embeddings"),
         embedding_length=_number(text, "hidden_size"),
         encoder=encoder_of(config) is not None,
-        template=_told(_template(folder)),
+        template=_encodable(_template(folder)),
         license=_text(folder / "LICENSE"),
     )
 
@@ -131,7 +131,7 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
         for name, tensor in read_header(path).tensors.items():
             if bits and name.endswith(_UNPACKED):
                 continue
-            count, kind = prod(tensor.shape), _told(tensor.dtype)
+            count, kind = prod(tensor.shape), _encodable(tensor.dtype)
             if bits and kind == "U32":
                 count = count * _BITS_OF_WORD // bits
             kinds[kind] = kinds.get(kind, 0) + count
@@ -166,7 +166,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _told(text: object) -> str:
+def _encodable(text: object) -> str:
     """A text of a JSON file, without lone surrogates, which can't be encoded."""
     return text.encode(errors="replace").decode() if isinstance(text, str) else ""
 

@@ -15,10 +15,10 @@ from gateway.http.responses_items import (
     ContentBody,
     DescribedTool,
     ItemBody,
+    described_tools,
+    function_name,
     opened,
     refused_at,
-    told,
-    told_name,
 )
 from gateway.http.tools import template_function
 from protocol.requests import CalledTool, ChatMessage, Picture
@@ -107,9 +107,11 @@ class _Conversation:
                 turn = self._open(unless=("texts", "calls"))
                 turn.reasoning += filter(None, [_reasoning(item, name)])
             case "function_call":
-                self._call(item, name, told_name(item.namespace, item.name or ""), item.arguments)
+                self._call(
+                    item, name, function_name(item.namespace, item.name or ""), item.arguments
+                )
             case "custom_tool_call":
-                function = told_name(item.namespace, item.name or "")
+                function = function_name(item.namespace, item.name or "")
                 self._call(item, name, function, {"input": item.input})
             case "tool_search_call" if item.call_id is not None:
                 self._call(item, name, "tool_search", item.arguments)
@@ -221,7 +223,7 @@ class _Conversation:
 
     def _add_tools(self, item: ItemBody, name: str) -> None:
         if self._turn is None and not self._messages:
-            self._tools += told(item.tools or (), f"{name}.tools")
+            self._tools += described_tools(item.tools or (), f"{name}.tools")
         else:
             self.say("system", self._take_tools(item, name))
 
@@ -229,7 +231,7 @@ class _Conversation:
         """The text that makes tools callable from here on. Earlier messages stay the same, so the
         prompt cache has them.
         """
-        found = list(told(item.tools or (), f"{name}.tools"))
+        found = list(described_tools(item.tools or (), f"{name}.tools"))
         self._late_tools += found
         functions = [template_function(each.function) for each in found]
         return _CALLABLE + msgspec.json.encode(functions).decode()

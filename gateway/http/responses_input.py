@@ -31,10 +31,10 @@ from gateway.http.responses_items import (
     ItemBody,
     check_items,
     decode_items,
+    described_tools,
     left_out,
     own_items,
     picture_sources,
-    told,
     without_superseded,
 )
 from gateway.http.responses_objects import hexadecimal, new_id
@@ -244,7 +244,10 @@ class ResponseInput(Struct):
     def meanings(self) -> dict[str, CallMeaning]:
         """The meanings of calls to the client by function, without those of plain functions."""
         brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
-        every = chain(told(self.body.tools or (), "tools"), *(told(each, "") for each in brought))
+        every = chain(
+            described_tools(self.body.tools or (), "tools"),
+            *(described_tools(each, "") for each in brought),
+        )
         return {
             each.function.name: each.meaning
             for each in every

@@ -69,7 +69,7 @@ class DescribedTool(Struct, frozen=True):
     path: str
 
 
-def told_name(namespace: str | None, name: str) -> str:
+def function_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -80,7 +80,9 @@ def runs_here(tool: Tool) -> bool:
     return tool.type in ("function", "custom", "namespace", "local_shell")
 
 
-def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iterator[DescribedTool]:
+def described_tools(
+    tools: Iterable[Tool], path: str, namespace: str | None = None
+) -> Iterator[DescribedTool]:
     """The tools as functions for a model. Tools that the client can't run are skipped.
 
     Raises:
@@ -93,10 +95,10 @@ def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iter
         if not runs_here(tool):
             continue
         if tool.type == "namespace":
-            yield from told(tool.tools or (), f"{at}.tools", _name(tool, at))
+            yield from described_tools(tool.tools or (), f"{at}.tools", _name(tool, at))
             continue
         meaning = CallMeaning("function", _name(tool, at), namespace)
-        name = told_name(namespace, meaning.name)
+        name = function_name(namespace, meaning.name)
         function = FunctionBody(name, tool.description, tool.parameters, tool.strict)
         match tool.type:
             case "custom":

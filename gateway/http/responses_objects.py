@@ -299,7 +299,7 @@ _HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 _HALF_LENGTH: Final = 6
 
 
-def asked_for(arguments: str) -> dict[str, Any]:
+def arguments_of(arguments: str) -> dict[str, Any]:
     """The arguments of a call. Empty: they are no JSON object."""
     try:
         found = msgspec.json.decode(arguments)
@@ -310,7 +310,7 @@ def asked_for(arguments: str) -> dict[str, Any]:
 
 def action_of(arguments: str) -> ShellAction:
     """The action of a shell call. A command that is a single text is run by bash."""
-    found = asked_for(arguments)
+    found = arguments_of(arguments)
     if isinstance(found.get("command"), str):
         found["command"] = ["bash", "-lc", found["command"]]
     try:
@@ -342,7 +342,7 @@ class WrittenInput:
         if _HALF.search(written):
             written = written[:-_HALF_LENGTH]
         self._at += len(written)
-        return self._take(_sound(json.loads(f'"{written}"', strict=False)))
+        return self._take(_encodable(json.loads(f'"{written}"', strict=False)))
 
     def end(self) -> str:
         """The rest of the input. If the arguments are no object with an `input`, the input is their
@@ -351,7 +351,7 @@ class WrittenInput:
         whole = _input(self._arguments)
         if whole is None:
             whole = self._arguments if self._at is None else self.text
-        whole = _sound(whole)
+        whole = _encodable(whole)
         return self._take(whole.removeprefix(self.text)) if whole.startswith(self.text) else ""
 
     def _take(self, text: str) -> str:
@@ -374,6 +374,6 @@ def _input(arguments: str) -> str | None:
     return found if isinstance(found, str) else arguments
 
 
-def _sound(text: str) -> str:
+def _encodable(text: str) -> str:
     """The text without lone surrogates."""
     return text.encode("utf-8", "replace").decode()

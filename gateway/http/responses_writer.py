@@ -32,7 +32,7 @@ from gateway.http.responses_objects import (
     ShellCallItem,
     WrittenInput,
     action_of,
-    asked_for,
+    arguments_of,
     hexadecimal,
 )
 from gateway.mailbox.entry import Status
@@ -285,7 +285,7 @@ class ResponseFormat:
                 item.input = self._input.text
                 events += self._done("custom_tool_call_input", input=item.input)
             case SearchCallItem():
-                events, item.arguments = b"", asked_for(text)
+                events, item.arguments = b"", arguments_of(text)
             case ShellCallItem():
                 events, item.action = b"", action_of(text)
             case CompactionItem():

@@ -50,13 +50,10 @@ class VectorBody(Struct, kw_only=True):
 
 
 def submit(
-    call: ModelCall,
-    body: VectorBody,
-    embed: Callable[[str], Embed],
-    params: dict[RequestField, str],
+    call: ModelCall, body: VectorBody, embed: Embed, params: dict[RequestField, str]
 ) -> Request:
-    """Put a request into the model's queue. `embed` makes the message from its id; `params` are the
-    body's names for the message's fields.
+    """Put a request into the model's queue. `embed` is the message for a worker, without an id;
+    `params` are the body's names for its fields.
 
     Raises:
         Refusal: a header can't be read, or the queue is full.
@@ -64,7 +61,8 @@ def submit(
     check_mailbox(call.http)
     names = {**params, "truncate": "truncate_prompt_tokens"}
     terms = call.terms(body.priority, body.keep_alive, names)
-    request = Request(embed(unique(terms.id)), terms, call.fleet.now())
+    task = msgspec.structs.replace(embed, request_id=unique(terms.id))
+    request = Request(task, terms, call.fleet.now())
     call.count([request])
     call.fleet.submit(call.compartment, request)
     return request
@@ -159,19 +157,16 @@ async def create_embeddings(http_request: HttpRequest) -> Response:
     check_supported(body, "embeddings")
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
     call = ModelCall(http_request, body.model)
-    request = submit(
-        call,
-        body,
-        lambda request_id: Embed(
-            request_id=request_id,
-            inputs=tuple(inputs),
-            prompt_name=body.prompt_name,
-            role=_role(body.input_type),
-            truncate=body.truncate_prompt_tokens,
-            dimensions=body.dimensions,
-        ),
-        {"inputs": "input", "dimensions": "dimensions", "prompt_name": "prompt_name"},
+    embed = Embed(
+        request_id="",
+        inputs=tuple(inputs),
+        prompt_name=body.prompt_name,
+        role=_role(body.input_type),
+        truncate=body.truncate_prompt_tokens,
+        dimensions=body.dimensions,
     )
+    names: dict[RequestField, str] = {"dimensions": "dimensions", "prompt_name": "prompt_name"}
+    request = submit(call, body, embed, {"inputs": "input", **names})
 
     def written(usage: Usage) -> Iterator[bytes]:
         return _written_vectors(
@@ -279,17 +274,13 @@ async def rerank(http_request: HttpRequest) -> Response:
     check_supported(body, "rerank")
     texts = await beside_the_loop(len(body.documents), _texts, body.documents)
     call = ModelCall(http_request, body.model)
-    request = submit(
-        call,
-        body,
-        lambda request_id: Embed(
-            request_id=request_id,
-            inputs=tuple(map(TextPrompt, texts)),
-            query=body.query,
-            truncate=body.truncate_prompt_tokens,
-        ),
-        {"inputs": "documents"},
+    embed = Embed(
+        request_id="",
+        inputs=tuple(map(TextPrompt, texts)),
+        query=body.query,
+        truncate=body.truncate_prompt_tokens,
     )
+    request = submit(call, body, embed, {"inputs": "documents"})
     documents = texts if body.return_documents is not False else None
 
     def written(usage: Usage) -> Iterator[bytes]:
