@@ -14,10 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of
+from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of, routes_at
+from gateway.http.openapi import described
 from gateway.requests.use import Timing
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
@@ -102,6 +103,7 @@ def note_usage(scope: Scope, usage: Usage, *, counted: bool = False) -> None:
     record.counted = counted
 
 
+# The bounds of the histogram of whole requests.
 WHOLE_S: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0),
@@ -109,7 +111,7 @@ WHOLE_S: Final = (
 
 
 class Ended(NamedTuple):
-    """A request that is over: its route, its model's id (empty: it named none) and its outcome."""
+    """A request that has ended. `model_id` is empty if the request named no model."""
 
     route: str
     model_id: str
@@ -117,8 +119,8 @@ class Ended(NamedTuple):
 
 
 class HttpMeter:
-    """Counts requests that are over. `whole_s` has, by model, the durations of those that were
-    answered in full, in seconds.
+    """Counts requests that have ended. `whole_s` has, by model, the durations in seconds of the
+    requests that were answered in full.
     """
 
     def __init__(self) -> None:
@@ -136,59 +138,40 @@ NO_ROUTE: Final = "other"
 
 
 class RoutePaths:
-    """Tells which route a request belongs to: by its endpoint, or by its path if it was refused
-    before it reached one.
+    """Finds the route of a request: by its endpoint, or by its path if the request was refused
+    before it reached an endpoint.
     """
 
     def __init__(self, routes: Sequence[BaseRoute]) -> None:
         self._routes = routes
-        self._paths = dict(_paths(routes))
+        found = described(routes)
+        self._paths = {each.endpoint: path for path, each in found if isinstance(each, Route)}
 
     def of(self, scope: Scope) -> str:
-        """The route's declared path. Call this when the request is over."""
-        endpoint = scope["endpoint"] if "endpoint" in scope else _endpoint(self._routes, scope)
+        """The route's declared path. Call this when the request has ended."""
+        endpoint = scope["endpoint"] if "endpoint" in scope else self._endpoint(scope)
         # A mounted application may not be hashable, and is no endpoint.
         known = isinstance(endpoint, Hashable) and endpoint in self._paths
         return self._paths[endpoint] if known else NO_ROUTE  # type: ignore[index]
 
-
-def _paths(
-    routes: Iterable[BaseRoute], prefix: str = ""
-) -> Iterator[tuple[Callable[..., Any], str]]:
-    """Each endpoint, with its path as it was declared."""
-    for each in routes:
-        if isinstance(each, Mount):
-            yield from _paths(each.routes, prefix + each.path)
-        elif isinstance(each, Route):
-            yield each.endpoint, prefix + each.path
-
-
-def _endpoint(routes: Iterable[BaseRoute], scope: Scope) -> object:
-    """The endpoint that the request would have reached. If no route at its path has its method, the
-    first route at the path.
-    """
-    at_path = None
-    for each in routes:
-        match, child = each.matches(scope)
-        if match is Match.NONE:
-            continue
-        if isinstance(each, Mount):
-            return _endpoint(each.routes, {**scope, **child})
-        if match is Match.FULL:
-            return child["endpoint"]
-        at_path = at_path or child["endpoint"]
-    return at_path
+    def _endpoint(self, scope: Scope) -> object:
+        """The endpoint that the request would have reached. If no route at its path has its method,
+        that of the first route at the path.
+        """
+        found = list(routes_at(self._routes, scope))
+        found.sort(key=lambda each: each[1] is not Match.FULL)
+        return found[0][0].endpoint if found else None
 
 
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-# For the spans that have not been sent when the gateway ends.
+# To send the last spans when the gateway ends.
 _FLUSH_S: Final = 3.0
 _NS: Final = 1_000_000_000
 
 
 class Life(NamedTuple):
-    """A request that is over. `ended_ns` is a Unix time in nanoseconds, `ended_at` the same moment
-    on the clock of `timing`, in seconds.
+    """A request that has ended, for its spans. `ended_ns` is a Unix time in nanoseconds, `ended_at`
+    the same moment on the clock of `timing`, in seconds.
     """
 
     name: str
@@ -206,11 +189,11 @@ class Spans:
     does the sending.
     """
 
-    def __init__(self, tell: Callable[[Life], None], shut_down: Callable[[], None]) -> None:
-        """`tell` records a span of the whole request and one of each phase. `shut_down` sends the
+    def __init__(self, record: Callable[[Life], None], shut_down: Callable[[], None]) -> None:
+        """`record` makes a span of the whole request and one of each phase. `shut_down` sends the
         spans that are left, and blocks.
         """
-        self.tell = tell
+        self.record = record
         self._shut_down = shut_down
         self._lane = Lane("spans")
 
@@ -258,7 +241,7 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     tracer, propagator = provider.get_tracer("bulkhead"), TraceContextTextMapPropagator()
 
-    def tell(life: Life) -> None:
+    def record(life: Life) -> None:
         whole = tracer.start_span(
             life.name,
             # If the client has sent a trace, the spans belong to it.
@@ -274,7 +257,7 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
             tracer.start_span(name, within, start_time=begin_ns).end(end_ns)
         whole.end(life.ended_ns)
 
-    return Spans(tell, provider.shutdown)
+    return Spans(record, provider.shutdown)
 
 
 OK: Final = "ok"
@@ -312,7 +295,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            # `on_defect` has answered the client, or the answer had begun and nothing can be added.
+            # Either `on_defect` has answered the client, or the answer had begun already.
             self._faults.note(f"{scope['method']} {self._routes.of(scope)}", error, time.time())
             logger.exception("%s", _name(scope), extra=about(request=record.id))
             if record.status is None:
@@ -327,7 +310,7 @@ class AccessLog:
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)
         if self._spans is not None and record.model is not None:
-            self._spans.tell(_life(scope, record, route, outcome, seconds))
+            self._spans.record(_life(scope, record, route, outcome, seconds))
 
 
 def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float) -> Life:
@@ -355,8 +338,8 @@ def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float
 
 
 def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
-    """Log the request. Successful GET and HEAD are logged at DEBUG: probes and pages send one every
-    second.
+    """Log the request. A successful GET or HEAD is logged at DEBUG, since probes and the page send
+    one each second.
     """
     only_reads = scope["method"] in ("GET", "HEAD") and record.status in (200, 304)
     logger.log(

@@ -1,4 +1,4 @@
-"""/admin/v1: status, and the operator's verbs."""
+"""/admin/v1: the status, the keys, and the operator's orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -27,7 +26,7 @@ from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, Upgra
 from gateway.http.errors import invalid
 from gateway.http.library import library_routes
 from gateway.http.live import live_routes
-from gateway.http.openapi import LOADS, Described, Operation, Query
+from gateway.http.openapi import LOADS, Operation, Query, Routes
 from gateway.http.status import gateway_status, model_status
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
@@ -37,13 +36,19 @@ from gateway.models.lifecycle import State
 from gateway.models.reload import Reloader
 from gateway.system.refusal import Refusal
 
+admin_routes = Routes("operation")
 
+
+@admin_routes.get("/keys", Operation("The API keys", answer=KeyList))
 async def list_keys(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     await keys.look()
     return json_response(KeyList([KeyBody.of(each) for each in keys.all]))
 
 
+@admin_routes.post(
+    "/keys", Operation("Add an API key, which is shown once", body=NewKey, others={201: KeyBody})
+)
 async def add_key(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     new = await read_json(request, NewKey)
@@ -62,6 +67,9 @@ async def add_key(request: HttpRequest) -> Response:
     return json_response(KeyBody.of(key, secret), status_code=201)
 
 
+@admin_routes.delete(
+    "/keys/{name}", Operation("Revoke an API key", answer=KeyBody, refusals=("not_found",))
+)
 async def revoke_key(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     try:
@@ -72,6 +80,7 @@ async def revoke_key(request: HttpRequest) -> Response:
         raise _unwritten(error) from error
 
 
+@admin_routes.get("/usage", Operation("The usage of each API key", answer=UsageList))
 async def usage(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     return json_response(
@@ -81,19 +90,6 @@ async def usage(request: HttpRequest) -> Response:
 
 def _unwritten(error: Exception) -> Refusal:
     return Refusal("internal_error", f"The keys can't be changed: {error}")
-
-
-_LIST: Final = Operation(summary="The API keys", tag="operation", answer=KeyList)
-_ADD: Final = Operation(
-    summary="Add an API key, which is shown once",
-    tag="operation",
-    body=NewKey,
-    others={201: KeyBody},
-)
-_REVOKE: Final = Operation(
-    summary="Revoke an API key", tag="operation", answer=KeyBody, refusals=("not_found",)
-)
-_USAGE: Final = Operation(summary="What was used", tag="operation", answer=UsageList)
 
 
 _SETTLED: Final = (State.READY, State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
@@ -106,16 +102,24 @@ class Reclaimed(Struct):
     reclaimed_bytes: int
 
 
-# Replaces this gateway with the installed version. Raises: Refusal: this gateway goes on; the
-# message says why.
+# Replaces this gateway with the installed version. Raises: Refusal: this gateway keeps serving, for
+# the reason in the message.
 Upgrade: TypeAlias = Callable[[], Awaitable[UpgradeAnswer]]
 
 
+def _order(summary: str) -> Operation:
+    return Operation(
+        summary, body=OrderOptions, body_optional=True, answer=ModelStatus, refusals=LOADS
+    )
+
+
+@admin_routes.get("/status", Operation("The whole state", answer=Status))
 async def status(request: HttpRequest) -> Response:
     reloader: Reloader = request.app.state.reloader
     return json_response(gateway_status(request.app.state.fleet, reloader.present))
 
 
+@admin_routes.post("/models/{model_id:path}/load", _order("Load a model"))
 async def load(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     request.app.state.fleet.check_serves()
@@ -123,12 +127,14 @@ async def load(request: HttpRequest) -> Response:
     return await _after_load(request, compartment, options)
 
 
+@admin_routes.post("/models/{model_id:path}/unload", _order("Unload a model"))
 async def unload(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     await _end(compartment, options, partial(compartment.unload, hold=options.hold))
     return json_response(model_status(compartment, request.app.state.fleet))
 
 
+@admin_routes.post("/models/{model_id:path}/restart", _order("Restart a model"))
 async def restart(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     request.app.state.fleet.check_serves()
@@ -136,12 +142,21 @@ async def restart(request: HttpRequest) -> Response:
     return await _after_load(request, compartment, options)
 
 
+@admin_routes.post("/models/{model_id:path}/kill", _order("Kill a model"))
 async def kill(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     await _end(compartment, options, compartment.kill)
     return json_response(model_status(compartment, request.app.state.fleet))
 
 
+@admin_routes.post(
+    "/models/{model_id:path}/prompt-cache/clear",
+    Operation("Clear a model's kept prompts", answer=Reclaimed, refusals=LOADS),
+)
+@admin_routes.post(
+    "/prompt-cache/clear",
+    Operation("Clear all kept prompts", answer=Reclaimed, refusals=("model_unavailable",)),
+)
 async def clear_prompts(request: HttpRequest) -> Response:
     """Clear the kept prompts of all models, or of one."""
     fleet: Fleet = request.app.state.fleet
@@ -152,15 +167,24 @@ async def clear_prompts(request: HttpRequest) -> Response:
         cleared = await fleet.prompts.clear(fleet.roster.everyone)
     if not cleared.failures:
         return json_response(Reclaimed(cleared.reclaimed_bytes))
-    what = "; ".join(cleared.failures)
+    failures = "; ".join(cleared.failures)
     raise Refusal(
         "model_unavailable",
-        f"Only {cleared.reclaimed_bytes} bytes were cleared: {what}.",
+        f"Only {cleared.reclaimed_bytes} bytes were cleared: {failures}.",
     )
 
 
+@admin_routes.get(
+    "/models/{model_id:path}/estimate",
+    Operation(
+        "Forecast a load",
+        answer=Forecast,
+        query=[Query("context_tokens", "integer", "The context to load; else the model's own.")],
+        refusals=("model_not_found", "model_unavailable"),
+    ),
+)
 async def estimate(request: HttpRequest) -> Response:
-    """Tell how a load would end now. Nothing is loaded."""
+    """Forecast the result of a load. Nothing is loaded."""
     fleet: Fleet = request.app.state.fleet
     compartment = _compartment(request)
     configured_tokens = compartment.model.settings.context_tokens
@@ -171,9 +195,10 @@ async def estimate(request: HttpRequest) -> Response:
         raise Refusal("model_unavailable", str(error)) from error
 
 
+@admin_routes.post("/reload", Operation("Read the configuration again", answer=Reloaded))
 async def reload(request: HttpRequest) -> Response:
-    """Read the configuration again. If it has mistakes, the answer is 400 with a line for each, and
-    nothing changes.
+    """Read the configuration again. If it has mistakes, nothing changes, and the answer is 400 with
+    a line for each mistake.
     """
     reloader: Reloader = request.app.state.reloader
     try:
@@ -185,9 +210,17 @@ async def reload(request: HttpRequest) -> Response:
         ) from None
 
 
+@admin_routes.post(
+    "/upgrade",
+    Operation(
+        "Have the installed version take over",
+        answer=UpgradeAnswer,
+        refusals=("model_unavailable", "shutting_down"),
+    ),
+)
 async def upgrade(request: HttpRequest) -> Response:
-    """Answer once the next gateway serves. If it doesn't start, the answer is the reason, and this
-    gateway goes on.
+    """Answer once the next gateway serves. If it can't start, the answer is the reason, and this
+    gateway keeps serving.
     """
     replace: Upgrade = request.app.state.upgrade
     return json_response(await replace())
@@ -207,12 +240,17 @@ async def _target(request: HttpRequest) -> tuple[Compartment, OrderOptions]:
 async def _after_load(
     request: HttpRequest, compartment: Compartment, options: OrderOptions
 ) -> Response:
+    """Answer with the model's status; if the options say so, wait for the end of the load first.
+
+    Raises:
+        Refusal: the model is not ready then.
+    """
     if options.wait:
         await compartment.condition.until(lambda: compartment.state in _SETTLED)
         if compartment.state is not State.READY:
             raise compartment.condition.failure or Refusal(
                 "model_unavailable",
-                f"{compartment.model.id!r} is {compartment.state}: another command came first.",
+                f"{compartment.model.id!r} is {compartment.state}: another order came later.",
             )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_READING_S):
@@ -225,7 +263,7 @@ class _Order(Protocol):
 
 
 async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -> None:
-    """Give an order that ends the present worker; wait for that end if the options say so."""
+    """Give an order that ends the model's worker; if the options say so, wait for that end."""
     worker = compartment.worker
     order(force=options.force)
     if options.wait and worker is not None:
@@ -234,66 +272,4 @@ async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -
         )
 
 
-_STATUS: Final = Operation(summary="Everything that is known", tag="operation", answer=Status)
-_RELOAD: Final = Operation(summary="Read the configuration again", tag="operation", answer=Reloaded)
-_UPGRADE: Final = Operation(
-    summary="Have another gateway take over",
-    tag="operation",
-    answer=UpgradeAnswer,
-    refusals=("model_unavailable", "shutting_down"),
-)
-_CLEAR: Final = Operation(
-    summary="Let go of prompts",
-    tag="operation",
-    answer=Reclaimed,
-    refusals=("model_unavailable",),
-)
-_ESTIMATE: Final = Operation(
-    summary="What a load would bring about",
-    tag="operation",
-    answer=Forecast,
-    query=[Query("context_tokens", "integer", "Of the outline; else the model's own.")],
-    refusals=("model_not_found", "model_unavailable"),
-)
-_ORDER: Final = Operation(
-    summary="",
-    tag="operation",
-    body=OrderOptions,
-    body_optional=True,
-    answer=ModelStatus,
-    refusals=LOADS,
-)
-
-routes = [
-    Mount(
-        "/admin/v1",
-        routes=[
-            Described("/status", status, _STATUS),
-            Described("/reload", reload, _RELOAD, method="POST"),
-            Described("/upgrade", upgrade, _UPGRADE, method="POST"),
-            Described("/prompt-cache/clear", clear_prompts, _CLEAR, method="POST"),
-            Described(
-                "/models/{model_id:path}/prompt-cache/clear",
-                clear_prompts,
-                msgspec.structs.replace(_CLEAR, refusals=LOADS),
-                method="POST",
-            ),
-            *(
-                Described(
-                    f"/models/{{model_id:path}}/{verb.__name__}",
-                    verb,
-                    msgspec.structs.replace(_ORDER, summary=f"{verb.__name__.title()} a model"),
-                    method="POST",
-                )
-                for verb in (load, unload, restart, kill)
-            ),
-            Described("/models/{model_id:path}/estimate", estimate, _ESTIMATE),
-            Described("/keys", list_keys, _LIST),
-            Described("/keys", add_key, _ADD, method="POST"),
-            Described("/keys/{name}", revoke_key, _REVOKE, method="DELETE"),
-            Described("/usage", usage, _USAGE),
-            *library_routes,
-            *live_routes,
-        ],
-    ),
-]
+routes = [Mount("/admin/v1", routes=[*admin_routes, *library_routes, *live_routes])]

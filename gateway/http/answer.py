@@ -24,10 +24,10 @@ from protocol.answers import Usage
 
 
 class Framing(Struct, frozen=True):
-    """How a kind of stream writes what is no answer. `waiting` is sent before the first event and
-    `pause` between events while nothing comes: neither changes what a client reads. `failure` makes
-    the event of an error that ends a stream, from the refusal and the path. `remark` makes an event
-    of a header that was not known when the headers were sent.
+    """How a kind of stream writes everything but the answer. `waiting` is sent before the first
+    event, and `pause` between two events, while no event comes; clients ignore both. `failure`
+    makes the event of an error that ends a stream, from the refusal and the path. `remark` makes an
+    event of a header that was not known when the headers were sent.
     """
 
     media_type: bytes
@@ -51,23 +51,22 @@ def _remark(name: bytes, text: bytes) -> bytes:
 
 def _remark_line(name: bytes, text: bytes) -> bytes:
     """A line that adds no text, with the header as a field that clients ignore."""
-    told = {name.decode(): text.decode()}
-    return msgspec.json.encode({"response": "", "message": _NOTHING, "done": False} | told) + b"\n"
+    nothing = {"response": "", "message": {"role": "assistant", "content": ""}, "done": False}
+    return msgspec.json.encode(nothing | {name.decode(): text.decode()}) + b"\n"
 
 
-_NOTHING: Final = {"role": "assistant", "content": ""}
-_COMMENT: Final = b": waiting\n\n"
+COMMENT: Final = b": waiting\n\n"
 EVENTS: Final = Framing(
     b"text/event-stream; charset=utf-8",
-    waiting=_COMMENT,
-    pause=_COMMENT,
+    waiting=COMMENT,
+    pause=COMMENT,
     failure=_error_event,
     remark=_remark,
 )
 # Anthropic's own keep-alive event. Its clients expect none before the message has begun.
 MESSAGE_EVENTS: Final = Framing(
     b"text/event-stream; charset=utf-8",
-    waiting=_COMMENT,
+    waiting=COMMENT,
     pause=b'event: ping\ndata: {"type":"ping"}\n\n',
     failure=_error_event,
     remark=_remark,
@@ -92,26 +91,25 @@ def framing_of(headers: Iterable[tuple[bytes, bytes]]) -> Framing | None:
 
 NOT_ENFORCED: Final = b"x-bulkhead-not-enforced"
 _LONGEST_HEADER: Final = 1000
-COMMENT: Final = b": waiting\n\n"
-_UNCOLLECTED: Final = [
+_UNBUFFERED: Final = [
     (b"cache-control", b"no-cache"),
-    # Without this nginx buffers the events.
+    # For nginx.
     (b"x-accel-buffering", b"no"),
 ]
-STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNCOLLECTED]
+STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNBUFFERED]
 
 
 def server_sent_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-# The last event of a stream. OpenAI's own responses have none, but Open Responses demands it.
+# The last event of a stream. OpenAI's responses end without it, but Open Responses demands it.
 DONE: Final = server_sent_event(b"[DONE]")
 
 
 class Reply(Response):
-    """Reads requests that are in the queue to their end and writes their answers; cancels them when
-    the client leaves.
+    """Writes the answers of requests that are in the queue, and cancels the requests when the
+    client leaves.
 
     A failure before the first byte is a plain error response.
     """
@@ -127,7 +125,7 @@ class Reply(Response):
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens computed so far. None: none were computed."""
+        """The tokens that were computed so far. None: no tokens were."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,8 +159,8 @@ async def until_gone(receive: Receive) -> None:
 
 
 class Answer(Reply):
-    """The answers of one or more requests. A stream that has waited for long begins with a comment,
-    so a later failure is an event. If one request fails, all end.
+    """The answers of one or more requests. A stream that waits for long begins with a comment, so a
+    later failure is an event. If one request fails, all end.
     """
 
     def __init__(
@@ -172,18 +170,18 @@ class Answer(Reply):
         form: Format,
         *,
         stream: bool,
-        answers_each: int = 1,
         framing: Framing = EVENTS,
         headers: Mapping[str, str] | None = None,
         complete: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`requests` are the choices, in order: `answers_each` of them have the same prompt.
-        `headers` are those of an answer, not of an error. `complete` is awaited when the whole
-        answer is there, before its client learns that.
+        """`requests` are the choices, in order: for each prompt the same number of them. `headers`
+        are those of an answer, not of an error. `complete` is awaited when the whole answer is
+        there, before its client learns that.
         """
         super().__init__(compartment, requests)
         self._form = form
-        self._choices = Choices(requests, form, answers_each)
+        prompts = sum(each.prompt_counts for each in requests)
+        self._choices = Choices(requests, form, len(requests) // prompts)
         self._stream = stream
         self._framing = framing
         self._own_headers = headers or {}
@@ -224,8 +222,8 @@ class Answer(Reply):
             try:
                 writer.write(self._form.piece(0, piece))
             except Exception:
-                # The task gets the piece again and meets the same error, which is logged and ends
-                # this stream alone.
+                # The task gets the piece again and raises the same error, which is logged and ends
+                # this stream only.
                 return False
             return True
 
@@ -242,8 +240,8 @@ class Answer(Reply):
                         said = self._unenforced()
                         await self._start_stream(send)
                     elif (late := self._unenforced()) and not said:
-                        # The request waited for so long that its headers were sent before a worker
-                        # had said this.
+                        # The headers were sent while the request waited, and its worker alone knows
+                        # this.
                         said = late
                         events = framing.remark(*late[0]) + events
                     if not choices.unfinished:
@@ -261,7 +259,7 @@ class Answer(Reply):
             await send({"type": "http.response.body", "body": events, "more_body": False})
 
     def _unenforced(self) -> list[tuple[bytes, bytes]]:
-        """The header that names what the answer needn't match of the request's schemas."""
+        """The header that names the parts of the request's schemas that are not enforced."""
         names = dict.fromkeys(name for each in self._requests for name in each.unenforced)
         if not names:
             return []
@@ -274,32 +272,40 @@ class Answer(Reply):
     async def _start_stream(self, send: Send) -> None:
         own = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
         own += self._unenforced()
-        headers = [(b"content-type", self._framing.media_type), *_UNCOLLECTED, *own]
+        headers = [(b"content-type", self._framing.media_type), *_UNBUFFERED, *own]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-# A text that appears nowhere else in an event.
+# A text that stands nowhere else in an event.
 _MARK: Final = secrets.token_hex(16)
 
 _encode = msgspec.json.Encoder().encode
 
 
-class TextEvent:
-    """Makes events that differ only in a text. Most events of a stream do, and building and
+class TextEvents:
+    """Makes the events of a stream that differ only in a text. Most events do, and building and
     encoding the object around the text takes ten times as long as encoding the text.
     """
 
-    def __init__(self, event: Callable[[str], bytes]) -> None:
-        """`event` makes the whole event of a text. It is called once."""
-        self._before, self._after = event(_MARK).split(_encode(_MARK))
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._around: dict[tuple[int, str | None], tuple[bytes, bytes]] = {}
 
-    def __call__(self, text: str) -> bytes:
-        return self._before + _encode(text) + self._after
+    def write(self, index: int, text: str, event: Callable[[str], bytes]) -> bytes:
+        """`event` makes the whole event of a text. It is called once for each choice, and again
+        when another worker goes on, since events name the worker.
+        """
+        kind = index, self._request.progress.fingerprint
+        if kind not in self._around:
+            before, after = event(_MARK).split(_encode(_MARK))
+            self._around[kind] = before, after
+        before, after = self._around[kind]
+        return before + _encode(text) + after
 
 
 class CountFormat:
-    """An answer that is one object made from the usage, with no pieces. In a stream it is the only
-    line.
+    """An answer without pieces: one object, which is made from the usage. In a stream it is the
+    only line.
     """
 
     def __init__(self, written: Callable[[Usage], bytes]) -> None:

@@ -59,8 +59,8 @@ class _HeadDoneError(Exception):
 
 
 class Heads:
-    """Answers HEAD with the head that GET would get. Streams, which may never end, are left after
-    their head.
+    """Answers HEAD with the head that GET would get. A stream, which may never end, is left after
+    its head.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -83,7 +83,7 @@ class Heads:
 
 
 class Parts(NamedTuple):
-    """The objects that routes work with."""
+    """The objects that the routes use."""
 
     fleet: Fleet
     reloader: Reloader

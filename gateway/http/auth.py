@@ -1,5 +1,5 @@
-"""Which requests get in: no foreign web pages, and only callers whose key may do what they ask.
-Also counts requests against the limits of their keys.
+"""Which requests get in: none of foreign web pages, and only those that their API key allows.
+Requests are counted against the limits of their keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
-# Ports separate origins but not sites, so every other server of this machine is the same site.
+# Ports separate origins but not sites: all servers of this machine are the same site.
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
 
@@ -55,28 +55,28 @@ def complaint(
     """Why a request is refused. None: it is allowed.
 
     `hosts` and `origins` are allowed in addition to this machine's own. With `addresses` every
-    numeric address is: no DNS lookup was made for it, so DNS rebinding is impossible. With
-    `opens_page` the request may come from a link on another site.
+    numeric address is allowed as the host: DNS rebinding takes a name. With `opens_page` the
+    request may come from a link on another site.
     """
     host = _only(headers, "host")
-    # Clients of HTTP/1.0 may send no Host. No page in a browser can leave it out.
+    # A client of HTTP/1.0 may send no Host, but browsers always send one.
     if not (http_1_0 and "host" not in headers):
         if host is None:
-            return "One Host is needed."
+            return "The request needs one Host header, not more."
         named = _HOST.fullmatch(host)
         name = named["name"].strip("[]") if named else None
         ours = name is not None and (is_loopback(name) or name in hosts)
         if not (ours or (addresses and _is_address(name))):
             return (
-                f"The Host {host[:200]!r} is not this machine; gateway.allowed_hosts can name "
-                "others."
+                f"The Host {host[:200]!r} is no name of this machine; gateway.allowed_hosts can "
+                "allow others."
             )
     if "origin" not in headers:
         followed = opens_page and _is_followed_link(headers)
         if headers.get("sec-fetch-site") in _FOREIGN_SITES and not followed:
             return (
-                "A page of another server asks for this; gateway.allowed_origins can allow pages "
-                "that say who they are."
+                "The request comes from a page of another server and has no Origin; "
+                "gateway.allowed_origins can allow pages that send one."
             )
         return None
     origin = _only(headers, "origin")
@@ -85,8 +85,8 @@ def complaint(
     page = _ORIGIN.fullmatch(origin or "")
     if page is None or page["host"] != host:
         return (
-            f"The Origin {(origin or '')[:200]!r} is not this server; gateway.allowed_origins can "
-            "name others."
+            f"The Origin {(origin or '')[:200]!r} is not that of this server; "
+            "gateway.allowed_origins can allow others."
         )
     return None
 
@@ -100,7 +100,7 @@ def _is_address(name: str | None) -> bool:
 
 
 def _is_followed_link(headers: Headers) -> bool:
-    """Whether a link was followed: the page with the link sees nothing of the answer."""
+    """Whether the user followed a link. The page with the link can't read the answer."""
     return (
         _only(headers, "sec-fetch-mode") == "navigate"
         and _only(headers, "sec-fetch-dest") == "document"
@@ -131,13 +131,13 @@ _EXPOSED: Final = (
     ),
 )
 
-# Pages that are the same for everybody and change nothing: the operator signs in on the page.
+# Pages that are the same for all callers and change nothing: the operator signs in on the page.
 _PAGES: Final = ("/", "/ui", "/ui/")
 
 
 class OriginMiddleware:
     """Refuses requests with a foreign Host or Origin, on every path. Links on other sites may lead
-    to the pages of `_PAGES`, and to nothing else.
+    only to `_PAGES`.
     """
 
     def __init__(self, app: ASGIApp, fleet: Fleet, *, exposed: bool) -> None:
@@ -207,7 +207,7 @@ def seat_of(request: HttpRequest) -> Seat | None:
 
 
 def take_places(request: HttpRequest, answers: Sequence[Spending]) -> None:
-    """Count all of these answers against the limits of the request's key.
+    """Count the answers against the limits of the request's key.
 
     Raises:
         Refusal: they are too many at once.
@@ -231,7 +231,7 @@ class AuthMiddleware:
                 return
             scope["state"][_KEY] = ANYBODY
             if scope["method"] == "GET" and needed("GET", scope["path"]) is NeededKey.ADMIN:
-                # Streams of events never end by themselves; all other requests do.
+                # A stream of events doesn't end by itself: it ends when the first key is made.
                 await self._serve(self._keys.anybody, False, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
@@ -305,7 +305,7 @@ class AuthMiddleware:
 
 
 class _Sending:
-    """Adds what is left of the key's limits to responses; ends those whose key is revoked."""
+    """Sends a response with the rest of its key's limits, and ends it when the key is revoked."""
 
     def __init__(self, send: Send, session: KeySession) -> None:
         self._send = send
@@ -324,8 +324,10 @@ class _Sending:
         await self._send(message)
 
     async def end(self, scope: Scope, receive: Receive) -> None:
-        """Raises: Refusal: the response has begun and has no way to say this, so the connection
-        must be cut.
+        """Tell the client that its key was revoked.
+
+        Raises:
+            Refusal: the response has begun and is no stream, so the connection must be cut.
         """
         assert self._session.closed is not None
         refusal = Refusal("invalid_api_key", self._session.closed)
@@ -358,9 +360,9 @@ def _tokens(usage: Usage | None) -> int:
 def _passed_on(header: str) -> Refusal:
     return Refusal(
         "permission_denied",
-        f"A proxy has passed this on (it has {header[:100]!r}), and without API keys everybody who "
-        "reaches the proxy would be the operator: make a key with `bulkhead key add NAME` on the "
-        "gateway's machine, and send it as Authorization: Bearer KEY.",
+        f"This request came through a proxy (it has {header[:100]!r}), and without API keys anyone "
+        "who reaches the proxy could act as the operator: make a key with `bulkhead key add NAME` "
+        "on the gateway's machine, and send it as Authorization: Bearer KEY.",
     )
 
 

@@ -1,4 +1,6 @@
-"""Reads the body and the query of a request, within bounds and checked against a type."""
+"""Reads the body and the query of a request, within bounds and checked against a type. Makes the
+simple responses.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import codecs
 import functools
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
@@ -77,8 +79,8 @@ MAX_BODY_BYTES: Final = 32 << 20
 
 # For a value in a map msgspec does not name the key.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
-# msgspec writes this before the path of an error. Parts that are decoded by themselves add their
-# own.
+# msgspec writes this before the path of an error. A part that is decoded by itself adds its own
+# path.
 AT: Final = " - at `$"
 # The beginnings of msgspec's errors about a value that is not one of the allowed values.
 _CHOICES: Final = ("Invalid enum value", "Invalid value")
@@ -87,21 +89,21 @@ _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
 # The digits of a whole number in a query.
 MOST_DIGITS: Final = 9
 
-# Larger bodies take more than a few milliseconds to decode.
+# Larger bodies take more than a few milliseconds to decode, so a thread does it.
 _LARGE_BYTES: Final = 256 << 10
-# One at a time. The bound on all bodies also bounds those that wait: decoding them all takes
-# seconds.
+# Decodes one body at a time. The bound on all bodies also bounds those that wait here: to decode
+# them all takes seconds.
 _decoder: Final = Lane("decoder")
 _DECODED_S: Final = 60.0
 _RETRY_AFTER_S: Final = 10
 
-# While msgspec decodes or skips one field no other thread runs Python. Lists and objects take
-# longest: ten million take seconds. The longest prompt that a model takes has fewer than this, even
-# if it is all code.
+# While msgspec decodes or skips one field, no other thread runs Python. Lists and objects take
+# longest: ten million of them take seconds. The longest prompt of any model has fewer than this,
+# even if all of it is code.
 _MOST_BRACKETS: Final = 1 << 20
 # Memory for each list or object, without its items: an empty list of Python takes 56 bytes.
 _BRACKET_BYTES: Final = 64
-# Brackets are counted in blocks of this size; between two blocks other threads may run.
+# Brackets are counted in blocks of this size, so that other threads can run between two blocks.
 _COUNTED_BYTES: Final = 1 << 20
 
 # Matches escapes and raw surrogates. The group `half` is a surrogate without its other half.
@@ -136,6 +138,19 @@ def json_response(body: Any, status_code: int = 200) -> Response:
     """`body` is anything that msgspec encodes."""
     encoded = msgspec.json.encode(body)
     return Response(encoded, status_code=status_code, media_type="application/json")
+
+
+def json_listing(data: Sequence[object], ids: Sequence[str | None], *, has_more: bool) -> Response:
+    """A page of OpenAI's lists. `ids` are those of the items in `data`."""
+    return json_response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": has_more,
+        }
+    )
 
 
 def event_stream(events: AsyncIterator[bytes]) -> Response:
@@ -184,9 +199,7 @@ async def beside_the_loop(
 
 
 def take_decoded(share: Share, text: bytes | bytearray) -> None:
-    """Count the memory that a JSON text takes once it is decoded. Raises: Refusal: there is no
-    room.
-    """
+    """Take the memory of a decoded JSON text from the share. Raises: Refusal: there is no room."""
     share.take(_count_brackets(text) * _BRACKET_BYTES)
 
 
@@ -199,7 +212,9 @@ def _count_brackets(text: bytes | bytearray) -> int:
 
 
 def _check_brackets(body: bytearray) -> None:
-    """Raises: Refusal: decoding so many lists and objects would block other requests."""
+    """Raises: Refusal: the body has so many lists and objects that decoding it would block other
+    requests.
+    """
     brackets = _count_brackets(body)
     if brackets > _MOST_BRACKETS:
         raise Refusal(
@@ -273,7 +288,7 @@ def _lone_surrogate(body: bytearray) -> str | None:
 
 async def _read(request: HttpRequest) -> bytearray:
     declared = request.headers.get("content-length", "")
-    # Refuse before reading: a client that sends `Expect: 100-continue` then sends no body.
+    # Refuse before reading, so that a client with `Expect: 100-continue` sends no body.
     if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
     body = bytearray()
@@ -290,7 +305,7 @@ async def _read(request: HttpRequest) -> bytearray:
 def _too_large() -> Refusal:
     return Refusal(
         "request_too_large",
-        f"The body is larger than {MAX_BODY_BYTES >> 20} MiB, the most that is taken.",
+        f"The body is larger than {MAX_BODY_BYTES >> 20} MiB, the largest that is accepted.",
     )
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from gateway.config.model import Model
 from gateway.http.bodies import BodyPart, read_json
-from gateway.http.chat_writer import ChatChunk, ChatCompletion
+from gateway.http.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
@@ -24,16 +24,17 @@ from gateway.http.generation import (
     check_number,
     constraint_of,
     generate_message,
-    template_arguments,
     thinks,
 )
-from gateway.http.kept import ChatForm, form_of, keep, kept_routes
+from gateway.http.kept import keep, kept_routes
 from gateway.http.model_call import ModelCall, check_mailbox
-from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
 from gateway.http.tools import ToolBody, ToolChoiceBody, tools_of
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Generate, Picture
+
+routes = Routes("OpenAI")
 
 _PICTURES: Final = ("image_url", "input_image")
 
@@ -87,7 +88,7 @@ class ChatMessageBody(BodyPart):
 
 
 def left_out(bodies: list[ChatMessageBody]) -> set[str]:
-    """The kinds of parts that a model without vision isn't given."""
+    """The kinds of parts that a model without vision doesn't get."""
     parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
     return {"image"} if any(each.type in _PICTURES for each in parts) else set()
 
@@ -119,7 +120,7 @@ def chat_messages(
     bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, vision: bool = True
 ) -> tuple[ChatMessage, ...]:
     """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
-    `vision` a note in the text stands for each picture.
+    `vision` the text has a note in place of each picture.
 
     Raises:
         Refusal: a message or a part has fields that its role or type can't have.
@@ -139,7 +140,7 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
         )
     if body.tool_calls and body.role != "assistant":
         raise invalid(
-            f"{path}tool_calls: only an assistant's message has calls.", f"{path}tool_calls"
+            f"{path}tool_calls: only an assistant's message may have calls.", f"{path}tool_calls"
         )
     content, shown = _content(path, body, pictures)
     return ChatMessage(
@@ -164,8 +165,8 @@ def _arguments(body: ChatCalledFunction) -> str:
 def _content(
     path: str, body: ChatMessageBody, pictures: Iterator[bytes] | None
 ) -> tuple[str, tuple[Picture, ...]]:
-    """The text of a message, and its pictures with their places in the text. A refusal of the
-    assistant is its text.
+    """The text of a message, and its pictures with their places in the text. The text of an
+    assistant that refused is its refusal.
     """
     if not isinstance(body.content, list):
         return body.content or body.refusal or "", ()
@@ -212,6 +213,17 @@ class ChatBody(TemplateBody, kw_only=True):
     include_reasoning: bool | None = None
 
 
+@routes.post(
+    "/v1/chat/completions",
+    Operation(
+        "Answer a conversation",
+        body=ChatBody,
+        answer=ChatCompletion,
+        events=ChatChunk,
+        stream=EVENT_STREAM,
+        refusals=GENERATES,
+    ),
+)
 async def create_chat_completion(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ChatBody)
     check_number(len(body.messages))
@@ -223,26 +235,16 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     pictures = await call.read_pictures(sources)
     generate = await call.beside_the_loop(_generate, body, call.model, pictures)
     requests = call.requests(body, [generate], "messages")
-    told = ChatForm(
-        call.model.id,
-        int(time.time()),
-        body.include_usage,
-        body.include_reasoning is not False,
-    )
+    reasons = body.include_reasoning is not False
+    form = ChatForm(call.model.id, int(time.time()), body.include_usage, reasons)
     stream = bool(body.stream)
     if check_mailbox(http_request):
-        return await keep(call, requests, told, stream=stream)
-    return call.answer(
-        requests,
-        form_of(told, requests[0]),
-        stream=stream,
-        answers_each=len(requests),
-        left_out=unseen,
-    )
+        return await keep(call, requests, form, stream=stream)
+    return call.answer(requests, ChatFormat(form, requests[0]), stream=stream, left_out=unseen)
 
 
 def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Generate:
-    arguments = template_arguments(body, model.settings.template_arguments)
+    arguments = body.template_arguments(model.settings.template_arguments)
     messages = chat_messages(body.messages, pictures, vision=model.settings.pictures)
     prompt = ChatPrompt(messages, arguments)
     alternatives = max(0, body.top_logprobs or 0)
@@ -263,17 +265,4 @@ def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Genera
     )
 
 
-_CHAT: Final = Operation(
-    summary="Answer a conversation",
-    tag="OpenAI",
-    body=ChatBody,
-    answer=ChatCompletion,
-    events=ChatChunk,
-    stream=EVENT_STREAM,
-    refusals=GENERATES,
-)
-
-routes = [
-    Described("/v1/chat/completions", create_chat_completion, _CHAT, method="POST"),
-    *kept_routes,
-]
+routes += [*kept_routes]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.http.answer import DONE, TextEvent, server_sent_event
+from gateway.http.answer import DONE, TextEvents, server_sent_event
 from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import AnswerPiece, Request
 from protocol.answers import (
@@ -93,7 +92,7 @@ def completion_logprobs(
 
 
 def _text(token: bytes) -> str:
-    """The text of a token. Bytes that are no UTF-8 are written as OpenAI writes them."""
+    """The text of a token. Bytes that are not UTF-8 are written in OpenAI's way."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -203,42 +202,45 @@ class ChatChunk(Struct):
     usage: CompletionUsage | UnsetType | None
 
 
+class ChatForm(Struct):
+    """The options of a chat's writer. A kept chat stores them, so that the writer can be made again
+    after the gateway has ended. `created` is a Unix time.
+    """
+
+    model_id: str
+    created: int
+    include_usage: bool
+    include_reasoning: bool
+
+
 class ChatFormat:
     """Writes one or more answers to the prompt of `request`."""
 
-    def __init__(
-        self,
-        model_id: str,
-        request: Request,
-        *,
-        include_usage: bool,
-        include_reasoning: bool,
-        created: int | None = None,
-    ) -> None:
-        """`created` is a Unix time; the present one if it is None."""
+    def __init__(self, form: ChatForm, request: Request) -> None:
         self._id = f"chatcmpl-{request.id}"
-        self._model_id = model_id
+        self._form = form
         self._request = request
         task = request.task
         self._wants_logprobs = isinstance(task, Generate) and task.logprobs is not None
-        self._created = int(time.time()) if created is None else created
-        self._include_usage = include_usage
-        self._include_reasoning = include_reasoning
         # Clients may send the same request id twice, and the ids of calls in a conversation must
         # differ.
         self._call_id = f"call_{secrets.token_hex(10)}"
-        self._texts: dict[tuple[int, str | None], TextEvent] = {}
+        self._texts = TextEvents(request)
 
     def opening(self, index: int) -> bytes:
         return self._event([ChatChunkChoice(index, ChatChunkDelta(role="assistant", content=""))])
 
     def piece(self, index: int, piece: AnswerPiece) -> bytes:
         if (text := only_text(piece)) is not None:
-            return self._text(index, text)
+            return self._texts.write(
+                index,
+                text,
+                lambda mark: self._event([ChatChunkChoice(index, ChatChunkDelta(content=mark))]),
+            )
         deltas = [delta for part in piece.parts if (delta := self._delta(index, part)) is not None]
         choices = [ChatChunkChoice(index, each) for each in deltas]
         if tokens := tokens_of(piece.parts):
-            # The text of these tokens may be in an earlier or a later piece.
+            # The text of these tokens may come in an earlier or a later piece.
             choices = choices or [ChatChunkChoice(index, ChatChunkDelta(content=""))]
             choices[0].logprobs = chat_logprobs(tokens)
         if piece.finish_reason is not None:
@@ -246,7 +248,7 @@ class ChatFormat:
         return b"".join(self._event([each]) for each in choices)
 
     def closing(self, usage: Usage) -> bytes:
-        events = self._event([], CompletionUsage.of(usage)) if self._include_usage else b""
+        events = self._event([], CompletionUsage.of(usage)) if self._form.include_usage else b""
         return events + DONE
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
@@ -254,8 +256,8 @@ class ChatFormat:
             ChatCompletion(
                 self._id,
                 "chat.completion",
-                self._created,
-                self._model_id,
+                self._form.created,
+                self._form.model_id,
                 system_fingerprint(self._request),
                 [self._choice(index, each) for index, each in enumerate(choices)],
                 CompletionUsage.of(usage),
@@ -266,7 +268,7 @@ class ChatFormat:
         match part:
             case Text(text):
                 return ChatChunkDelta(content=text)
-            case Reasoning(text) if self._include_reasoning:
+            case Reasoning(text) if self._form.include_reasoning:
                 return ChatChunkDelta(reasoning_content=text, reasoning=text)
             case ToolCall(number, arguments, None):
                 return ChatChunkDelta(tool_calls=[CallDelta(number, FunctionCall(arguments))])
@@ -284,7 +286,7 @@ class ChatFormat:
             match part:
                 case Text(more):
                     text += more
-                case Reasoning(more) if self._include_reasoning:
+                case Reasoning(more) if self._form.include_reasoning:
                     reasoning += more
                 case ToolCall(number, arguments, name):
                     call = ChatToolCall(self._id_of(index, number), FunctionCall("", name or ""))
@@ -305,26 +307,17 @@ class ChatFormat:
     def _id_of(self, index: int, number: int) -> str:
         return f"{self._call_id}{index:02x}{number:02x}"
 
-    def _text(self, index: int, text: str) -> bytes:
-        kind = index, self._request.progress.fingerprint
-        if (event := self._texts.get(kind)) is None:
-            event = TextEvent(
-                lambda mark: self._event([ChatChunkChoice(index, ChatChunkDelta(content=mark))])
-            )
-            self._texts[kind] = event
-        return event(text)
-
     def _event(self, choices: list[ChatChunkChoice], usage: CompletionUsage | None = None) -> bytes:
         return server_sent_event(
             msgspec.json.encode(
                 ChatChunk(
                     self._id,
                     "chat.completion.chunk",
-                    self._created,
-                    self._model_id,
+                    self._form.created,
+                    self._form.model_id,
                     system_fingerprint(self._request),
                     choices,
-                    usage if self._include_usage else UNSET,
+                    usage if self._form.include_usage else UNSET,
                 )
             )
         )

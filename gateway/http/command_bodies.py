@@ -1,6 +1,6 @@
-"""The bodies of the API that the commands write and read, too: this file imports no server.
+"""The bodies that the commands write and read, too; so this file imports no server.
 
-A command may ask a gateway of an earlier version: a field that is added gets a default.
+A command may call a gateway of an earlier version, so a field that is added gets a default.
 """
 
 from __future__ import annotations
@@ -91,12 +91,11 @@ class PromptCacheStatus(Struct):
 
 
 class ModelStatus(Struct):
-    """`failure` is what refused requests were told; null while nothing is wrong. The age of the
-    oldest request counts from its arrival, also if it was parked; null if there is none.
-    `context_tokens` is the longest prompt with its answer, once the model is loaded. `floor_bytes`
-    stay with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes`
-    were called back and are still held, and with `wanted_bytes` in all no request would wait for
-    memory.
+    """`failure` is the error message of refused requests; null if requests are not refused. The age
+    of the oldest request counts from its arrival, also if it was parked; null if there is none.
+    `context_tokens` is the context in force; null until the model is loaded. `floor_bytes` stay
+    with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes` were
+    called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
     """
 
     id: str
@@ -123,8 +122,8 @@ class ModelStatus(Struct):
 
 class GroupStatus(Struct):
     """A group of models, as it is configured. `loaded` models have memory or are about to get it.
-    `kept_bytes` are kept free for the others, or lent until they are called back. `reason` says
-    which model of a group that is loaded together is missing, and why.
+    `kept_bytes` are kept free for the other models, or lent until they need them. If the models
+    are loaded together, `reason` says which one is missing, and why.
     """
 
     id: str
@@ -145,8 +144,8 @@ class ConfigStatus(Struct):
 
 
 class HostStatus(Struct):
-    """Another machine that ranks may run on. `reason` is why it can't be reached, or why its ranks
-    would not work with those here. The bytes are its agent's figures.
+    """Another machine that ranks may run on. `reason` says why it can't be reached, or why its
+    ranks can't work with the ranks here. The bytes are the figures of its agent.
     """
 
     name: str
@@ -182,10 +181,10 @@ class ModelBody(Struct):
 
     `input_modalities` (OpenRouter's name) are "text", and "image" for models with vision.
     `max_model_len` (vLLM's name) is the context in force. `last_used_at` is a Unix time, null if
-    the model wasn't used since the gateway's start. The bytes are the model's floor, what is lent
-    to it, and what it wants in all; they are null until it is loaded. `abilities` are what it makes
-    of texts: text, embedding, score; null until it is loaded. `prompt_cache` tells what others ask,
-    so it is null for keys that don't share prompts.
+    the model wasn't used since the gateway's start. The bytes are the model's floor, its loan, and
+    the bytes that it wants in all; they are null until it is loaded. `abilities` are the kinds of
+    its answers: text, embedding, score; null until it is loaded. `prompt_cache` reveals something
+    of other keys' prompts, so it is null for keys that don't share prompts.
     """
 
     id: str
@@ -219,8 +218,8 @@ class ModelListing(Struct):
 
 
 class OrderOptions(Struct, forbid_unknown_fields=True):
-    """`wait`: answer when the order is carried out. `force` and `hold` mean the same as for the
-    commands.
+    """With `wait` the answer comes when the order is carried out. `force` and `hold` are the
+    options of the commands.
     """
 
     wait: bool = True
@@ -229,8 +228,8 @@ class OrderOptions(Struct, forbid_unknown_fields=True):
 
 
 class UpgradeAnswer(Struct, frozen=True):
-    """`seconds` is the time until the next gateway served; for `still_s` of it the workers held
-    their messages back.
+    """`seconds` is the time until the next gateway served. For `still_s` of them the workers held
+    back their messages.
     """
 
     version: str

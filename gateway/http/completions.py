@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.http.answer import DONE, TextEvent, server_sent_event
+from gateway.http.answer import DONE, TextEvents, server_sent_event
 from gateway.http.bodies import read_json
 from gateway.http.chat_writer import (
     CompletionLogprobs,
@@ -31,7 +31,7 @@ from gateway.http.generation import (
     generate_message,
 )
 from gateway.http.model_call import ModelCall
-from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.parameters import refusing
 from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import AnswerPiece, Request
@@ -52,6 +52,8 @@ from protocol.requests import (
     TextPrompt,
     TokenPrompt,
 )
+
+routes = Routes("OpenAI")
 
 _MOST_TOKENS: Final = 2_000_000
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -118,9 +120,7 @@ def count_strings(text: bytes, most: int) -> int:
 
 def _check_number(number: int, param: str, most: int) -> None:
     if number > most:
-        raise invalid(
-            f"{param}: there are more than {most:,}: send them in several requests.", param
-        )
+        raise invalid(f"{param}: it has more than {most:,}: send them in several requests.", param)
 
 
 def _check_tokens(text: bytes, param: str) -> None:
@@ -187,6 +187,17 @@ class TextCompletion(Struct):
     usage: CompletionUsage | UnsetType | None
 
 
+@routes.post(
+    "/v1/completions",
+    Operation(
+        "Go on with texts",
+        body=CompletionBody,
+        answer=TextCompletion,
+        events=TextCompletion,
+        stream=EVENT_STREAM,
+        refusals=GENERATES,
+    ),
+)
 async def create_completion(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CompletionBody)
     check_generation(body, "completions")
@@ -195,7 +206,7 @@ async def create_completion(http_request: HttpRequest) -> Response:
     generates = await call.beside_the_loop(_generates, body)
     requests = call.requests(body, generates, "prompt")
     form = CompletionFormat(call.model.id, requests[0], body)
-    return call.answer(requests, form, stream=bool(body.stream), answers_each=body.answers)
+    return call.answer(requests, form, stream=bool(body.stream))
 
 
 def _check_best_of(body: CompletionBody) -> None:
@@ -257,8 +268,8 @@ class CompletionFormat:
         self._logprobs = body.wants_logprobs
         self._answers = body.answers
         self._wanted = body.n or 1
-        self._texts: dict[tuple[int, str | None], TextEvent] = {}
-        # By choice: the characters whose tokens are written, and the prompt tokens that are.
+        self._texts = TextEvents(request)
+        # By choice: how many characters of tokens, and how many prompt tokens, are written.
         self._offsets: Counter[int] = Counter()
         self._prompt_tokens: Counter[int] = Counter()
 
@@ -268,7 +279,11 @@ class CompletionFormat:
     def piece(self, index: int, piece: AnswerPiece) -> bytes:
         text = only_text(piece)
         if text is not None and not self._logprobs:
-            return self._text(index, text)
+            return self._texts.write(
+                index,
+                text,
+                lambda mark: self._event([TextCompletionChoice(index, mark, None, None)]),
+            )
         return self._event([self._choice(index, piece.parts, piece.finish_reason)])
 
     def closing(self, usage: Usage) -> bytes:
@@ -321,15 +336,6 @@ class CompletionFormat:
                 self._prompt_tokens[index] = max(end, self._prompt_tokens[index])
         return found
 
-    def _text(self, index: int, text: str) -> bytes:
-        kind = index, self._request.progress.fingerprint
-        if (event := self._texts.get(kind)) is None:
-            event = TextEvent(
-                lambda mark: self._event([TextCompletionChoice(index, mark, None, None)])
-            )
-            self._texts[kind] = event
-        return event(text)
-
     def _event(
         self, choices: list[TextCompletionChoice], usage: CompletionUsage | None = None
     ) -> bytes:
@@ -354,16 +360,3 @@ class CompletionFormat:
 def _mean_logprob(choice: Choice) -> float:
     tokens = tokens_of(choice.parts)
     return sum(each.logprob for each in tokens) / max(1, len(tokens))
-
-
-_COMPLETION: Final = Operation(
-    summary="Go on with texts",
-    tag="OpenAI",
-    body=CompletionBody,
-    answer=TextCompletion,
-    events=TextCompletion,
-    stream=EVENT_STREAM,
-    refusals=GENERATES,
-)
-
-routes = [Described("/v1/completions", create_completion, _COMPLETION, method="POST")]

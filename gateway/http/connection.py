@@ -31,10 +31,10 @@ from gateway.system.refusal import Refusal
 
 logger = logging.getLogger(__name__)
 
-# The most bytes in one piece that are no body: a head, trailers, or the extension of a chunk. The
-# parser joins the pieces of a header again and again, which takes quadratic time.
+# The most bytes of one head, of trailers, or of the extension of a chunk. The parser joins the
+# pieces of a header again for each piece, which takes quadratic time.
 MOST_FRAMING_BYTES: Final = 64 << 10
-# The most requests, and bytes of them, that a client may send before an earlier answer is complete.
+# The most requests, and their bytes, that a client may send before an earlier answer is complete.
 _MOST_AHEAD: Final = 16
 _MOST_AHEAD_BYTES: Final = 64 << 10
 _PROBES: Final = ("/livez", "/readyz", "/health")
@@ -147,18 +147,18 @@ class Connection(HttpToolsProtocol):
         doing = self.timeouts.doing
         if doing is Doing.HEAD and self._in_head:
             self._answer_here(
-                Refusal("request_timeout", f"The head was not there within {HEAD_S:g} s.")
+                Refusal("request_timeout", f"The head did not come within {HEAD_S:g} s.")
             )
         elif doing is Doing.BODY and not self._exchanges[0].response_started:
             self._fail(
                 Refusal(
                     "request_timeout",
-                    f"The body was not there within {BODY_S:g} s and one more for each "
+                    f"The body did not come within {BODY_S:g} s and one more second for each "
                     f"{BODY_BYTES_PER_S >> 10} KiB.",
                 )
             )
             self._close_after_these()
-            # The application reads the failure and answers. If it does not, the time for leaving
+            # The application reads the failure and answers. If it doesn't, the deadline for leaving
             # ends the connection.
             self._limiter.turn(self, Doing.LEAVING)
         elif doing in (Doing.IDLE, Doing.HEAD):
@@ -167,8 +167,8 @@ class Connection(HttpToolsProtocol):
             self._peer.reset()
 
     def offer(self) -> None:
-        """Give the connection to the next gateway, if it is idle: no part of a request has come and
-        no answer is being sent. An encrypted connection can't be given away.
+        """Give an idle connection to the next gateway. It is idle if no part of a request has come
+        and no answer is being sent. An encrypted connection can't be given away.
         """
         next_gateway = self._limiter.next_gateway
         if (
@@ -287,7 +287,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _serving(self) -> bool:
-        """The first request has come as a whole, and its answer is not complete."""
+        """Whether the first request has come as a whole, and its answer is not complete."""
         return bool(self._exchanges) and self._exchanges[0].whole
 
     def _served(self) -> Exchange | None:
@@ -298,8 +298,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _receiving(self) -> Exchange | None:
-        """The request whose body is coming in. None: the body is dropped, since its request was
-        answered already.
+        """The request whose body is coming. None: its request was answered already, so the body is
+        dropped.
         """
         if not self._exchanges or self._exchanges[-1] is not self.cycle:
             return None
@@ -359,7 +359,7 @@ class Connection(HttpToolsProtocol):
                 Refusal(
                     "headers_too_large",
                     f"The head of the request is larger than {MOST_FRAMING_BYTES >> 10} KiB, "
-                    "the most that is taken.",
+                    "the largest that is accepted.",
                 )
             )
         else:
@@ -392,7 +392,7 @@ class Connection(HttpToolsProtocol):
     def _answer_here(self, refusal: Refusal, name: str | None = None) -> None:
         """Answer without the application, and close.
 
-        Closes only the sending side at first: with unread data the system would drop the answer.
+        Only the sending side is closed at first: with unread data the system would drop the answer.
         """
         name = name or new_request_id()
         logger.info(

@@ -23,8 +23,8 @@ from gateway.system.notation import is_loopback_address
 from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Tasks
 
-# Longer than clients and proxies keep a connection for later use (aiohttp 15 s, nginx 60 s; httpx
-# and Node 5 s): if the server closed first, a client could send a request on a closed connection.
+# Longer than clients and proxies keep an idle connection (aiohttp 15 s, nginx 60 s; httpx and Node
+# 5 s): if the server closed first, a client could send a request on a closed connection.
 IDLE_S: Final = 75.0
 HEAD_S: Final = 20.0
 # For the few packets of a TLS handshake.
@@ -32,14 +32,14 @@ HANDSHAKE_S: Final = 10.0
 BODY_S: Final = 30.0
 # A body that comes more slowly must be complete within BODY_S.
 BODY_BYTES_PER_S: Final = 512 << 10
-# For a client that does not read. The system may hold an answer as large as its buffers.
+# For a client that doesn't read. The system's buffers may hold the rest of an answer.
 UNREAD_S: Final = 60.0
 LEAVING_S: Final = 30.0
 
 
 class Doing(Enum):
-    """What a connection is busy with. LEAVING: its answer is sent, and it closes once its client
-    has read the rest.
+    """The activity of a connection. LEAVING: its answer is sent, and it closes once the client has
+    read the rest.
     """
 
     HANDSHAKE = "shaking hands"
@@ -61,7 +61,7 @@ _ALLOWED_S: Final = {
 
 
 class ClientTimeouts:
-    """What the client of a connection is doing, and its deadline for that. Times are seconds of one
+    """The activity of a connection, and the client's deadline for it. Times are seconds of one
     clock.
     """
 
@@ -76,7 +76,7 @@ class ClientTimeouts:
         return min(self._until, self._unread_until)
 
     def turn(self, doing: Doing, now: float) -> None:
-        """The client is doing this now. Doing the same as before gives it no more time."""
+        """The activity is now `doing`. If it was the same before, the deadline stays."""
         if doing is not self.doing:
             self.doing = doing
             self._until = now + _ALLOWED_S[doing]
@@ -87,7 +87,7 @@ class ClientTimeouts:
             self._until += body_bytes / BODY_BYTES_PER_S
 
     def blocked(self, now: float) -> None:
-        """The client doesn't take what is written."""
+        """The client doesn't read what was written to it."""
         self._unread_until = now + UNREAD_S
 
     def unblocked(self) -> None:
@@ -102,9 +102,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Place(Enum):
-    """What a new connection gets. PROBE: only health checks are answered. NONE: it is closed.
-    TOO_MANY: it is closed too, since its network has as many connections as are allowed, and all
-    are being served.
+    """The place of a new connection. PROBE: only health checks are answered. NONE: the connection
+    is closed. TOO_MANY: it is closed, since its network has as many connections as are allowed, and
+    all of them are being served.
     """
 
     FULL = "full"
@@ -114,15 +114,15 @@ class Place(Enum):
 
 
 class ConnectionTable(Generic[Key]):
-    """All connections, by what they are busy with.
+    """All connections, by their activity.
 
-    A connection that is being served is never ended for a new one. Other connections are, the
-    longest idle first, so that a client that opens thousands can't keep others out. A network that
-    has reached its own bound gives up one of its own connections for a new one.
+    A connection that is being served is never ended for a new one. Other connections are ended for
+    new ones, the longest idle first, so that a client that opens thousands can't keep others out.
+    A network that has reached its own bound gives up one of its own connections for a new one.
     """
 
     def __init__(self) -> None:
-        # A dictionary keeps the order of its keys, so the first has been busy with this for
+        # A dictionary keeps the order of its keys, so the first key has had this activity for
         # longest.
         self._among: dict[Doing, dict[Key, None]] = {doing: {} for doing in Doing}
         self._doing: dict[Key, Doing] = {}
@@ -139,9 +139,8 @@ class ConnectionTable(Generic[Key]):
         self, key: Key, most: int, network: str | None = None, most_from_there: int = 0
     ) -> tuple[Place, Key | None]:
         """Add a connection where `most` are allowed. Returns its place, and the connection that has
-        to end for it, if any. A connection without a place isn't added. `network` is where the
-        connection comes from; None: the bound of `most_from_there` connections from one network
-        doesn't apply.
+        to end for it, if any. A connection without a place isn't added. At most `most_from_there`
+        connections may come from the same `network`; None: that bound doesn't apply.
         """
         if network is not None and self._from[network] >= most_from_there:
             victim = self._to_end(network)
@@ -161,7 +160,7 @@ class ConnectionTable(Generic[Key]):
         return Place.FULL if len(self) <= most else Place.PROBE, victim
 
     def turn(self, key: Key, doing: Doing) -> None:
-        """The connection is busy with this now. A connection that has left is not added again."""
+        """The activity is now `doing`. A connection that has left isn't added again."""
         before = self._doing.get(key)
         if before is not None and before is not doing:
             del self._among[before][key]
@@ -191,8 +190,8 @@ _OWN_BITS: Final = 64
 
 
 def network_of(host: str) -> str | None:
-    """The network of a client: its IPv4 address, or the /64 network of its IPv6 address. None for
-    this machine, from which all clients behind a proxy or a tunnel come.
+    """The network of a client: its IPv4 address, or the /64 network of its IPv6 address. None: the
+    client is on this machine, as a proxy or a tunnel is, which stands for many clients.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -219,7 +218,7 @@ class TrackedConnection(Hashable, Protocol):
     timeouts: ClientTimeouts
 
     def make_place(self) -> None:
-        """End now, so that another connection can take the place."""
+        """End, so that another connection can have the place."""
 
     def overdue(self) -> None:
         """The deadline has passed."""
@@ -267,7 +266,7 @@ class ConnectionLimiter:
         self._table.turn(connection, doing)
 
     def count(self, doing: Doing) -> int:
-        """How many connections are busy with this."""
+        """How many connections have this activity."""
         return self._table.count(doing)
 
     def leave(self, connection: TrackedConnection) -> None:
@@ -323,7 +322,7 @@ class Handshake(asyncio.Protocol):
         tasks: Tasks,
         **of_uvicorn: Any,
     ) -> None:
-        """`connection` makes the connection that takes the place of this `handshake`. Each
+        """`connection` makes the connection that takes this place once the handshake is done. The
         handshake is a task in `tasks`.
         """
         self.timeouts = ClientTimeouts(asyncio.get_running_loop().time())
@@ -336,8 +335,8 @@ class Handshake(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand a copy of the socket to the event loop, which makes a transport with TLS; this
-        transport must read nothing.
+        """Hand a copy of the socket to the event loop, which makes a transport with TLS. This
+        transport must read nothing from the socket.
         """
         # uvloop's transports have the interface of asyncio.Transport, but not its base class.
         accepted = cast(asyncio.Transport, transport)
@@ -377,12 +376,13 @@ class Handshake(asyncio.Protocol):
             self._limiter.leave(self)
 
 
-# The log, the listener, the event loop, the descriptors of ZeroMQ, files that are read, and
+# For the log, the listener, the event loop, the descriptors of ZeroMQ, files that are read, and
 # connections that are accepted before the descriptors of closed ones are free.
 _OWN_FILES: Final = 96
-# A worker's output, its log, its record, the sockets of its endpoint, and what measuring it opens.
+# For a worker's output, its log, its record, the sockets of its endpoint, and the files that are
+# opened to measure it.
 _FILES_PER_WORKER: Final = 16
-# With fewer an operator could not ask what is wrong.
+# With fewer connections an operator could not ask for the status.
 _LEAST: Final = 8
 
 

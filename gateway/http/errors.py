@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -10,30 +10,30 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.command_bodies import OpenAIErrorBody, OpenAIErrorEnvelope
 from gateway.system.refusal import Refusal
 
 
-def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
-    """The methods that the routes at the path of a request allow."""
-    # Starlette has changed the root path if the request reached a mount.
-    return _allowed(routes, {**scope, "root_path": scope.get("app_root_path", "")})
-
-
-def _allowed(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
-    found: set[str] = set()
+def routes_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[tuple[Route, Match]]:
+    """The routes at the path of a request, also within mounts. A match is partial if the route
+    doesn't take the request's method.
+    """
     for route in routes:
         match, child = route.matches(scope)
-        if match is Match.NONE:
-            continue
-        if inner := getattr(route, "routes", None):
-            found |= _allowed(inner, {**scope, **child})
-        else:
-            found |= getattr(route, "methods", None) or set()
-    return found
+        if isinstance(route, Mount) and match is not Match.NONE:
+            yield from routes_at(route.routes, {**scope, **child})
+        elif isinstance(route, Route) and match is not Match.NONE:
+            yield route, match
+
+
+def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+    """The methods that the routes at the path of a request take."""
+    # Starlette has changed the root path if the request reached a mount.
+    outside = {**scope, "root_path": scope.get("app_root_path", "")}
+    return set().union(*(route.methods or () for route, _ in routes_at(routes, outside)))
 
 
 def invalid(message: str, param: str) -> Refusal:
@@ -52,7 +52,7 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 
 
 def outcome_of(scope: Scope) -> str | None:
-    """None: none was noted, so the request's status tells it."""
+    """The outcome that was noted. None: the request's status tells its outcome."""
     outcome: str | None = scope["state"].get(_OUTCOME)
     return outcome
 
@@ -152,17 +152,15 @@ async def on_refusal(request: HttpRequest, error: Exception) -> Response:
 
 
 async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Answer unknown paths and methods, which Starlette raises as exceptions."""
+    """Answer requests with an unknown path or method, for which Starlette raises exceptions."""
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
-        refusal = Refusal(
-            "not_found", f"There is no {request.url.path} here; / says what there is."
-        )
+        refusal = Refusal("not_found", f"There is no {request.url.path} here; / lists the paths.")
         return error_response(refusal, request.url.path)
     allow = ", ".join(sorted(allowed_methods(request.app.routes, request.scope) | {"OPTIONS"}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allow})
-    message = f"{request.url.path} has no {request.method}: it takes {allow}."
+    message = f"{request.url.path} doesn't take {request.method}, but {allow}."
     response = error_response(Refusal("method_not_allowed", message), request.url.path)
     response.headers["allow"] = allow
     return response
@@ -171,6 +169,6 @@ async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
 async def on_defect(request: HttpRequest, _error: Exception) -> Response:
     """Answer after an unexpected exception. The traceback goes to the log, not to the client."""
     return error_response(
-        Refusal("internal_error", "The gateway failed on this request; its log says why."),
+        Refusal("internal_error", "The gateway failed on this request; its log has the reason."),
         request.url.path,
     )

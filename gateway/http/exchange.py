@@ -31,7 +31,7 @@ class DirectWriter(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether the client is connected and reads. If not, the normal way waits for it."""
+        """Whether the client is connected and reads. If not, use `send`, which waits for it."""
 
     def write(self, body: bytes) -> None:
         """Write now. Call this only while `writable`."""
@@ -43,16 +43,16 @@ def direct_writer_of(scope: Scope) -> DirectWriter | None:
     return writer
 
 
-# What flow control lets in before the body is read. The bound on connections bounds the sum, so
-# small requests are served even if large ones fill the budget.
+# The bytes of a body that flow control lets in before the application reads. The bound on
+# connections bounds their sum, so small requests are served even if large ones fill the budget.
 _FREE_BYTES: Final = 64 << 10
-# What clients of a stream ignore: a comment, or a space before a line of JSON.
+# Bytes that clients of a stream ignore: a comment, or a space before a line of JSON.
 _SIGNS_OF_LIFE: Final = {b"text/event-stream": b":\n\n", b"application/x-ndjson": b" "}
 
 
 class Exchange(RequestResponseCycle):
-    """Holds its share of the bound on all bodies until the response is complete, since the prompt
-    stays in memory until then.
+    """A request and its response. It holds its share of the bound on all bodies until the response
+    is complete, since the prompt stays in memory until then.
     """
 
     def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
@@ -67,11 +67,11 @@ class Exchange(RequestResponseCycle):
 
     @property
     def whole(self) -> bool:
-        """Whether the request has come to its end."""
+        """Whether the whole request has come."""
         return not self.more_body
 
     def fail(self, refusal: Refusal) -> None:
-        """Have the reader of the body get this refusal instead of the rest of the body."""
+        """Raise this refusal where the application reads the rest of the body."""
         self.failure = refusal
         self.body = bytearray()
         self.message_event.set()
@@ -102,7 +102,7 @@ class Exchange(RequestResponseCycle):
 
     @property
     def writable(self) -> bool:
-        """As in `DirectWriter`. Without chunked encoding the normal way counts the bytes."""
+        """As in `DirectWriter`. Without chunked encoding `send` has to count the bytes."""
         return (
             self.response_started
             and self.chunked_encoding is True
@@ -144,13 +144,13 @@ def plain_response(refusal: Refusal, request_id: str) -> bytes:
     return head + lines + b"\r\n" + bytes(response.body)
 
 
-# A client that has closed its sending side may be gone or may wait for its answer. To tell which,
-# write something and give the other system time to reset the connection. Wait first: most answers
-# begin sooner than this.
+# A client that has closed its sending side may be gone or may wait for its answer. To find out,
+# write something and give the other system time to reset the connection. Wait before that: most
+# answers begin sooner.
 _ASKED_S: Final = 1.0
 _HEARD_S: Final = 0.05
-# How much of an answer the system takes before it is sent. The default is megabytes for each client
-# that does not read.
+# How much of an answer the system may buffer. The default is megabytes for each client that doesn't
+# read.
 _UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _UNSENT_BYTES: Final = 128 << 10
 # For SO_LINGER: on, with a time of 0.
@@ -185,8 +185,8 @@ class Peer:
         self._transport.abort()
 
     def watch(self, served: Callable[[], Exchange | None]) -> None:
-        """The client has closed its sending side: end the connection if the client is gone.
-        `served` returns the exchange that is being served, which may end meanwhile.
+        """Call this when the client has closed its sending side: ends the connection if the client
+        is gone. `served` returns the exchange that is being served, or None once it has ended.
         """
         present = served()
         if present is not None and present.response_started:
@@ -199,7 +199,7 @@ class Peer:
             self._look.cancel()
 
     def _ask(self, served: Callable[[], Exchange | None]) -> None:
-        """Write something that a client ignores if it is still there."""
+        """Write something that a client ignores. If the client is gone, its system resets."""
         if (present := served()) is not None:
             present.nudge()
             self._look = self._loop.call_later(_HEARD_S, self._hear, served)

@@ -16,10 +16,10 @@ from gateway.system.refusal import Refusal
 from protocol.message import LARGEST_TOKEN_ID
 from protocol.requests import Constraint, Generate, Prompt, Sampling
 
-# Each message takes some tokens in every template.
+# No context has room for more, since each message takes some tokens.
 _MOST_MESSAGES: Final = 200_000
 _MOST_STOPS: Final = 16
-# An automaton is built from the stop sequences before the answer begins, and grows with them.
+# Before the answer begins, an automaton is built from the stop sequences, and grows with them.
 _LONGEST_STOP: Final = 1000
 _LONGEST_SALT: Final = 256
 # OpenAI's bound.
@@ -41,7 +41,7 @@ _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
-# A value beyond the context is cut to the context, so there is no upper bound.
+# There is no upper bound, since a value beyond the context is cut to it.
 Tokens = Annotated[int, Meta(ge=1)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
@@ -57,30 +57,35 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class GenerationBody(Struct, kw_only=True):
-    """The parameters that are done for both chat and completions. `parameters` lists the others."""
+class SamplingBody(Struct, kw_only=True):
+    """The parameters that chat, completions and responses share."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(ge=0, le=_LARGEST_PENALTY)] | None = None
     repetition_context_size: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
     stop: Stop = None
     seed: int | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None
     keep_alive: float | str | None = None
     cache_salt: Salt | None = None
+
+
+class GenerationBody(SamplingBody, kw_only=True):
+    """The parameters of both chat and completions that are supported. `parameters` lists all."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_ANSWERS)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=_MOST_BIASES)] | None = None
     xtc_probability: Probability | None = None
     xtc_threshold: Annotated[float, Meta(ge=0, le=0.5)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
@@ -100,7 +105,7 @@ class GenerationBody(Struct, kw_only=True):
 
     @property
     def constraint_param(self) -> str:
-        """The field that says what the answer must match."""
+        """The field with the constraint on the answer."""
         return "response_format"
 
     @property
@@ -140,8 +145,8 @@ def check_generation(body: GenerationBody, place: Place) -> None:
 
 
 def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
-    """The message for a worker, without an id. It always has a seed, so that a request that is sent
-    to another worker gets the same answer.
+    """The message for a worker, without an id. It always has a seed, so that another worker would
+    give the same answer.
     """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
@@ -152,7 +157,7 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
             seed=seed,
             temperature=body.temperature,
             top_p=body.top_p,
-            # -1 is what vLLM's clients send for "no limit".
+            # vLLM's clients send -1 for "no limit".
             top_k=0 if body.top_k == -1 else body.top_k,
             min_p=body.min_p,
             repetition_penalty=(
@@ -217,7 +222,9 @@ class StructuredOutputs(Struct):
 
 
 class StructuredBody(GenerationBody, kw_only=True):
-    """The fields that say what the answer must match: OpenAI's, and two sets of names of vLLM."""
+    """The fields that may have a constraint on the answer: OpenAI's, and vLLM's older and newer
+    names.
+    """
 
     response_format: ResponseFormatBody | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -273,7 +280,7 @@ def _of_format(body: ResponseFormatBody | None) -> Constraint | None:
 
 
 def _object(raw: Raw, name: str) -> Constraint:
-    """The constraint of a schema. A schema without a type is one of an object."""
+    """The constraint of a schema. A schema without a type is that of an object."""
     schema = _schema(raw, name)
     if schema is None:
         return Constraint("json_object")
@@ -320,14 +327,13 @@ def _schema(raw: Raw, name: str) -> Constraint | None:
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(f"{name}: the text is not JSON: {error}.", name) from error
     if not text.lstrip().startswith("{"):
-        raise invalid(f"{name}: a JSON schema is an object.", name)
+        raise invalid(f"{name}: send a JSON schema, which is an object.", name)
     return Constraint("json_schema", text)
 
 
 _MOST_ARGUMENT_BYTES: Final = 1 << 16
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
 Verbosity = Literal["low", "medium", "high"]
 
 
@@ -337,27 +343,42 @@ class TemplateBody(StructuredBody, kw_only=True):
     enable_thinking: bool | None = None
     chat_template_kwargs: Raw = ABSENT
 
+    def template_arguments(self, defaults: Mapping[str, Any]) -> str:
+        """The arguments for the chat template, with those of the body.
 
-def template_arguments(body: TemplateBody, defaults: Mapping[str, Any]) -> str:
+        Raises:
+            Refusal: chat_template_kwargs is no object, or too large.
+        """
+        own = dict(defaults)
+        if self.verbosity is not None:
+            own["verbosity"] = self.verbosity
+        more = {}
+        if given(self.chat_template_kwargs):
+            more = _arguments_object(self.chat_template_kwargs)
+        thinking = False if self.reasoning_effort == "none" else None
+        if self.enable_thinking is not None:
+            thinking = self.enable_thinking
+        return encode_arguments(own, thinking, self.reasoning_effort, more)
+
+
+def encode_arguments(
+    defaults: Mapping[str, Any],
+    thinking: bool | None,
+    effort: str | None,
+    more: Mapping[str, Any] = {},
+) -> str:
     """The arguments for the chat template, as a JSON object; empty if there are none. `defaults`
-    are those of the model.
+    are those of the model, and `more` go before all others. `thinking` and `effort` are None if the
+    request doesn't set them.
 
     Templates differ: gpt-oss has degrees of effort, most others only switch thinking on or off.
-
-    Raises:
-        Refusal: chat_template_kwargs is no object, or too large.
     """
     arguments = dict(defaults)
-    if body.reasoning_effort is not None:
-        arguments["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == "none":
-            arguments["enable_thinking"] = False
-    if body.verbosity is not None:
-        arguments["verbosity"] = body.verbosity
-    if body.enable_thinking is not None:
-        arguments["enable_thinking"] = body.enable_thinking
-    if given(body.chat_template_kwargs):
-        arguments |= _arguments_object(body.chat_template_kwargs)
+    if effort is not None:
+        arguments["reasoning_effort"] = effort
+    if thinking is not None:
+        arguments["enable_thinking"] = thinking
+    arguments |= more
     return msgspec.json.encode(arguments).decode() if arguments else ""
 
 

@@ -1,16 +1,14 @@
-"""Answers that the mailbox keeps: how routes hand them to it, how clients follow them, and the kept
-chats.
-"""
+"""Answers that the mailbox keeps: how routes hand them over, how clients follow them, and chats."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -19,12 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.http.access_log import note_usage
 from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, until_gone
 from gateway.http.auth import caller_of, seat_of
-from gateway.http.bodies import json_response, read_limit, reads_newest_first
-from gateway.http.chat_writer import ChatFormat
+from gateway.http.bodies import json_listing, json_response, read_limit, reads_newest_first
+from gateway.http.chat_writer import ChatForm, ChatFormat
 from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome
 from gateway.http.model_call import ModelCall, deadline_s
-from gateway.http.openapi import GENERATES, Described, Operation
-from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, Name, Work
+from gateway.http.openapi import GENERATES, Operation, Routes
+from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, StoredAnswer, Work
 from gateway.mailbox.jobs import AnswerJob
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import REMINDER_S
@@ -34,6 +32,10 @@ from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Generate
 
+kept_routes = Routes("OpenAI")
+
+_KINDS: Final[dict[Api, str]] = {"chat": "kept chat completion", "responses": "stored response"}
+
 
 def mailbox_of(request: HttpRequest) -> Mailbox:
     mailbox: Mailbox = request.app.state.mailbox
@@ -41,21 +43,40 @@ def mailbox_of(request: HttpRequest) -> Mailbox:
 
 
 def owner_of(request: HttpRequest) -> str:
-    """The owner of the answers of this client. Without API keys all clients are the same owner."""
+    """The owner of this client's answers. Without API keys all clients are one owner."""
     return caller_of(request).owner
 
 
-def name_of(request: HttpRequest) -> Name:
-    """The name of the answer in the path, among the client's own."""
-    return owner_of(request), request.path_params["id"]
+async def find_answer(
+    request: HttpRequest, api: Api, *, items: bool = False, events: bool = False
+) -> StoredAnswer:
+    """The client's own answer with the id in the path.
+
+    Raises:
+        Refusal: there is no such answer, or it belongs to another API or key.
+    """
+    name = owner_of(request), request.path_params["id"]
+    share = share_of(request.scope)
+    found = await mailbox_of(request).find(name, share, items=items, events=events)
+    if found is None or found.entry.api != api:
+        raise Refusal(
+            "not_found",
+            f"There is no {_KINDS[api]} {name[1][:200]!r}: it never existed, was deleted, has "
+            "expired (mailbox.keep_s, mailbox.size), or belongs to another key.",
+            param="id",
+        )
+    return found
 
 
-def _work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: bool) -> Work:
-    """What the mailbox needs to make these requests again. They are answers to the same prompt."""
+def _work_of(api: Api, requests: Sequence[Request], form: bytes) -> Work:
+    """The work that the mailbox stores, from which it can make these requests again. They are the
+    answers to one prompt.
+    """
     first = requests[0]
     task = first.task
     assert isinstance(task, Generate)
-    # A client that fetches the answer later gets no headers that name what was left out.
+    # A constraint that can only be enforced in part is refused: a client that fetches the answer
+    # later doesn't get the header with the rest.
     constraint, tools = task.constraint, task.tools
     task = msgspec.structs.replace(
         task,
@@ -70,7 +91,7 @@ def _work_of(requests: Sequence[Request], form: bytes, *, cut_is_incomplete: boo
         first.terms.keep_alive_s,
         first.terms.params,
         form,
-        cut_is_incomplete,
+        cut_is_incomplete=api == "responses",
     )
 
 
@@ -94,36 +115,26 @@ async def accept(
     *,
     items: bytes = b"",
     streams: bool = False,
-    cut_is_incomplete: bool = False,
 ) -> AnswerJob:
     """Have the mailbox make the answers to these requests, within X-Deadline-S or else
     mailbox.deadline_s.
 
-    `form` is what the API's family makes the writer from. `body` is what clients get until the
-    answer is complete. With `streams` a client follows the events from now on.
+    From `form` the API's family makes the writer. Clients get `body` until the answer is complete.
+    With `streams` a client follows the events from the beginning.
 
     Raises:
         Refusal: the header can't be read, the mailbox's queue is full, the answer can't be written
             to the mailbox's file, or its name is taken.
     """
-    work = _work_of(requests, form, cut_is_incomplete=cut_is_incomplete)
+    work = _work_of(entry.api, requests, form)
     wait_s = deadline_s(call.http, call.fleet.settings.mailbox.deadline_s)
     entry.deadline_at = entry.created_at + wait_s
     mailbox, seat = mailbox_of(call.http), seat_of(call.http)
     return await mailbox.accept(entry, work, items, body, call.share, seat, streams=streams)
 
 
-def not_found(what: str, answer_id: str) -> Refusal:
-    return Refusal(
-        "not_found",
-        f"There is no {what} {answer_id[:200]!r}: it never was, was deleted, has expired "
-        "(mailbox.keep_s, mailbox.size), or belongs to another key.",
-        param="id",
-    )
-
-
 class Followed(Response):
-    """The answer of a job of the mailbox, which goes on without its client. A stream begins behind
+    """The answer of a job of the mailbox. The job goes on without its client. A stream begins after
     the first `after` events.
     """
 
@@ -169,52 +180,53 @@ class Followed(Response):
     async def _write_whole(
         self, scope: Scope, receive: Receive, send: Send, more: asyncio.Event
     ) -> None:
-        job = self.job
-        await job.settled.wait()
-        if job.outcome is None or job.refusal is not None:
+        await self.job.settled.wait()
+        outcome = self.job.outcome
+        if outcome is None or self.job.refusal is not None:
             await self._refused(scope, receive, send)
             return
-        outcome = job.outcome
-        response = Response(
-            outcome.body, status_code=outcome.http_status, media_type="application/json"
-        )
+        response = Response(outcome.body, outcome.http_status, media_type="application/json")
         await response(scope, receive, send)
 
     async def _write_stream(
         self, scope: Scope, receive: Receive, send: Send, more: asyncio.Event
     ) -> None:
         job = self.job
-        started, sent = False, self._after
-        while not (job.over and sent >= len(job.events)):
-            more.clear()
-            if sent < len(job.events):
-                chunk = b"".join(job.events[sent:])
-                sent = len(job.events)
-            else:
-                try:
-                    async with asyncio.timeout(REMINDER_S):
-                        await more.wait()
-                    continue
-                except TimeoutError:
-                    chunk = COMMENT
+        started = False
+        start = {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]}
+        async for chunk in self._chunks(more):
             if not started:
                 started = True
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]}
-                )
+                await send(start)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if not started and job.refusal is not None:
             await self._refused(scope, receive, send)
             return
         if not started:
-            await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]})
+            await send(start)
         last = b""
         if job.refusal is not None:
             note_outcome(scope, job.refusal.code)
-        if job.refusal is not None and job.outcome is None:
-            # The answer goes on, but not on this connection.
-            last = b"event: error\n" + server_sent_event(envelope(job.refusal, scope["path"]))
+            if job.outcome is None:
+                # The job goes on, but this stream ends.
+                last = b"event: error\n" + server_sent_event(envelope(job.refusal, scope["path"]))
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _chunks(self, more: asyncio.Event) -> AsyncIterator[bytes]:
+        """The events as they come, and comments while none come."""
+        job, sent = self.job, self._after
+        while not (job.over and sent >= len(job.events)):
+            more.clear()
+            if sent < len(job.events):
+                new = job.events[sent:]
+                sent += len(new)
+                yield b"".join(new)
+                continue
+            try:
+                async with asyncio.timeout(REMINDER_S):
+                    await more.wait()
+            except TimeoutError:
+                yield COMMENT
 
     async def _refused(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.job.refusal is not None
@@ -224,15 +236,6 @@ class Followed(Response):
 _PATH = "/v1/chat/completions"
 _RETRY_AFTER_S = 1
 _MESSAGES = "/messages"
-
-
-class ChatForm(Struct):
-    """What the writer of a kept chat is made from, also after the gateway has ended."""
-
-    model_id: str
-    created: int
-    include_usage: bool
-    include_reasoning: bool
 
 
 class PendingBody(Struct):
@@ -246,25 +249,15 @@ class PendingBody(Struct):
     choices: list[Any] = []
 
 
-def form_of(told: ChatForm, first: Request) -> ChatFormat:
-    return ChatFormat(
-        told.model_id,
-        first,
-        include_usage=told.include_usage,
-        include_reasoning=told.include_reasoning,
-        created=told.created,
-    )
-
-
 class ChatFamily:
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        return form_of(msgspec.json.decode(form, type=ChatForm), request)
+        return ChatFormat(msgspec.json.decode(form, type=ChatForm), request)
 
     def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
         return AnswerOutcome("failed", refusal.status, envelope(refusal, _PATH))
 
     def cancellation(self, body: bytes) -> AnswerOutcome:
-        # A chat is cancelled only by deleting it.
+        # Only a deletion cancels a chat.
         return self.failure(body, Refusal("not_found", "The answer was deleted."))
 
     def first_events(self, body: bytes, number: int) -> bytes:
@@ -277,30 +270,34 @@ class ChatFamily:
 async def keep(
     call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
 ) -> Followed:
-    """Have the answer made and kept, whether or not its client stays.
+    """Have the mailbox make and keep the answer, also if its client leaves.
 
     Raises:
         Refusal: it can't be written to the mailbox's file, or its id is taken.
     """
     entry = new_entry(call, f"chatcmpl-{requests[0].id}", "chat")
-    # It waits in the model's queue like any other request, not in the mailbox's.
+    # The request waits in the model's queue, like those of other chats, not in the mailbox's.
     entry.status, entry.attempts = "in_progress", 1
     body = msgspec.json.encode(PendingBody(entry.id, form.created, form.model_id))
     job = await accept(call, entry, requests, msgspec.json.encode(form), body, streams=stream)
     return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
 
 
+@kept_routes.get(
+    f"{_PATH}/{{id:id}}",
+    Operation("A chat that is kept", answer=dict, refusals=(*GENERATES, "not_found")),
+)
 async def retrieve(request: HttpRequest) -> Response:
-    """A kept chat completion, or the error that it ended with; 202 until it is complete."""
-    name = name_of(request)
-    found = await mailbox_of(request).find(name, share_of(request.scope))
-    if found is None or found.entry.api != "chat":
-        raise await _no_messages(request, name) or not_found("kept chat completion", name[1])
+    """Answer with a kept chat completion or the error that ended it; 202 until it has ended."""
+    try:
+        found = await find_answer(request, "chat")
+    except Refusal as refusal:
+        raise await _no_messages(request) or refusal from None
     headers = {}
     if found.entry.pending:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     elif found.http_status != 200:
-        # Fetching it again doesn't change the outcome.
+        # The outcome stays the same.
         headers["x-should-retry"] = "false"
     body = _with_status(found.entry, found.body)
     return Response(
@@ -308,13 +305,14 @@ async def retrieve(request: HttpRequest) -> Response:
     )
 
 
-async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
-    """The refusal for a client that asks for a chat's messages, which could also be an id."""
-    owner, asked = name
+async def _no_messages(request: HttpRequest) -> Refusal | None:
+    """The refusal for a client that asks for a chat's messages. None: the path names no chat."""
+    asked: str = request.path_params["id"]
     kept_id = asked.removesuffix(_MESSAGES)
     if kept_id == asked:
         return None
-    found = await mailbox_of(request).find((owner, kept_id), share_of(request.scope))
+    name = owner_of(request), kept_id
+    found = await mailbox_of(request).find(name, share_of(request.scope))
     if found is None or found.entry.api != "chat":
         return None
     return Refusal(
@@ -325,8 +323,9 @@ async def _no_messages(request: HttpRequest, name: Name) -> Refusal | None:
     )
 
 
+@kept_routes.get(_PATH, Operation("Chats that are kept", answer=dict))
 async def list_kept(request: HttpRequest) -> Response:
-    """The client's own kept chats; those that failed have an `error`."""
+    """List the client's own kept chats. Those that failed have an `error`."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=False)
     mailbox, owner = mailbox_of(request), owner_of(request)
@@ -335,27 +334,22 @@ async def list_kept(request: HttpRequest) -> Response:
     entries = await mailbox.entries(
         owner, "chat", after, count + 1, share, newest_first=newest_first
     )
-    data = [msgspec.Raw(_listed(*each)) for each in entries[:count]]
-    ids = [entry.id for entry, _ in entries[:count]]
-    listed = {
-        "object": "list",
-        "data": data,
-        "first_id": ids[0] if ids else None,
-        "last_id": ids[-1] if ids else None,
-        "has_more": len(entries) > count,
-    }
-    return json_response(listed)
+    shown = entries[:count]
+    return json_listing(
+        [Raw(_listed(*each)) for each in shown],
+        [entry.id for entry, _ in shown],
+        has_more=len(entries) > count,
+    )
 
 
+@kept_routes.delete(
+    f"{_PATH}/{{id:id}}", Operation("Delete a chat", answer=dict, refusals=("not_found",))
+)
 async def delete(request: HttpRequest) -> Response:
     """Delete a chat, whether it is complete or not."""
-    name = name_of(request)
-    mailbox = mailbox_of(request)
-    found = await mailbox.find(name, share_of(request.scope))
-    if found is None or found.entry.api != "chat" or not await mailbox.delete(name):
-        raise not_found("kept chat completion", name[1])
-    answer = {"id": name[1], "object": "chat.completion.deleted", "deleted": True}
-    return json_response(answer)
+    entry = (await find_answer(request, "chat")).entry
+    await mailbox_of(request).delete(entry.name)
+    return json_response({"id": entry.id, "object": "chat.completion.deleted", "deleted": True})
 
 
 def _with_status(entry: MailboxEntry, body: bytes) -> bytes:
@@ -369,22 +363,8 @@ def _listed(entry: MailboxEntry, body: bytes) -> bytes:
     if entry.status != "failed":
         return _with_status(entry, body)
     failed = PendingBody(entry.id, int(entry.created_at), entry.model, status="failed")
-    error = msgspec.json.decode(body, type=dict[str, msgspec.Raw])["error"]
+    error = msgspec.json.decode(body, type=dict[str, Raw])["error"]
     return msgspec.json.encode({**msgspec.structs.asdict(failed), "error": error})
 
 
-_LIST: Final = Operation(summary="Chats that are kept", tag="OpenAI", answer=dict)
 # The answer has the status that the chat itself would have had.
-_RETRIEVE: Final = Operation(
-    summary="A chat that is kept", tag="OpenAI", answer=dict, refusals=(*GENERATES, "not_found")
-)
-_DELETE: Final = Operation(
-    summary="Delete a chat", tag="OpenAI", answer=dict, refusals=("not_found",)
-)
-
-
-kept_routes = [
-    Described(_PATH, list_kept, _LIST),
-    Described(f"{_PATH}/{{id:id}}", retrieve, _RETRIEVE),
-    Described(f"{_PATH}/{{id:id}}", delete, _DELETE, method="DELETE"),
-]

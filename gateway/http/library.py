@@ -17,7 +17,7 @@ from gateway.http.auth import caller_of
 from gateway.http.bodies import event_stream, json_response, read_json
 from gateway.http.command_bodies import ModelBody, ModelListing
 from gateway.http.errors import invalid
-from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
+from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
 from gateway.http.status import model_status
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.library.library import Library
@@ -25,7 +25,12 @@ from gateway.library.pulls import Pull, Pulls, PullStatus
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 
+model_routes = Routes("OpenAI")
+library_routes = Routes("operation")
 
+
+@model_routes.get("/v1/models/", Operation("The models", answer=ModelListing))
+@model_routes.get("/v1/models", Operation("The models", answer=ModelListing))
 async def list_models(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     caller = caller_of(request)
@@ -34,6 +39,9 @@ async def list_models(request: HttpRequest) -> Response:
     return json_response(ModelListing("list", data, False, first, last))
 
 
+@model_routes.get(
+    "/v1/models/{model_id:path}", Operation("A model", answer=ModelBody, refusals=NAMES_MODEL)
+)
 async def show_model(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     caller = caller_of(request)
@@ -44,7 +52,7 @@ async def show_model(request: HttpRequest) -> Response:
 
 def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
     status = model_status(compartment, fleet)
-    told = caller.admin or fleet.settings.prompt_cache.shared
+    sees_prompts = caller.admin or fleet.settings.prompt_cache.shared
     return ModelBody(
         id=status.id,
         aliases=compartment.model.settings.aliases,
@@ -63,35 +71,44 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,
-        prompt_cache=status.prompt_cache if told else None,
+        prompt_cache=status.prompt_cache if sees_prompts else None,
     )
 
 
-_LIST: Final = Operation(summary="The models", tag="OpenAI", answer=ModelListing)
-_SHOW: Final = Operation(summary="A model", tag="OpenAI", answer=ModelBody, refusals=NAMES_MODEL)
-
-
+@library_routes.get("/library", Operation("The models on the disks", answer=EntryList))
 async def list_entries(request: HttpRequest) -> Response:
     return json_response(EntryList(await _library(request).entries()))
 
 
+@library_routes.get(
+    "/library/{name:path}",
+    Operation("A model on the disks", answer=ModelOnDisk, refusals=NAMES_MODEL),
+)
 async def show(request: HttpRequest) -> Response:
     return json_response(await _library(request).find(request.path_params["name"]))
 
 
+@library_routes.get(
+    "/removals/{name:path}",
+    Operation("Check whether a model's files can be removed", answer=Removed, refusals=NAMES_MODEL),
+)
 async def removal(request: HttpRequest) -> Response:
-    """What `remove` would do, or why it is refused."""
+    """Answer or refuse as `remove` would. Nothing is removed."""
     library = _library(request)
     entry = await library.find(request.path_params["name"])
     await library.check_removable(entry)
     return json_response(Removed(entry.source, entry.size_bytes))
 
 
+@library_routes.delete(
+    "/library/{name:path}",
+    Operation("Remove a model's files", answer=Removed, refusals=NAMES_MODEL),
+)
 async def remove(request: HttpRequest) -> Response:
     if "dry_run" in request.query_params:
-        # A client that only asks must not remove anything by mistake.
+        # The client means to ask only.
         raise invalid(
-            "dry_run: nothing was removed. GET /admin/v1/removals/NAME says what would be.",
+            "dry_run: nothing was removed. GET /admin/v1/removals/NAME answers without removing.",
             "dry_run",
         )
     library = _library(request)
@@ -103,23 +120,6 @@ async def remove(request: HttpRequest) -> Response:
 def _library(request: HttpRequest) -> Library:
     library: Library = request.app.state.library
     return library
-
-
-_LIST_LIBRARY: Final = Operation(
-    summary="The models on the disks", tag="operation", answer=EntryList
-)
-_SHOW_LIBRARY: Final = Operation(
-    summary="One of them", tag="operation", answer=ModelOnDisk, refusals=NAMES_MODEL
-)
-_REMOVE: Final = Operation(
-    summary="Remove a model's files", tag="operation", answer=Removed, refusals=NAMES_MODEL
-)
-_REMOVAL: Final = Operation(
-    summary="What removing a model's files would do, or why they can't be removed",
-    tag="operation",
-    answer=Removed,
-    refusals=NAMES_MODEL,
-)
 
 
 _COMMENT_S: Final = 10.0
@@ -139,22 +139,43 @@ class PullList(Struct):
     pulls: list[PullStatus]
 
 
+@library_routes.post(
+    "/pulls",
+    Operation(
+        "Get a model from the hub",
+        body=NewPull,
+        others={202: PullStatus},
+        refusals=("queue_full", "shutting_down"),
+    ),
+)
 async def begin(request: HttpRequest) -> Response:
-    """Answers 202. A client that asks for a model that is being downloaded joins that download."""
+    """Begin a download and answer 202. If one of the same model runs, the client joins it."""
     wanted = await read_json(request, NewPull)
     fleet: Fleet = request.app.state.fleet
     fleet.check_serves()
     return json_response(_pulls(request).begin(wanted.model, force=wanted.force).status, 202)
 
 
+@library_routes.get("/pulls", Operation("The pulls", answer=PullList))
 async def list_pulls(request: HttpRequest) -> Response:
-    """The downloads that run, and the last ones that have ended."""
+    """List the downloads that run, and the last ones that have ended."""
     return json_response(PullList(_pulls(request).statuses))
 
 
+@library_routes.get(
+    "/pulls/{pull_id}",
+    Operation(
+        "The progress of a pull",
+        answer=PullStatus,
+        events=PullStatus,
+        stream=EVENT_STREAM,
+        query=[Query("follow", "string", "0: answer once, in JSON")],
+        refusals=("not_found",),
+    ),
+)
 async def follow(request: HttpRequest) -> Response:
-    """A stream with an event for each change until the download is over. With `follow=0` one JSON
-    object.
+    """Send an event for each change until the download has ended. With `follow=0` answer with one
+    JSON object.
     """
     pull = _pulls(request).find(request.path_params["pull_id"])
     if request.query_params.get("follow", "1") in ("0", "false"):
@@ -162,9 +183,12 @@ async def follow(request: HttpRequest) -> Response:
     return event_stream(_changes(pull))
 
 
+@library_routes.delete(
+    "/pulls/{pull_id}", Operation("Cancel a pull", answer=PullStatus, refusals=("not_found",))
+)
 async def cancel(request: HttpRequest) -> Response:
-    """Answers when the process of the download has ended. What was downloaded is kept for another
-    time.
+    """Answer when the process of the download has ended. The files so far are kept, so that another
+    download can go on with them.
     """
     pull = _pulls(request).find(request.path_params["pull_id"])
     await _pulls(request).cancel(pull)
@@ -173,11 +197,11 @@ async def cancel(request: HttpRequest) -> Response:
 
 async def _changes(pull: Pull) -> AsyncIterator[bytes]:
     while True:
-        told = pull.status
-        yield b"event: pull\ndata: %s\n\n" % msgspec.json.encode(told)
-        if told.over:
+        status = pull.status
+        yield b"event: pull\ndata: %s\n\n" % msgspec.json.encode(status)
+        if status.over:
             return
-        while pull.status is told:
+        while pull.status is status:
             try:
                 async with asyncio.timeout(_COMMENT_S):
                     await pull.next_change()
@@ -188,43 +212,3 @@ async def _changes(pull: Pull) -> AsyncIterator[bytes]:
 def _pulls(request: HttpRequest) -> Pulls:
     pulls: Pulls = request.app.state.pulls
     return pulls
-
-
-_LIST_PULLS: Final = Operation(summary="What is pulled", tag="operation", answer=PullList)
-_BEGIN: Final = Operation(
-    summary="Get a model from the hub",
-    tag="operation",
-    body=NewPull,
-    others={202: PullStatus},
-    refusals=("queue_full", "shutting_down"),
-)
-_FOLLOW: Final = Operation(
-    summary="The progress of a pull",
-    tag="operation",
-    answer=PullStatus,
-    events=PullStatus,
-    stream=EVENT_STREAM,
-    query=(Query("follow", "string", "0: answer once, in JSON"),),
-    refusals=("not_found",),
-)
-_CANCEL: Final = Operation(
-    summary="Cancel a pull", tag="operation", answer=PullStatus, refusals=("not_found",)
-)
-
-
-model_routes = [
-    Described("/v1/models", list_models, _LIST),
-    Described("/v1/models/", list_models, _LIST),
-    Described("/v1/models/{model_id:path}", show_model, _SHOW),
-]
-
-library_routes = [
-    Described("/library", list_entries, _LIST_LIBRARY),
-    Described("/library/{name:path}", show, _SHOW_LIBRARY),
-    Described("/library/{name:path}", remove, _REMOVE, method="DELETE"),
-    Described("/removals/{name:path}", removal, _REMOVAL),
-    Described("/pulls", list_pulls, _LIST_PULLS),
-    Described("/pulls", begin, _BEGIN, method="POST"),
-    Described("/pulls/{pull_id}", follow, _FOLLOW),
-    Described("/pulls/{pull_id}", cancel, _CANCEL, method="DELETE"),
-]

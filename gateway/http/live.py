@@ -20,7 +20,7 @@ from gateway.http.auth import caller_of
 from gateway.http.bodies import event_stream, json_response, read_count
 from gateway.http.command_bodies import Status
 from gateway.http.errors import invalid
-from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Described, Operation, Query
+from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
 from gateway.http.status import gateway_status
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.reload import Reloader
@@ -29,7 +29,9 @@ from gateway.system.events import Event, EventLog
 from gateway.system.lane import Lane
 from gateway.system.log_files import LogReader
 from gateway.system.log_lines import since_stamp
-from gateway.system.refusal import Refusal
+from gateway.system.refusal import Code, Refusal
+
+live_routes = Routes("operation")
 
 _DEFAULT_RECENT: Final = 100
 # Proxies and clients take a silent connection for a dead one.
@@ -38,8 +40,16 @@ _COMMENT: Final = b": nothing new\n\n"
 _EVENT_ID: Final = re.compile("[0-9]{1,18}")
 
 
+def _of_events(summary: str, end: str) -> Operation:
+    recent = Query("recent", "integer", "Begin with this many past events.")
+    return Operation(
+        summary, answer=EVENT_STREAM, query=[recent, Query("follow", "string", f"0: {end}.")]
+    )
+
+
+@live_routes.get("/events", _of_events("The events", "end after the past events"))
 async def events(request: HttpRequest) -> Response:
-    """`recent=N` begins with the last N events; `follow=0` ends after them. A client that
+    """Send the last N events with `recent=N`, and then new ones unless `follow=0`. A client that
     reconnects with Last-Event-ID gets the events that it missed, as far as they are kept.
     """
     fleet: Fleet = request.app.state.fleet
@@ -47,7 +57,7 @@ async def events(request: HttpRequest) -> Response:
     kept = events_since(request, fleet.events, 0 if going_on else _DEFAULT_RECENT)
     if not going_on:
         return Response(kept(), media_type="text/event-stream")
-    return event_stream(_follow_events(fleet.events, kept))
+    return event_stream(_follow(fleet.events, kept, lambda new: new or _COMMENT, wait_s=_COMMENT_S))
 
 
 def follows(request: HttpRequest) -> bool:
@@ -56,7 +66,7 @@ def follows(request: HttpRequest) -> bool:
 
 
 def events_since(request: HttpRequest, log: EventLog, default: int) -> Callable[[], bytes]:
-    """A function that returns the first messages of a stream: the events behind Last-Event-ID, else
+    """A function that returns the first messages of a stream: the events after Last-Event-ID, else
     the last `recent` events.
     """
     count = read_count(request, "recent", default)
@@ -69,52 +79,52 @@ def events_since(request: HttpRequest, log: EventLog, default: int) -> Callable[
     return kept
 
 
-async def _follow_events(log: EventLog, kept: Callable[[], bytes]) -> AsyncIterator[bytes]:
+async def _follow(
+    log: EventLog,
+    kept: Callable[[], bytes],
+    write: Callable[[bytes], bytes],
+    *,
+    wait_s: float,
+    pause_s: float = 0.0,
+) -> AsyncIterator[bytes]:
+    """The messages of the kept events, and then of all new ones at a time; no message if no event
+    came within `wait_s`. `write` may add to the messages.
+    """
     with log.follow() as follower:
-        # Only now, so that nothing falls between what is kept and what is followed.
-        yield kept() or _COMMENT
+        # Only now, so that no event falls between those that are kept and those that are followed.
+        yield write(kept())
         while not follower.ended:
+            await asyncio.sleep(pause_s)
             try:
-                async with asyncio.timeout(_COMMENT_S):
+                async with asyncio.timeout(wait_s):
                     new = await follower.take()
             except TimeoutError:
-                yield _COMMENT
-                continue
+                new = []
+            missed = b""
             if follower.missed:
-                yield f": {follower.missed} events were missed\n\n".encode()
+                missed = b": %d events were missed\n\n" % follower.missed
                 follower.missed = 0
-            yield b"".join(map(event_message, new))
+            yield write(missed + b"".join(map(event_message, new)))
 
 
 def event_message(event: Event) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), event.as_json())
 
 
-_EVENTS: Final = Operation(
-    summary="What happens",
-    tag="operation",
-    answer=EVENT_STREAM,
-    query=[
-        Query("recent", "integer", "Begin with so many that were."),
-        Query("follow", "string", "0: end after these."),
-    ],
-)
-
-
-State: TypeAlias = Literal["running", "parked", "waiting"]
+RequestState: TypeAlias = Literal["running", "parked", "waiting"]
 
 
 class RequestStatus(Struct):
-    """`place` is 1 for the request of the model that starts next, and null for one that runs. A
-    parked request ran in a worker that is gone. `age_s` counts from its arrival. `key` is the name
-    of its API key, null without keys. `prompt_tokens` are 0 until they are counted. A request for
-    several answers is listed once for each, with the same id.
+    """`place` is 1 for the request of the model that starts next, and null for a request that runs.
+    A parked request ran in a worker that is gone. `age_s` counts from its arrival. `key` is the
+    name of its API key, null without keys. `prompt_tokens` are 0 until they are counted. A request
+    for several answers is listed once for each answer, with the same id.
     """
 
     id: str
     model: str
     key: str | None
-    state: State
+    state: RequestState
     place: int | None
     age_s: float
     prompt_tokens: int
@@ -122,18 +132,19 @@ class RequestStatus(Struct):
 
 
 class RequestList(Struct):
-    """For each model the requests that run, oldest first, then those that wait, in their order."""
+    """For each model the requests that run, oldest first, then those that wait, in queue order."""
 
     requests: list[RequestStatus]
 
 
+@live_routes.get("/requests", Operation("The present requests", answer=RequestList))
 async def requests(request: HttpRequest) -> Response:
     found = RequestList(request_statuses(request.app.state.fleet))
     return json_response(found)
 
 
 def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatus]:
-    """The requests of all models; with `most` only the first so many of each model."""
+    """The requests of all models; of each model only the first `most`, if that is given."""
     now = fleet.now()
     each_model = (
         (
@@ -147,7 +158,7 @@ def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatu
 
 def _status(request: Request, place: int | None, model_id: str, now: float) -> RequestStatus:
     progress = request.progress
-    state: State = "parked" if progress.begun else "waiting"
+    state: RequestState = "parked" if progress.begun else "waiting"
     return RequestStatus(
         id=request.id,
         model=model_id,
@@ -160,14 +171,11 @@ def _status(request: Request, place: int | None, model_id: str, now: float) -> R
     )
 
 
-_REQUESTS: Final = Operation(summary="What runs and waits", tag="operation", answer=RequestList)
-
-
-# Rates and ages change all the time; the page is updated this often.
+# How often the page is updated, since rates and ages change all the time.
 _EVERY_S: Final = 1.0
 # Events that come together are sent together: a load makes five within milliseconds.
 _BETWEEN_S: Final = 0.1
-# A queue may hold thousands, and a snapshot is sent every second.
+# Requests of each model: a queue may hold thousands, and a snapshot is sent every second.
 _MOST_REQUESTS: Final = 100
 
 
@@ -178,9 +186,13 @@ class Snapshot(Struct):
     requests: list[RequestStatus]
 
 
+@live_routes.get(
+    "/live",
+    _of_events("The whole state each second, and the events", "end after the first snapshot"),
+)
 async def live(request: HttpRequest) -> Response:
-    """Sends an event `snapshot` every second and after each event, and the events themselves under
-    their kinds. `recent`, `follow` and Last-Event-ID work as in /events.
+    """Send an event `snapshot` every second and after each event, and the events themselves.
+    `recent`, `follow` and Last-Event-ID work as in /events.
     """
     fleet: Fleet = request.app.state.fleet
     reloader: Reloader = request.app.state.reloader
@@ -193,57 +205,53 @@ async def live(request: HttpRequest) -> Response:
 
     if not follows(request):
         return Response(kept() + snapshot(), media_type="text/event-stream")
-    return event_stream(_follow(fleet.events, kept, snapshot))
-
-
-async def _follow(
-    log: EventLog, kept: Callable[[], bytes], snapshot: Callable[[], bytes]
-) -> AsyncIterator[bytes]:
-    with log.follow() as follower:
-        # Only now, so that nothing falls between what is kept and what is followed.
-        yield kept() + snapshot()
-        while not follower.ended:
-            await asyncio.sleep(_BETWEEN_S)
-            try:
-                async with asyncio.timeout(_EVERY_S - _BETWEEN_S):
-                    new = await follower.take()
-            except TimeoutError:
-                new = []
-            yield b"".join(map(event_message, new)) + snapshot()
-
-
-_LIVE: Final = Operation(
-    summary="State and events, as they change",
-    tag="operation",
-    answer=EVENT_STREAM,
-    query=[
-        Query("recent", "integer", "Begin with so many events that were."),
-        Query("follow", "string", "0: end after the first snapshot."),
-    ],
-)
+    return event_stream(
+        _follow(
+            fleet.events,
+            kept,
+            lambda new: new + snapshot(),
+            wait_s=_EVERY_S - _BETWEEN_S,
+            pause_s=_BETWEEN_S,
+        )
+    )
 
 
 _DEFAULT_LINES: Final = 200
 # The answer is built in memory.
 _MOST_LINES: Final = 10_000
 _POLL_S: Final = 0.2
-# Proxies and clients take a silent connection for a dead one.
-T = TypeVar("T")
-
-# To read up to 10,000 lines, after the reads of other clients.
+# To read up to 10,000 lines, after the reads for other clients.
 _ANSWER_S: Final = 20.0
 
 _lane: Final = Lane("log reader")
 
+T = TypeVar("T")
 
+
+def _of_log(summary: str, refusals: tuple[Code, ...] = ()) -> Operation:
+    return Operation(
+        summary,
+        answer="text/plain",
+        stream=EVENT_STREAM,
+        query=[
+            Query("lines", "integer", "How many of the last lines."),
+            Query("since", "string", "A time, or a duration before now, as 10m."),
+            Query("follow", "string", "1: go on with new lines."),
+        ],
+        refusals=refusals,
+    )
+
+
+@live_routes.get("/logs", _of_log("The gateway's log"))
 async def gateway_log(request: HttpRequest) -> Response:
-    """The log of the gateway: lines of JSON."""
+    """Send the log of the gateway: lines of JSON."""
     fleet: Fleet = request.app.state.fleet
     return await _answer(request, fleet.log_path)
 
 
+@live_routes.get("/models/{model_id:path}/logs", _of_log("A model's log", NAMES_MODEL))
 async def model_log(request: HttpRequest) -> Response:
-    """The output of a model's workers, a time before each line."""
+    """Send the output of a model's workers, with a time before each line."""
     fleet: Fleet = request.app.state.fleet
     return await _answer(
         request, fleet.roster.find(request.path_params["model_id"], caller_of(request)).log.path
@@ -251,8 +259,8 @@ async def model_log(request: HttpRequest) -> Response:
 
 
 async def _answer(request: HttpRequest, path: Path) -> Response:
-    """`lines=N` sends the last N lines; `since` is a time or a duration; `follow=1` goes on with
-    new lines.
+    """Send the last N lines with `lines=N`, only lines after a time or within a duration with
+    `since`, and then new lines with `follow=1`.
     """
     fleet: Fleet = request.app.state.fleet
     count = min(_MOST_LINES, read_count(request, "lines", _DEFAULT_LINES))
@@ -277,8 +285,8 @@ async def _follow_log(
         yield b"".join(map(_message, lines)) or _COMMENT
         said_at = loop.time()
         while True:
-            # Look at the phase before reading: lines that are written before the end are then still
-            # read.
+            # Look at the phase before reading, so that lines that are written before the end are
+            # still read.
             stopped = fleet.phase is Phase.STOPPED
             while lines := await _beside(reader.read, path):
                 yield b"".join(map(_message, lines))
@@ -290,7 +298,7 @@ async def _follow_log(
                 said_at = loop.time()
             await asyncio.sleep(_POLL_S)
     finally:
-        # Runs behind a read that may still be going on.
+        # The lane runs this after a read that may still be going on.
         _lane.soon(reader.close)
 
 
@@ -312,28 +320,3 @@ def _since(request: HttpRequest) -> str | None:
 
 def _message(line: str) -> bytes:
     return f"data: {line}\n\n".encode()
-
-
-_LOG: Final = Operation(
-    summary="The gateway's log",
-    tag="operation",
-    answer="text/plain",
-    stream=EVENT_STREAM,
-    query=[
-        Query("lines", "integer", "How many of the last."),
-        Query("since", "string", "A time, or how long ago, as 10m."),
-        Query("follow", "string", "1: go on with what is written."),
-    ],
-)
-
-live_routes = [
-    Described("/events", events, _EVENTS),
-    Described("/requests", requests, _REQUESTS),
-    Described("/live", live, _LIVE),
-    Described("/logs", gateway_log, _LOG),
-    Described(
-        "/models/{model_id:path}/logs",
-        model_log,
-        msgspec.structs.replace(_LOG, summary="A model's log", refusals=NAMES_MODEL),
-    ),
-]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -20,7 +20,9 @@ from gateway.http.generation import (
     StopSequence,
     Tokens,
     check_number,
+    encode_arguments,
     generate_message,
+    thinks,
 )
 from gateway.http.messages_bodies import (
     AnthropicConversation,
@@ -32,7 +34,7 @@ from gateway.http.messages_bodies import (
 )
 from gateway.http.messages_writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
-from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.tools import (
     ChosenTool,
     FunctionBody,
@@ -43,11 +45,13 @@ from gateway.http.tools import (
 )
 from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 
+routes = Routes("Anthropic")
+
 
 class ToolDefinition(BodyPart):
-    """A tool. The client's own have no type or "custom"; Anthropic's server tools have other types,
-    and some have no name. A deferred tool is described to the model only where a result refers to
-    it.
+    """A tool. The client's own tools have no type or "custom"; Anthropic's server tools have other
+    types, and some have no name. A deferred tool is described to the model only where a result
+    refers to it.
     """
 
     name: str = ""
@@ -78,30 +82,30 @@ def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
 
 
 def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
-    """The types of Anthropic's server tools, which can't run here."""
+    """The types of those tools that are Anthropic's server tools, which can't run here."""
     return {named(each.type or "", "tool") for each in tools if not each.is_own}
 
 
 def callable_tools(
     tools: Collection[ToolDefinition], choice: AnthropicToolChoice | None, referred: Collection[str]
 ) -> Tools | None:
-    """The tools that the model may call. Deferred tools are left out unless results have `referred`
-    to them. A choice of a tool that only Anthropic runs is ignored.
+    """The tools that the model may call. Deferred tools are left out unless their names are in
+    `referred`. A choice of a server tool is ignored.
 
     Raises:
         Refusal: a name or a schema is invalid, or the choice names a tool that isn't there.
     """
     own = [each for each in tools if each.is_own]
-    told = [each for each in own if not each.defer_loading or each.name in referred]
+    offered = [each for each in own if not each.defer_loading or each.name in referred]
     parallel = choice is None or not choice.disable_parallel_tool_use
     foreign = {each.name for each in tools if not each.is_own}
     if choice is not None and (choice.name in foreign or (foreign and not own)):
         choice = None
     return tools_of(
-        [ToolBody(each.function, "function") for each in told],
+        [ToolBody(each.function, "function") for each in offered],
         _choice(choice),
         parallel=parallel,
-        mentioned=deferred(told),
+        mentioned=deferred(offered),
     )
 
 
@@ -117,7 +121,7 @@ def _choice(choice: AnthropicToolChoice | None) -> ToolChoiceBody | None:
             return mode
         case _:
             raise invalid(
-                "tool_choice.name is missing: with type tool, send which.", "tool_choice.name"
+                "tool_choice.name is missing: with type tool, send a name.", "tool_choice.name"
             )
 
 
@@ -137,7 +141,7 @@ class OutputConfig(Struct):
 
 
 class CountBody(AnthropicConversation, kw_only=True):
-    """The fields that make up a prompt."""
+    """The fields of which the prompt is made."""
 
     model: str
     tools: list[ToolDefinition] | None = None
@@ -160,6 +164,16 @@ class MessagesBody(CountBody, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
 
 
+@routes.post(
+    "/v1/messages",
+    Operation(
+        "Answer a conversation",
+        body=MessagesBody,
+        answer=AnthropicMessage,
+        stream=EVENT_STREAM,
+        refusals=GENERATES,
+    ),
+)
 async def create_message(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, MessagesBody)
     generation = GenerationBody(
@@ -181,9 +195,15 @@ async def create_message(http_request: HttpRequest) -> Response:
     )
 
 
+@routes.post(
+    "/v1/messages/count_tokens",
+    Operation(
+        "Count the tokens of a conversation", body=CountBody, answer=Count, refusals=GENERATES
+    ),
+)
 async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
-    # With a limit of 0 tokens nothing is computed.
+    # With a limit of 0 tokens the worker computes nothing.
     generation = GenerationBody(model=body.model, max_tokens=0)
     call, generate, left_out = await _read(http_request, body, generation)
     requests = call.requests(generation, [generate], "messages")
@@ -194,7 +214,7 @@ async def count_tokens(http_request: HttpRequest) -> Response:
 async def _read(
     http_request: HttpRequest, body: CountBody, generation: GenerationBody
 ) -> tuple[ModelCall, Generate, set[str]]:
-    """The call, the message for a worker, and what is left out of the body."""
+    """The call, the message for a worker, and the parts of the body that the model doesn't get."""
     call = ModelCall(http_request, body.model)
     check_number(len(body.messages))
     sources = await call.beside_the_loop(picture_sources, body) if call.vision else []
@@ -208,28 +228,24 @@ async def _read(
 def _generate(
     body: CountBody, generation: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> tuple[Generate, set[str]]:
-    """The message for a worker, and what is left out of the body."""
+    """The message for a worker, and the parts of the body that the model doesn't get."""
     vision = model.settings.pictures
     tools = body.tools or []
     left_out = foreign_types(tools) | unread(body, vision=vision)
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
             left_out.add(name)
-    arguments: dict[str, Any] = dict(model.settings.template_arguments)
-    if body.thinking is not None:
-        arguments["enable_thinking"] = body.thinking.type != "disabled"
-    if body.output_config is not None and body.output_config.effort is not None:
-        arguments["reasoning_effort"] = body.output_config.effort
-    told = msgspec.json.encode(arguments).decode() if arguments else ""
+    thinking = None if body.thinking is None else body.thinking.type != "disabled"
+    effort = None if body.output_config is None else body.output_config.effort
+    arguments = encode_arguments(model.settings.template_arguments, thinking, effort)
     messages = chat_messages(body, pictures, vision=vision, deferred=deferred(tools))
-    prompt = ChatPrompt(messages, told)
     generate = msgspec.structs.replace(
-        generate_message(generation, prompt, generation.limit),
+        generate_message(generation, ChatPrompt(messages, arguments), generation.limit),
         parsed=True,
         tools=callable_tools(tools, body.tool_choice, references(body)),
         constraint=_constraint(body),
         reasoning_tokens=body.thinking and body.thinking.budget_tokens,
-        thinks=arguments.get("enable_thinking") is not False,
+        thinks=thinks(arguments),
     )
     return generate, left_out
 
@@ -240,25 +256,3 @@ def _constraint(body: CountBody) -> Constraint | None:
     if wanted is None or not given(wanted.schema_):
         return None
     return Constraint("json_schema", bytes(wanted.schema_).decode())
-
-
-_MESSAGE: Final = Operation(
-    summary="Answer a conversation",
-    tag="Anthropic",
-    body=MessagesBody,
-    answer=AnthropicMessage,
-    stream=EVENT_STREAM,
-    refusals=GENERATES,
-)
-_COUNT: Final = Operation(
-    summary="Count the tokens of a conversation",
-    tag="Anthropic",
-    body=CountBody,
-    answer=Count,
-    refusals=GENERATES,
-)
-
-routes = [
-    Described("/v1/messages", create_message, _MESSAGE, method="POST"),
-    Described("/v1/messages/count_tokens", count_tokens, _COUNT, method="POST"),
-]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -12,12 +12,12 @@ from msgspec import Meta, Raw, Struct
 from gateway.http.bodies import AT, BodyPart
 from gateway.http.errors import invalid
 from gateway.http.pictures import UNSEEN, Source
-from gateway.http.tools import FunctionBody, written
+from gateway.http.tools import FunctionBody, template_function
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
-# A line that Claude Code adds for billing, different in each conversation. At the beginning of a
-# prompt it would keep the rest from being found in the prompt cache.
+# A line that Claude Code adds for billing. It is different in each conversation, and stands at the
+# beginning of the prompt, so the prompt cache would never match.
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 _UNGIVEN: Final = "(Here is something that this model can't be given.)"
@@ -73,7 +73,7 @@ class DocumentBlock(BodyPart, tag="document"):
 
 
 class ToolReferenceBlock(BodyPart, tag="tool_reference"):
-    """A deferred tool, which can be called from here on."""
+    """A deferred tool that the model may call from here on."""
 
     tool_name: str
 
@@ -89,32 +89,31 @@ class ForeignBlock(Struct):
 
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
 
-if TYPE_CHECKING:
-    ResultBlocks: TypeAlias = "list[ResultBlock | ForeignBlock]"
-    Blocks: TypeAlias = "list[Block | ForeignBlock]"
-else:
-    # msgspec rejects unions with unknown tags, so each block is decoded by itself.
-    _AnyBlock = Annotated[
-        Raw,
-        Meta(
-            extra_json_schema={
-                "type": "object",
-                "properties": {"type": {"type": "string"}},
-                "required": ["type"],
-            }
-        ),
-    ]
-    ResultBlocks = Blocks = list[_AnyBlock]
+# msgspec rejects unions with unknown tags, so each block is decoded by itself.
+AnyBlock = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={
+            "type": "object",
+            "properties": {"type": {"type": "string"}},
+            "required": ["type"],
+        }
+    ),
+]
 
 
 class ToolResultBlock(BodyPart, tag="tool_result"):
     tool_use_id: str
-    content: str | ResultBlocks | None = None
+    content: str | list[AnyBlock] | None = None
     is_error: bool | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.content, list):
             self.content = _decoded(self.content, _RESULT_BLOCKS)
+
+    @property
+    def blocks(self) -> list[ResultBlock | ForeignBlock]:
+        return _as_blocks(self.content)
 
 
 class ThinkingBlock(BodyPart, tag="thinking"):
@@ -133,6 +132,11 @@ _RESULT_BLOCKS: Final = msgspec.json.Decoder(ResultBlock)
 _KNOWN: Final = {
     str(each.__struct_config__.tag) for each in (*get_args(Block), *get_args(ResultBlock))
 }
+
+
+def _as_blocks(content: str | list[Any] | None) -> list[Any]:
+    """The decoded blocks of a content. A text is one block."""
+    return [TextBlock(content)] if isinstance(content, str) else content or []
 
 
 class _Kind(Struct):
@@ -174,11 +178,15 @@ def _gather(value: Any, texts: list[str]) -> list[str]:
 
 class AnthropicMessageBody(BodyPart):
     role: Literal["user", "assistant", "system"]
-    content: str | Blocks
+    content: str | list[AnyBlock]
 
     def __post_init__(self) -> None:
         if isinstance(self.content, list):
             self.content = _decoded(self.content, _BLOCKS)
+
+    @property
+    def blocks(self) -> list[Block | ForeignBlock]:
+        return _as_blocks(self.content)
 
 
 class AnthropicConversation(Struct):
@@ -192,7 +200,7 @@ def references(body: AnthropicConversation) -> set[str]:
 
 
 def unread(body: AnthropicConversation, *, vision: bool) -> set[str]:
-    """The kinds of blocks that the model is not given, or not as text."""
+    """The kinds of the blocks that the model doesn't get, neither as text nor as pictures."""
     found = set()
     for each in _blocks(body):
         if isinstance(each, ImageBlock) and not vision:
@@ -207,10 +215,10 @@ def unread(body: AnthropicConversation, *, vision: bool) -> set[str]:
 def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
     """The blocks of all messages; those within a result come behind the result."""
     for message in body.messages:
-        for block in message.content if isinstance(message.content, list) else ():
+        for block in message.blocks:
             yield block
-            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                yield from block.content
+            if isinstance(block, ToolResultBlock):
+                yield from block.blocks
 
 
 def picture_sources(body: AnthropicConversation) -> list[Source]:
@@ -224,12 +232,10 @@ def picture_sources(body: AnthropicConversation) -> list[Source]:
 
 def _pictures(message: AnthropicMessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
     """The pictures of a message as a worker gets them: those of results first."""
-    if isinstance(message.content, str):
-        return
-    blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.content)]
+    blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.blocks)]
     for block, name in blocks:
-        if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-            for place, each in enumerate(block.content):
+        if isinstance(block, ToolResultBlock):
+            for place, each in enumerate(block.blocks):
                 if isinstance(each, ImageBlock):
                     yield each, f"{name}.content.{place}"
     for block, name in blocks:
@@ -253,19 +259,20 @@ def chat_messages(
     deferred: Mapping[str, FunctionBody] | None = None,
 ) -> tuple[ChatMessage, ...]:
     """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
-    `vision` a note in the text stands for each picture. A `deferred` tool is described where a
+    `vision` the text has a note in place of each picture. A `deferred` tool is described where a
     result first refers to it.
 
     Raises:
-        Refusal: a message, or a block of one, can't stand where it is.
+        Refusal: the last message is the assistant's, or a block stands in the wrong message.
     """
     if body.messages[-1].role == "assistant":
         raise invalid(
-            "messages: the last message is the assistant's, and answers can't be begun for the "
-            "model here: end with a user's message.",
+            "messages: the last message is the assistant's, but no client can begin an answer for "
+            "the model here: end with a user's message.",
             "messages",
         )
-    system = _joined(body.system)
+    texts: list[TextBlock] = _as_blocks(body.system)
+    system = "\n".join(each.text for each in texts if not _BILLING.fullmatch(each.text))
     messages = [ChatMessage("system", system)] if system else []
     left = iter(pictures) if vision else None
     untold = dict(deferred or {})
@@ -281,16 +288,9 @@ def chat_messages(
     return tuple(messages)
 
 
-def _joined(content: str | list[TextBlock] | None) -> str:
-    blocks = [TextBlock(content or "")] if not isinstance(content, list) else content
-    return "\n".join(each.text for each in blocks if not _BILLING.fullmatch(each.text))
-
-
 def _assistants(index: int, body: AnthropicMessageBody) -> ChatMessage:
-    if isinstance(body.content, str):
-        return ChatMessage("assistant", body.content)
     texts, thoughts, calls = [], [], []
-    for place, block in enumerate(body.content):
+    for place, block in enumerate(body.blocks):
         match block:
             case TextBlock(text):
                 texts.append(text)
@@ -301,8 +301,7 @@ def _assistants(index: int, body: AnthropicMessageBody) -> ChatMessage:
             case ForeignBlock(kind, text) if text:
                 texts.append(f"\n({kind}:\n{text})\n")
             case ToolResultBlock() | ImageBlock() | DocumentBlock():
-                kind = str(type(block).__struct_config__.tag)
-                raise _misplaced(index, place, kind, "a user's")
+                raise _misplaced(index, place, block, "a user's")
     return ChatMessage(
         "assistant", "".join(texts), reasoning="".join(thoughts) or None, tool_calls=tuple(calls)
     )
@@ -314,25 +313,20 @@ def _users(
     pictures: Iterator[bytes] | None,
     untold: dict[str, FunctionBody],
 ) -> Iterator[ChatMessage]:
-    """The messages of a user. Results come before the user's text, as chat templates expect.
-    Templates allow no pictures in results, so those belong to the user's message. `pictures` None:
-    the model has no vision.
+    """The messages that are made of a user's message. Results come before the user's text, as chat
+    templates expect. Templates allow no pictures in results, so these pictures stand in the user's
+    message. `pictures` None: the model has no vision.
     """
-    if isinstance(body.content, str):
-        yield ChatMessage("user", body.content)
-        return
-    path = f"messages.{index}.content"
-    shown = None
-    if pictures is not None:
-        shown = [(next(pictures), name) for _, name in _pictures(body, path)]
+    found = list(_pictures(body, f"messages.{index}.content"))
+    shown = None if pictures is None else [(next(pictures), name) for _, name in found]
+    if shown and body.role != "user":
+        raise _misplaced(index, 0, found[0][0], "a user's")
     said = _UserMessage(shown, untold)
-    if said.pictures and body.role != "user":
-        raise _misplaced(index, 0, "image", "a user's")
-    for block in body.content:
+    for block in body.blocks:
         if isinstance(block, ToolResultBlock):
             result = said.result(block)
             yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
-    for place, block in enumerate(body.content):
+    for place, block in enumerate(body.blocks):
         match block:
             case TextBlock(text):
                 said.add(text)
@@ -346,9 +340,8 @@ def _users(
             case ToolResultBlock():
                 pass
             case _:
-                kind = str(type(block).__struct_config__.tag)
-                raise _misplaced(index, place, kind, "an assistant's")
-    if said.texts or said.shown or not body.content:
+                raise _misplaced(index, place, block, "an assistant's")
+    if said.texts or said.shown or not body.blocks:
         yield ChatMessage("user", "\n".join(said.texts), pictures=tuple(said.shown))
 
 
@@ -359,15 +352,15 @@ def _document(block: DocumentBlock) -> str:
 
 
 class _UserMessage:
-    """The text and the pictures of a user's message while it is put together."""
+    """A user's message while its text and its pictures are gathered."""
 
     def __init__(
         self, pictures: list[tuple[bytes, str]] | None, untold: dict[str, FunctionBody]
     ) -> None:
         """`pictures` are files with their names, in the order in which they are shown; None: the
-        model has no vision. Tools that are described are removed from `untold`.
+        model has no vision. `untold` are the tools that no text describes yet.
         """
-        self.pictures = pictures
+        self._pictures = pictures
         self.texts: list[str] = []
         self.shown: list[Picture] = []
         self._untold = untold
@@ -380,51 +373,47 @@ class _UserMessage:
 
     def show(self) -> bool:
         """Place the next picture behind the text so far. False: the model has no vision."""
-        if self.pictures is None:
+        if self._pictures is None:
             return False
-        data, name = self.pictures[len(self.shown)]
+        data, name = self._pictures[len(self.shown)]
         self.shown.append(Picture(data, self._length, name))
         return True
 
-    def _told(self, names: Sequence[str]) -> str:
-        """The text that makes tools callable. Each tool is described once, since its description is
-        long.
-        """
-        new = [written(self._untold.pop(each)) for each in names if each in self._untold]
+    def _described(self, names: Sequence[str]) -> str:
+        """The text that makes tools callable. It describes those that no text described before."""
+        new = [template_function(self._untold.pop(each)) for each in names if each in self._untold]
         told = f"These functions can be called from now on: {', '.join(names)}"
         return f"{told}\n{msgspec.json.encode(new).decode()}" if new else told
 
     def result(self, block: ToolResultBlock) -> str:
-        """The text of a result. Its pictures are placed."""
-        if block.content is None or isinstance(block.content, str):
-            text = block.content or ""
-        else:
-            texts = []
-            called = []
-            for each in block.content:
-                match each:
-                    case TextBlock(said):
-                        texts.append(said)
-                    case DocumentBlock():
-                        texts.append(_document(each))
-                    case ImageBlock():
-                        if not self.show():
-                            texts.append(UNSEEN)
-                    case ForeignBlock(_, text):
-                        texts.append(text or _UNGIVEN)
-                    case ToolReferenceBlock(name):
-                        called.append(name)
-            if called:
-                texts.append(self._told(called))
-            text = "\n".join(texts)
-        return f"Error: {text}" if block.is_error else text
+        """The text of a result, whose pictures are added to this message."""
+        texts = []
+        called = []
+        for each in block.blocks:
+            match each:
+                case TextBlock(text):
+                    texts.append(text)
+                case DocumentBlock():
+                    texts.append(_document(each))
+                case ImageBlock():
+                    if not self.show():
+                        texts.append(UNSEEN)
+                case ForeignBlock(_, text):
+                    texts.append(text or _UNGIVEN)
+                case ToolReferenceBlock(name):
+                    called.append(name)
+        if called:
+            texts.append(self._described(called))
+        whole = "\n".join(texts)
+        return f"Error: {whole}" if block.is_error else whole
 
 
-def _misplaced(index: int, place: int, kind: str, whose: str) -> Refusal:
+def _misplaced(index: int, place: int, block: BodyPart, whose: str) -> Refusal:
+    kind = block.__struct_config__.tag
     param = f"messages.{index}.content.{place}"
     return invalid(f"{param}: {kind} belongs to {whose} message.", param)
 
 
 def named(kind: str, otherwise: str) -> str:
-    """A type as a header may have it; `otherwise` if it has other characters."""
+    """The type if a header can have it, else `otherwise`."""
     return kind if _TYPE.fullmatch(kind) else otherwise

@@ -39,7 +39,7 @@ class AnthropicOutputDetails(Struct):
 
 
 class DeltaUsage(Struct):
-    """Unlike OpenAI's, `input_tokens` don't include tokens from the prompt cache."""
+    """`input_tokens` don't include tokens from the prompt cache, which OpenAI's count includes."""
 
     input_tokens: int
     output_tokens: int
@@ -59,7 +59,7 @@ class DeltaUsage(Struct):
 
 
 class AnthropicUsage(DeltaUsage):
-    """With the fields that only Anthropic fills, since strict decoders require them."""
+    """It has the fields that only Anthropic fills, too, since strict decoders require them."""
 
     cache_creation: None = None
     inference_geo: None = None
@@ -78,7 +78,7 @@ class AnswerThinkingBlock(Struct, tag_field="type", tag="thinking"):
 
 
 class DirectCaller(Struct, frozen=True, tag_field="type", tag="direct"):
-    """The model itself made the call, not a program that it wrote."""
+    """Says that the model itself made the call, not a program that it wrote."""
 
 
 class AnswerToolUseBlock(Struct, tag_field="type", tag="tool_use"):

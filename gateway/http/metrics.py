@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import psutil
 from msgspec import Struct
@@ -25,7 +25,7 @@ from starlette.responses import Response
 from gateway.http.access_log import HttpMeter
 from gateway.http.command_bodies import GroupStatus, ModelStatus, Status
 from gateway.http.connection_limits import ConnectionLimiter, Doing
-from gateway.http.openapi import Described, Operation
+from gateway.http.openapi import Operation, Routes
 from gateway.http.status import gateway_status
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
@@ -35,43 +35,45 @@ from gateway.system.lane import Lane
 from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Histogram
 
+routes = Routes("probes")
+
 MODEL: Final = "model_name"
 
 _MEMORY: Final = {
     "total_bytes": "The machine's memory.",
-    "budget_bytes": "What all workers together may hold.",
-    "granted_bytes": "All floors and loans, and the spare's room.",
-    "footprint_bytes": "What all workers hold, spares among them.",
-    "spare_bytes": "What spare workers hold.",
-    "gateway_bytes": "What the gateway holds.",
-    "other_bytes": "What all other programs hold.",
-    "available_bytes": "What the machine could give.",
+    "budget_bytes": "Memory that all workers together may hold.",
+    "granted_bytes": "Memory of all floors and loans, with the room of the spare.",
+    "footprint_bytes": "Memory that all workers hold, with the spares.",
+    "spare_bytes": "Memory that spare workers hold.",
+    "gateway_bytes": "Memory that the gateway holds.",
+    "other_bytes": "Memory that all other programs hold.",
+    "available_bytes": "Memory that the machine could give now.",
     "stranded_bytes": "Wired memory that belongs to no process any more.",
     "card_total_bytes": "Memory of the card that workers compute on.",
-    "card_available_bytes": "What that card could give.",
+    "card_available_bytes": "Memory that the card could give now.",
 }
 _MODEL: Final = {
-    "estimate_bytes": "What the model takes by its files and by what it took before.",
-    "floor_bytes": "What is the model's own while it is loaded.",
-    "lent_bytes": "What it was lent beyond its floor.",
-    "returning_bytes": "What was called back and is held still.",
-    "wanted_bytes": "With so much in all nothing in it would wait.",
-    "context_tokens": "The longest prompt with its answer that it takes.",
+    "estimate_bytes": "Estimate of the model's memory, from its files and its earlier workers.",
+    "floor_bytes": "Memory that stays with the model while it is loaded.",
+    "lent_bytes": "Memory that is lent to the model beyond its floor.",
+    "returning_bytes": "Memory that was called back from the model, and that it still holds.",
+    "wanted_bytes": "Memory with which no request of the model would wait for memory.",
+    "context_tokens": "The context in force: the longest prompt with its answer, in tokens.",
 }
 _WORKER: Final = {
-    "footprint_bytes": "What the model's worker holds.",
-    "peak_footprint_bytes": "The most that the worker held.",
-    "granted_bytes": "What the worker may hold: floor and loan.",
-    "weight_bytes": "The model's weights in the worker.",
-    "cache_bytes": "Caches of running sequences, with what a step computes on.",
-    "buffer_bytes": "What MLX keeps for later.",
+    "footprint_bytes": "Memory that the model's worker holds.",
+    "peak_footprint_bytes": "The most memory that the worker held.",
+    "granted_bytes": "Memory that the worker may hold: floor and loan.",
+    "weight_bytes": "Memory of the model's weights in the worker.",
+    "cache_bytes": "Memory of the caches of running sequences, and of a step.",
+    "buffer_bytes": "Memory of buffers that MLX keeps for later.",
 }
 _REQUESTS: Final = {
-    "active_requests": ("num_requests_running", "Requests that a worker has."),
+    "active_requests": ("num_requests_running", "Requests that run in a worker."),
     "queue_depth": ("num_requests_waiting", "Requests in the queue, parked ones among them."),
     "oldest_waiting_s": (
         "oldest_waiting_request_age_seconds",
-        "How long ago the oldest request in the queue arrived.",
+        "Time since the oldest request in the queue arrived.",
     ),
 }
 
@@ -83,7 +85,7 @@ def gauges(status: Status) -> Iterator[Metric]:
     yield build
     yield _states(
         "bulkhead_gateway_state",
-        "1 for the state that the gateway is in.",
+        "1 for the gateway's present state.",
         Phase,
         [((), status.state)],
     )
@@ -93,7 +95,7 @@ def gauges(status: Status) -> Iterator[Metric]:
     named = [((each.id,), each) for each in models]
     yield _states(
         "bulkhead_model_state",
-        "1 for the state that the model is in.",
+        "1 for the model's present state.",
         State,
         [(labels, each.state) for labels, each in named],
     )
@@ -106,7 +108,7 @@ def gauges(status: Status) -> Iterator[Metric]:
         yield _one(f"bulkhead_worker_{field}", about, workers, field)
     yield _one(
         "bulkhead_worker_last_step_age_seconds",
-        "How long ago the worker's engine made its last step.",
+        "Time since the last step of the worker's engine.",
         workers,
         "last_step_age_s",
     )
@@ -120,7 +122,7 @@ def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:
     )
     kept = GaugeMetricFamily(
         "bulkhead_group_kept_bytes",
-        "What is kept for those of the group that aren't loaded.",
+        "Memory that is kept for models of the group that aren't loaded.",
         labels=("group",),
     )
     for each in groups:
@@ -199,11 +201,11 @@ _COUNTERS: Final[dict[str, tuple[str, Callable[[Counted], int]]]] = {
         lambda each: each.found_tokens,
     ),
     "requests_parked": (
-        "Requests that lost their worker, or had to pause.",
+        "Requests that lost their worker, or were paused.",
         lambda each: each.meter.parked,
     ),
     "requests_resumed": (
-        "Requests that another worker went on with.",
+        "Requests that went on in another worker.",
         lambda each: each.meter.resumed,
     ),
 }
@@ -217,11 +219,11 @@ _HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ModelMeter], Histogram]]]] = {
         lambda meter: meter.between_tokens_s,
     ),
     "request_queue_time_seconds": (
-        "From a request's arrival until a worker had it; a load counts.",
+        "From a request's arrival until a worker had it, with a load.",
         lambda meter: meter.queue_s,
     ),
     "model_load_seconds": (
-        "From the start of a model's worker until it answered.",
+        "From the start of a model's worker until the model was ready.",
         lambda meter: meter.load_s,
     ),
 }
@@ -237,7 +239,7 @@ def counted(models: Iterable[Counted]) -> Iterator[Metric]:
         yield counter
     parked = GaugeMetricFamily(
         "bulkhead_num_requests_parked",
-        "Requests in the queue that ran already.",
+        "Requests in the queue that ran in an earlier worker.",
         labels=(MODEL,),
     )
     restarts = CounterMetricFamily(
@@ -258,15 +260,13 @@ def counted_http(meter: HttpMeter) -> Iterator[Metric]:
     """The counters of HTTP requests."""
     requests = CounterMetricFamily(
         "bulkhead_requests",
-        "HTTP requests that are over.",
+        "HTTP requests that have ended.",
         labels=("route", MODEL, "outcome"),
     )
-    for ended, count in meter.ended.items():
-        requests.add_metric(ended, count)
-    yield requests
+    yield _filled(requests, meter.ended.items())
     yield _histogram(
         "bulkhead_e2e_request_latency_seconds",
-        "From the end of a request's head to the end of its answer, of those that were answered.",
+        "From the end of a request's head to the end of its answer, for answers in full.",
         meter.whole_s,
     )
 
@@ -274,38 +274,42 @@ def counted_http(meter: HttpMeter) -> Iterator[Metric]:
 def events(counts: Mapping[tuple[Kind, str | None], int]) -> Metric:
     """The counter of events, by kind and model."""
     family = CounterMetricFamily(
-        "bulkhead_events", "Events, as `bulkhead events` tells them.", labels=("event", MODEL)
+        "bulkhead_events", "Events, as `bulkhead events` lists them.", labels=("event", MODEL)
     )
-    for (kind, model_id), count in counts.items():
-        family.add_metric((kind, model_id or ""), count)
-    return family
+    return _filled(family, (((kind, model or ""), n) for (kind, model), n in counts.items()))
 
 
 def connections(by_doing: Mapping[str, int]) -> Metric:
     family = GaugeMetricFamily(
-        "bulkhead_connections", "Connections of clients, by what they do.", labels=("doing",)
+        "bulkhead_connections", "Connections of clients, by their activity.", labels=("doing",)
     )
-    for doing, count in by_doing.items():
-        family.add_metric((doing,), count)
-    return family
+    return _filled(family, (((doing,), count) for doing, count in by_doing.items()))
 
 
 def refusals(by_code: Mapping[Code, int]) -> Metric:
     """The counter of requests that were refused before they reached a route."""
     family = CounterMetricFamily(
         "bulkhead_connections_refused",
-        "Connections that were refused, or ended for what they sent or didn't send.",
+        "Connections that were refused, or ended for an invalid or a late request.",
         labels=("code",),
     )
-    for code, count in by_code.items():
-        family.add_metric((code,), count)
+    return _filled(family, (((code,), count) for code, count in by_code.items()))
+
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
+
+
+def _filled(family: Family, values: Iterable[tuple[Sequence[str], float]]) -> Family:
+    """The family with these values, each with its labels."""
+    for labels, value in values:
+        family.add_metric(labels, value)
     return family
 
 
 def lag(late_s: Histogram) -> Metric:
     family = HistogramMetricFamily(
         "bulkhead_event_loop_lag_seconds",
-        "How late the gateway's event loop is, four times a second.",
+        "How late the gateway's event loop is, measured four times a second.",
     )
     family.add_metric((), _buckets(late_s), late_s.sum)
     return family
@@ -323,7 +327,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def process() -> Iterator[Metric]:
-    """Figures of the gateway's process, read now, which may take some milliseconds."""
+    """The figures of the gateway's process. To read them may take some milliseconds."""
     own = psutil.Process()
     times, memory = own.cpu_times(), own.memory_info()
     yield CounterMetricFamily(
@@ -336,21 +340,22 @@ def process() -> Iterator[Metric]:
         "process_virtual_memory_bytes": ("Virtual memory of the gateway.", memory.vms),
         "process_open_fds": ("Open file descriptors of the gateway.", own.num_fds()),
         "process_max_fds": (
-            "How many it may have.",
+            "File descriptors that the gateway may open.",
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         ),
-        "process_start_time_seconds": ("When it started, as Unix time.", own.create_time()),
+        "process_start_time_seconds": ("Unix time of the gateway's start.", own.create_time()),
     }
     for name, (about, value) in gauges.items():
         yield GaugeMetricFamily(name, about, value=value)
 
 
-# With many models the text takes too long to write on the event loop.
+# Writes the text in a thread: with many models it would block the event loop.
 _writer: Final = Lane("metrics")
 _WRITTEN_S: Final = 10.0
 _RETRY_AFTER_S: Final = 10
 
 
+@routes.get("/metrics", Operation("Figures for Prometheus", answer="text/plain"))
 async def metrics(request: HttpRequest) -> Response:
     state = request.app.state
     known = gauges(gateway_status(state.fleet, state.reloader.present))
@@ -395,10 +400,3 @@ class _Families(Collector):
 
 def _written(families: list[Metric]) -> bytes:
     return generate_latest(_Families([*families, *process()]))
-
-
-_METRICS: Final = Operation(summary="Figures for Prometheus", tag="probes", answer="text/plain")
-
-routes = [
-    Described("/metrics", metrics, _METRICS),
-]

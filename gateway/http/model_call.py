@@ -41,8 +41,8 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class ModelCall:
-    """The model of a request and the caller. A route makes one, so a request looks its model up
-    once.
+    """The model of an HTTP request, and its caller. A route makes one `ModelCall`, so the model is
+    looked up once.
     """
 
     def __init__(self, http: HttpRequest, model: str) -> None:
@@ -94,7 +94,7 @@ class ModelCall:
         params: dict[RequestField, str],
     ) -> Terms:
         """The terms of the request: from its headers, else from the body's `priority` and
-        `keep_alive`, within what the caller may have. `params` are the client's names for fields of
+        `keep_alive`, within the caller's bounds. `params` are the body's names for the fields of
         the message.
 
         Raises:
@@ -116,8 +116,9 @@ class ModelCall:
     def requests(
         self, body: GenerationBody, generates: Sequence[Generate], prompt_param: str
     ) -> list[Request]:
-        """`body.answers` requests for each message, in order. They are counted against the caller's
-        limits, but not in the queue yet. `prompt_param` is the body's field with the prompt.
+        """Make `body.answers` requests for each message, in order, and count them against the
+        caller's limits. They are not in the queue yet. `prompt_param` is the body's field with the
+        prompt.
 
         Raises:
             Refusal: a header or keep_alive can't be read, or the body asks for more answers than
@@ -126,8 +127,8 @@ class ModelCall:
         check_mailbox(self.http)
         if len(generates) * body.answers > MOST_ANSWERS:
             raise invalid(
-                f"It asks for {len(generates) * body.answers:,} answers, of {MOST_ANSWERS} at "
-                "most: send several requests.",
+                f"The request asks for {len(generates) * body.answers:,} answers, of "
+                f"{MOST_ANSWERS} at most: send several requests.",
                 body.answers_param if body.answers > 1 else prompt_param,
             )
         shared = self.fleet.settings.prompt_cache.shared
@@ -157,14 +158,13 @@ class ModelCall:
         form: Format,
         *,
         stream: bool = False,
-        answers_each: int = 1,
         framing: Framing = EVENTS,
         left_out: Collection[str] = (),
         complete: Callable[[], Awaitable[None]] | None = None,
     ) -> Answer:
         """Put the requests into the model's queue. Returns the response that writes their answers.
 
-        `left_out` names the parts of the body that the model isn't given; `complete` is awaited
+        `left_out` names the parts of the body that the model doesn't get; `complete` is awaited
         before the end of the answer is sent.
 
         Raises:
@@ -176,7 +176,6 @@ class ModelCall:
             requests,
             form,
             stream=stream,
-            answers_each=answers_each,
             framing=framing,
             headers=left_out_header(left_out),
             complete=complete,
@@ -188,13 +187,13 @@ class ModelCall:
         wanted = own if text is None else _read_priority(text)
         priority = self.caller.priority_of(wanted, self.model.settings.priority)
         if priority is not None and from_page(self.http.headers):
-            # A page in a browser may lower its priority, but not raise it.
+            # A web page may lower its priority, but not raise it.
             return min(priority, self.model.settings.priority)
         return priority
 
 
 def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
-    """The client's names for the fields of `Generate`."""
+    """The body's names for the fields of `Generate`."""
     names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
     names |= {"prompt": prompt_param, "prompt_logprobs": "echo"}
     names["template_arguments"] = "chat_template_kwargs"

@@ -26,6 +26,7 @@ from gateway.http.ollama_bodies import (
     AnswerBody,
     GenerateBody,
     OllamaChatBody,
+    arguments_of,
     call_of,
     chat_messages,
     constraint_of,
@@ -33,7 +34,6 @@ from gateway.http.ollama_bodies import (
     message_sources,
     picture_sources,
     shown,
-    template_arguments,
 )
 from gateway.http.ollama_models import model_routes
 from gateway.http.ollama_writer import (
@@ -45,7 +45,7 @@ from gateway.http.ollama_writer import (
     nanoseconds,
     written,
 )
-from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Described, Operation
+from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Operation, Routes
 from gateway.http.parameters import check_supported
 from gateway.http.tools import ToolBody, tools_of
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
@@ -63,10 +63,13 @@ from protocol.requests import (
     Tools,
 )
 
+routes = Routes("Ollama")
+routes += model_routes
+
 
 def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
-    """Load or unload a model, as Ollama does for a body without a prompt. The answer says what was
-    done. A load waits in the queue as a request that computes nothing.
+    """Load or unload a model, as Ollama does for a body without a prompt. The answer says which of
+    them. A load waits in the queue as a request that computes nothing.
 
     Raises:
         Refusal: keep_alive can't be read, or the caller may not unload.
@@ -75,8 +78,8 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     if unload and not call.caller.admin:
         raise Refusal(
             "permission_denied",
-            "Only the admin key may unload a model, since others may be using it. It is "
-            "unloaded by itself after its ttl_s, or when its memory is needed.",
+            "Only the admin key may unload a model, since other clients may be using it. The "
+            "gateway unloads it after its ttl_s, or when another model needs the memory.",
             param="keep_alive",
         )
 
@@ -93,6 +96,17 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     return call.answer(requests, CountFormat(done), stream=streams, framing=LINES)
 
 
+@routes.post(
+    "/api/chat",
+    Operation(
+        "Answer a conversation, or load a model",
+        body=OllamaChatBody,
+        answer=ChatAnswer,
+        events=ChatAnswer,
+        stream=LINE_STREAM,
+        refusals=GENERATES,
+    ),
+)
 async def chat(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, OllamaChatBody)
     call = call_of(http_request, body.model)
@@ -106,6 +120,17 @@ async def chat(http_request: HttpRequest) -> Response:
     return _answer(call, body, asked, message, {"image"} if unseen else ())
 
 
+@routes.post(
+    "/api/generate",
+    Operation(
+        "Answer a prompt, or load a model",
+        body=GenerateBody,
+        answer=GenerateAnswer,
+        events=GenerateAnswer,
+        stream=LINE_STREAM,
+        refusals=GENERATES,
+    ),
+)
 async def generate(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, GenerateBody)
     check_supported(body, "generate")
@@ -141,24 +166,20 @@ def _chat_generate(
     return _generate(
         body,
         asked,
-        ChatPrompt(messages, _told(body, model)),
+        ChatPrompt(messages, arguments_of(body.think, model.settings.template_arguments)),
         parsed=True,
         tools=tools_of(tools, None, parallel=True),
     )
 
 
-def _told(body: AnswerBody, model: Model) -> str:
-    arguments = template_arguments(body.think, model.settings.template_arguments)
-    return msgspec.json.encode(arguments).decode() if arguments else ""
-
-
 def _prompt(body: GenerateBody, model: Model, pictures: Sequence[bytes]) -> Prompt:
-    """A conversation of one message. A raw prompt, and one with a suffix, is a text."""
+    """A conversation of one message; a text if the prompt is raw or has a suffix."""
     text = body.prompt or ""
     if not body.raw and not body.suffix:
         messages = [ChatMessage("system", body.system)] if body.system else []
         messages.append(ChatMessage("user", text, pictures=shown(pictures, "")))
-        return ChatPrompt(tuple(messages), _told(body, model))
+        arguments = arguments_of(body.think, model.settings.template_arguments)
+        return ChatPrompt(tuple(messages), arguments)
     if pictures:
         raise invalid("images: they can't be combined with raw or suffix.", "images")
     return TextPrompt(text, body.suffix or None)
@@ -183,28 +204,8 @@ def _generate(
     )
 
 
-_CHAT: Final = Operation(
-    summary="Answer a conversation, or load a model",
-    tag="Ollama",
-    body=OllamaChatBody,
-    answer=ChatAnswer,
-    events=ChatAnswer,
-    stream=LINE_STREAM,
-    refusals=GENERATES,
-)
-_GENERATE: Final = Operation(
-    summary="Answer a prompt, or load a model",
-    tag="Ollama",
-    body=GenerateBody,
-    answer=GenerateAnswer,
-    events=GenerateAnswer,
-    stream=LINE_STREAM,
-    refusals=GENERATES,
-)
-
-
 _MOST_DIMENSIONS: Final = 1 << 16
-# Truncate texts to the context. Clients can ask for an error instead.
+# Texts are truncated to the context, unless the client wants an error.
 _CONTEXT: Final = -1
 
 Texts = Annotated[
@@ -215,7 +216,7 @@ Texts = Annotated[
         }
     ),
 ]
-# Makes the pieces of an answer, once its vectors are there.
+# Makes the pieces of an answer once the vectors are complete.
 Written = Callable[[Request, Usage], Iterator[bytes]]
 
 
@@ -245,12 +246,16 @@ class EmbeddingsAnswer(msgspec.Struct):
     embedding: list[float]
 
 
+@routes.post(
+    "/api/embed",
+    Operation("Make vectors of texts", body=EmbedBody, answer=EmbedAnswer, refusals=GENERATES),
+)
 async def embed(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbedBody)
     name = body.model
     text = bytes(body.input).strip()
     if not given(body.input) or text == b'""' or text.translate(None, b" \t\r\n") == b"[]":
-        # Ollama answers like this too, if the model exists.
+        # Ollama gives this answer too, if the model exists.
         call_of(http_request, name)
         return json_response(EmbedAnswer(name, [], 0, 0, 0))
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
@@ -270,6 +275,15 @@ async def embed(http_request: HttpRequest) -> Response:
     return _submit_texts(http_request, body, inputs, written, truncate, body.dimensions)
 
 
+@routes.post(
+    "/api/embeddings",
+    Operation(
+        "Make a vector of a text",
+        body=OllamaEmbeddingsBody,
+        answer=EmbeddingsAnswer,
+        refusals=GENERATES,
+    ),
+)
 async def embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, OllamaEmbeddingsBody)
     if not body.prompt:
@@ -291,14 +305,8 @@ def _submit_texts(
     dimensions: int | None = None,
 ) -> Response:
     call = call_of(http_request, body.model)
-    request = submit(
-        call,
-        body,
-        lambda request_id: Embed(
-            request_id=request_id, inputs=tuple(inputs), truncate=truncate, dimensions=dimensions
-        ),
-        {"inputs": "input", "dimensions": "dimensions"},
-    )
+    embed = Embed(request_id="", inputs=tuple(inputs), truncate=truncate, dimensions=dimensions)
+    request = submit(call, body, embed, {"inputs": "input", "dimensions": "dimensions"})
     return VectorAnswer(call, request, lambda usage: written(request, usage))
 
 
@@ -306,31 +314,18 @@ def _numbers(vectors: Vectors, index: int) -> bytes:
     return msgspec.json.encode(struct.unpack(f"<{vectors.dimensions}f", vectors[index]))
 
 
-_EMBED: Final = Operation(
-    summary="Make vectors of texts",
-    tag="Ollama",
-    body=EmbedBody,
-    answer=EmbedAnswer,
-    refusals=GENERATES,
-)
-_EMBEDDINGS: Final = Operation(
-    summary="Make a vector of a text",
-    tag="Ollama",
-    body=OllamaEmbeddingsBody,
-    answer=EmbeddingsAnswer,
-    refusals=GENERATES,
-)
-
-
 _ADVICE: Final = {
     "/api/pull": "download it with `bulkhead pull MODEL`",
     "/api/push": "models are not uploaded from here",
-    "/api/create": "name the folder, an adapter or other options in the configuration; what is to "
-    "be downloaded, `bulkhead pull MODEL` gets",
-    "/api/copy": "give it another name by `aliases` in the configuration; what is to be "
-    "downloaded, `bulkhead pull MODEL` gets",
-    "/api/delete": "remove it with `bulkhead rm MODEL`; `bulkhead pull MODEL` gets it again",
+    "/api/create": "name the folder, an adapter or other options in the configuration; "
+    "`bulkhead pull MODEL` downloads a model",
+    "/api/copy": "give the model another name by `aliases` in the configuration; "
+    "`bulkhead pull MODEL` downloads a model",
+    "/api/delete": "remove it with `bulkhead rm MODEL`; `bulkhead pull MODEL` downloads it again",
 }
+
+
+_REFUSED: Final = Operation("Refused, with advice")
 
 
 class PullBody(Struct):
@@ -344,8 +339,17 @@ class Pulled(Struct):
     status: str = "success"
 
 
+@routes.post(
+    "/api/pull",
+    Operation(
+        "Done for a model that is here, else refused",
+        body=PullBody,
+        answer=Pulled,
+        refusals=NAMES_MODEL,
+    ),
+)
 async def pull(request: HttpRequest) -> Response:
-    """Succeeds for a model that is here: Codex asks for a pull in any case. Others are refused."""
+    """Succeed for a model that is here, since Codex asks for a pull in any case; else refuse."""
     body = await read_json(request, PullBody)
     try:
         call_of(request, body.model or body.name)
@@ -354,30 +358,10 @@ async def pull(request: HttpRequest) -> Response:
     return Response(msgspec.json.encode(Pulled()) + b"\n", media_type=LINES.media_type.decode())
 
 
+@routes.post("/api/push", _REFUSED)
+@routes.post("/api/create", _REFUSED)
+@routes.post("/api/copy", _REFUSED)
+@routes.delete("/api/delete", _REFUSED)
 async def elsewhere(request: HttpRequest) -> Response:
     path = request.url.path
     raise Refusal("invalid_request_error", f"{path} is not supported by Bulkhead: {_ADVICE[path]}.")
-
-
-_PULL: Final = Operation(
-    summary="Done for a model that is here, else refused",
-    tag="Ollama",
-    body=PullBody,
-    answer=Pulled,
-    refusals=NAMES_MODEL,
-)
-_REFUSED: Final = Operation(summary="Refused, with what to do instead", tag="Ollama")
-
-routes = [
-    Described("/api/chat", chat, _CHAT, method="POST"),
-    Described("/api/generate", generate, _GENERATE, method="POST"),
-    Described("/api/embed", embed, _EMBED, method="POST"),
-    Described("/api/embeddings", embeddings, _EMBEDDINGS, method="POST"),
-    Described("/api/pull", pull, _PULL, method="POST"),
-    *(
-        Described(path, elsewhere, _REFUSED, method="DELETE" if path == "/api/delete" else "POST")
-        for path in _ADVICE
-        if path != "/api/pull"
-    ),
-    *model_routes,
-]

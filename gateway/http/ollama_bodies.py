@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -14,7 +14,14 @@ from starlette.requests import Request as HttpRequest
 from gateway.config.model import Model
 from gateway.http.bodies import ABSENT, BodyPart, given
 from gateway.http.errors import invalid
-from gateway.http.generation import GenerationBody, Penalty, Probability, Stop, check_number
+from gateway.http.generation import (
+    GenerationBody,
+    Penalty,
+    Probability,
+    Stop,
+    check_number,
+    encode_arguments,
+)
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
@@ -31,7 +38,7 @@ Count = Annotated[float, Meta(ge=-2, le=_LARGEST, multiple_of=1)]
 
 @refusing("options")
 class OllamaOptions(Struct, kw_only=True):
-    """The options that are done. `parameters` lists the others."""
+    """The options that are supported. `parameters` lists all."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -49,14 +56,14 @@ class OllamaOptions(Struct, kw_only=True):
 def generation(
     options: OllamaOptions | None, model: Model, keep_alive: float | str | None
 ) -> GenerationBody:
-    """The same parameters under the names of the other APIs.
+    """The options as parameters of the other APIs.
 
     Raises:
         Refusal: an option is not supported.
     """
     asked = options or OllamaOptions()
     check_supported(asked, "options", "options.")
-    # 0 switches the penalty off; -1 covers the whole context.
+    # 0 switches the penalty off; with -1 it covers the whole context.
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
     if looks_back is not None and looks_back < 0:
         looks_back = model.settings.context_tokens
@@ -163,14 +170,10 @@ def constraint_of(body: AnswerBody) -> Constraint | None:
     return Constraint("json_schema", text.decode())
 
 
-def template_arguments(think: Think | None, defaults: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(think: Think | None, defaults: Mapping[str, Any]) -> str:
     """The arguments for the chat template. `defaults` are those of the model."""
-    arguments = dict(defaults)
-    if think is not None:
-        arguments["enable_thinking"] = think is not False
-    if isinstance(think, str):
-        arguments["reasoning_effort"] = think
-    return arguments
+    thinking = None if think is None else think is not False
+    return encode_arguments(defaults, thinking, think if isinstance(think, str) else None)
 
 
 def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
@@ -205,7 +208,7 @@ def chat_messages(
     bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, vision: bool = True
 ) -> tuple[ChatMessage, ...]:
     """The messages as a worker renders them. `pictures` are the files of `message_sources`. Without
-    `vision` a note in the text stands for each picture.
+    `vision` the text has a note in place of each picture.
 
     Raises:
         Refusal: the arguments of a call are no JSON object.
@@ -215,7 +218,7 @@ def chat_messages(
     return tuple(
         ChatMessage(
             body.role,
-            _told(body, vision=vision),
+            _text_of(body, vision=vision),
             reasoning=body.thinking or None,
             tool_calls=tuple(calls.made(index, body)),
             tool_call_id=calls.answered(body) if body.role == "tool" else None,
@@ -226,7 +229,7 @@ def chat_messages(
     )
 
 
-def _told(body: OllamaMessageBody, *, vision: bool) -> str:
+def _text_of(body: OllamaMessageBody, *, vision: bool) -> str:
     unseen = [] if vision else [UNSEEN] * len(body.images or ())
     return "\n".join((*unseen, body.content or ""))
 
@@ -237,14 +240,14 @@ def shown(pictures: Iterable[bytes], path: str) -> tuple[Picture, ...]:
 
 
 class _Calls:
-    """Gives ids to calls and results, since most of Ollama's clients send none: a result answers
-    the first call of its tool that has no result.
+    """Gives ids to calls and results, since most of Ollama's clients send none. A result without an
+    id belongs to the first call of its tool that has no result.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        # Calls without a result, in order, as names by ids: under each tool, and all of them under
-        # None.
+        # The names of calls without a result by their ids, in order: those of each tool under its
+        # name, and all of them under None.
         self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
 
     def made(self, index: int, body: OllamaMessageBody) -> Iterator[CalledTool]:
@@ -289,5 +292,5 @@ def call_of(request: HttpRequest, name: str | None) -> ModelCall:
 
 
 def tagged(model_id: str) -> str:
-    """The id with a tag, which clients that compare names add to ids without one."""
+    """The id with a tag. Clients that compare names add the tag to names without one."""
     return model_id if ":" in model_id.rpartition("/")[2] else model_id + LATEST

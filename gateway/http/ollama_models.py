@@ -23,12 +23,14 @@ from gateway.config.model_folders import find_folder
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_json
 from gateway.http.ollama_bodies import call_of, tagged
-from gateway.http.openapi import NAMES_MODEL, Described, Operation
+from gateway.http.openapi import NAMES_MODEL, Operation, Routes
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
 from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
+
+model_routes = Routes("Ollama")
 
 # A listing does not wait longer for the files of a model.
 _ANSWER_S: Final = 2.0
@@ -39,8 +41,8 @@ _UNPACKED: Final = (".scales", ".biases")
 
 
 class ModelFiles(Struct, frozen=True):
-    """What the files of a model say. `digest` changes with their names, sizes and times. `template`
-    is the chat template; `quantization` is the bits of a weight, or the type of the weights.
+    """The facts in the files of a model. `digest` changes with their names, sizes and times.
+    `template` is the chat template; `quantization` is the bits of a weight, or the weights' type.
     """
 
     digest: str = "0" * 64
@@ -75,7 +77,7 @@ class ModelFileReader:
         self._known: dict[str, ModelFiles] = {}
 
     async def look_up(self, model: Model) -> ModelFiles:
-        """What the files say. If they can't be read, what they said before, or defaults."""
+        """The facts in the files; if these can't be read, the last known facts, or defaults."""
         known = self._known.get(model.source)
         lane = self._lanes.setdefault(model.source, Lane(f"files of {model.id}"))
         try:
@@ -101,14 +103,14 @@ def _read(source: str, known: ModelFiles | None) -> ModelFiles:
         digest=digest,
         size_bytes=sum(state.st_size for _, state in states),
         modified_at=max(state.st_mtime for _, state in states),
-        family=_told(config.get("model_type")),
+        family=_encodable(config.get("model_type")),
         parameters=min(parameters, _LARGEST_NUMBER),
         quantization=f"{bits}-bit" if (bits := _quantization(config)) else kind,
         layers=_number(text, "num_hidden_layers"),
         context_tokens=_number(text, "max_position_embeddings"),
         embedding_length=_number(text, "hidden_size"),
         encoder=encoder_of(config) is not None,
-        template=_told(_template(folder)),
+        template=_encodable(_template(folder)),
         license=_text(folder / "LICENSE"),
     )
 
@@ -129,7 +131,7 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
         for name, tensor in read_header(path).tensors.items():
             if bits and name.endswith(_UNPACKED):
                 continue
-            count, kind = prod(tensor.shape), _told(tensor.dtype)
+            count, kind = prod(tensor.shape), _encodable(tensor.dtype)
             if bits and kind == "U32":
                 count = count * _BITS_OF_WORD // bits
             kinds[kind] = kinds.get(kind, 0) + count
@@ -164,7 +166,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _told(text: object) -> str:
+def _encodable(text: object) -> str:
     """A text of a JSON file, without lone surrogates, which can't be encoded."""
     return text.encode(errors="replace").decode() if isinstance(text, str) else ""
 
@@ -176,8 +178,7 @@ def _number(table: Mapping[str, Any], key: str) -> int | None:
     return value if 0 < value < _LARGEST_NUMBER else None
 
 
-# The first version with everything that works here. Codex requires it, since it has
-# `/v1/responses`.
+# The first version of Ollama that has all that works here. Codex requires it for `/v1/responses`.
 _SPOKEN: Final = "0.13.4"
 # A time that stands for "never".
 _NEVER: Final = "9999-12-31T23:59:59Z"
@@ -250,6 +251,7 @@ class Shown(Struct):
     modified_at: str
 
 
+@model_routes.get("/api/tags", Operation("The models", answer=TagList))
 async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartments = fleet.roster.visible(caller_of(request))
@@ -259,6 +261,7 @@ async def tags(request: HttpRequest) -> Response:
     )
 
 
+@model_routes.get("/api/ps", Operation("The models that are loaded", answer=RunningList))
 async def running(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     visible = fleet.roster.visible(caller_of(request))
@@ -269,6 +272,9 @@ async def running(request: HttpRequest) -> Response:
     )
 
 
+@model_routes.post(
+    "/api/show", Operation("A model", body=ShowBody, answer=Shown, refusals=NAMES_MODEL)
+)
 async def show(request: HttpRequest) -> Response:
     body = await read_json(request, ShowBody)
     compartment = call_of(request, body.model or body.name).compartment
@@ -287,8 +293,9 @@ async def show(request: HttpRequest) -> Response:
     )
 
 
+@model_routes.get("/api/version", Operation("Which API this is", answer=VersionBody))
 async def version(_request: HttpRequest) -> Response:
-    """Clients read the version to learn what they may send."""
+    """Answer with the version, by which clients decide what they send."""
     return json_response(VersionBody(_SPOKEN, VERSION))
 
 
@@ -322,14 +329,14 @@ def _running(compartment: Compartment, files: ModelFiles) -> RunningModel:
         files.digest,
         _details(files),
         _NEVER if math.isinf(left_s) else _time(time.time() + left_s),
-        # On a Mac CPU and GPU share one memory.
+        # On a Mac the CPU and the GPU share one memory.
         held_bytes,
         _context_tokens(compartment, files),
     )
 
 
 def _context_tokens(compartment: Compartment, files: ModelFiles) -> int:
-    """The context in force; before the model is loaded, that which it gets if memory allows."""
+    """The context in force; before a load the context that the model gets if memory allows."""
     if compartment.worker is not None and compartment.worker.report.context_tokens is not None:
         return compartment.worker.report.context_tokens
     configured = compartment.model.settings.context_tokens
@@ -355,7 +362,7 @@ def _info(files: ModelFiles) -> dict[str, Any]:
 
 
 def _capabilities(compartment: Compartment, files: ModelFiles) -> list[str]:
-    """What the model can do: as its worker says, or before the load as its files say."""
+    """The capabilities that the model's worker reports; before a load those that its files show."""
     abilities = compartment.traffic.abilities
     writes = "text" in abilities if abilities is not None else not files.encoder
     embeds = "embedding" in abilities if abilities is not None else files.encoder
@@ -375,18 +382,3 @@ def _capabilities(compartment: Compartment, files: ModelFiles) -> list[str]:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-_TAGS: Final = Operation(summary="The models", tag="Ollama", answer=TagList)
-_PS: Final = Operation(summary="The models that are loaded", tag="Ollama", answer=RunningList)
-_VERSION: Final = Operation(summary="Which API this is", tag="Ollama", answer=VersionBody)
-_SHOW: Final = Operation(
-    summary="A model", tag="Ollama", body=ShowBody, answer=Shown, refusals=NAMES_MODEL
-)
-
-model_routes = [
-    Described("/api/tags", tags, _TAGS),
-    Described("/api/ps", running, _PS),
-    Described("/api/version", version, _VERSION),
-    Described("/api/show", show, _SHOW, method="POST"),
-]

@@ -95,7 +95,7 @@ class OllamaContent(Struct):
 
 
 class OllamaFormat:
-    """Writes the answer of a request. A call is written once it is complete, since its arguments
+    """Writes the answer of a request. A call is written when it is complete, since its arguments
     are an object.
     """
 
@@ -183,7 +183,7 @@ class OllamaFormat:
 
 
 def written(name: str, content: OllamaContent, figures: Figures | None, *, chat: bool) -> bytes:
-    """A JSON object. `figures` are those of the last one."""
+    """A JSON object. Only the last object of an answer has `figures`."""
     known = {} if figures is None else msgspec.structs.asdict(figures)
     if content.logprobs:
         known["logprobs"] = content.logprobs

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -21,18 +21,12 @@ from gateway.system.lane import Lane
 from gateway.system.refusal import Code, status_of
 
 
-class IdConvertor(Convertor[str]):
+class IdConvertor(PathConvertor):
     """An id in a path, which may have slashes but is not empty. A slash at the end of a path is
     redirected, as on all paths.
     """
 
     regex = ".+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
 
 
 register_url_convertor("id", IdConvertor())
@@ -40,6 +34,7 @@ register_url_convertor("id", IdConvertor())
 EVENT_STREAM: Final = "text/event-stream"
 LINE_STREAM: Final = "application/x-ndjson"
 
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Tag: TypeAlias = Literal["OpenAI", "Anthropic", "Ollama", "probes", "operation"]
 
 # The refusals that every request may get.
@@ -52,7 +47,7 @@ ALWAYS: Final[tuple[Code, ...]] = (
     "internal_error",
     "overloaded",
 )
-# The further refusals of requests that a model generates for.
+# The further refusals of requests that a model answers.
 GENERATES: Final[tuple[Code, ...]] = (
     "context_length_exceeded",
     "model_not_found",
@@ -82,15 +77,14 @@ class Query(Struct, frozen=True):
     about: str
 
 
-class Operation(Struct, frozen=True, kw_only=True):
-    """What a route takes and answers. `body` is the type that decodes the body. `answer` is the
-    type of the answer, or the media type of a text. `events` is the type of an event in a stream of
-    the media type `stream`. `refusals` are possible in addition to `ALWAYS`; `others` are further
+class Operation(Struct, frozen=True):
+    """The description of a route. `body` is the type that decodes the body. `answer` is the type of
+    the answer, or the media type of a text. `events` is the type of an event in a stream of the
+    media type `stream`. `refusals` are possible in addition to `ALWAYS`; `others` are further
     statuses with the types of their answers.
     """
 
     summary: str
-    tag: Tag
     body: Any = None
     body_optional: bool = False
     answer: Any = None
@@ -105,16 +99,40 @@ class Described(Route):
     """A route that stands in /openapi.json. An id in its path is written as `{id:id}`."""
 
     def __init__(
-        self,
-        path: str,
-        endpoint: Callable[..., Any],
-        operation: Operation,
-        *,
-        method: str = "GET",
+        self, path: str, endpoint: Handler, method: str, tag: Tag, operation: Operation
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.method = method
+        self.tag = tag
         self.operation = operation
+
+
+class Routes(list[BaseRoute]):
+    """The routes of a file, which are declared at their handlers, by decorators. `tag` groups them
+    in /openapi.json.
+    """
+
+    def __init__(self, tag: Tag) -> None:
+        super().__init__()
+        self._tag = tag
+
+    def get(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("GET", path, operation)
+
+    def post(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("POST", path, operation)
+
+    def delete(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
+        return self._declare("DELETE", path, operation)
+
+    def _declare(
+        self, method: str, path: str, operation: Operation
+    ) -> Callable[[Handler], Handler]:
+        def declare(handler: Handler) -> Handler:
+            self.append(Described(path, handler, method, self._tag, operation))
+            return handler
+
+        return declare
 
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -126,7 +144,7 @@ _OF_QUERY: Final = {
     "string": _TEXT,
     "integer": {"type": "integer", "minimum": 0, "maximum": 10**MOST_DIGITS - 1},
 }
-# The description of events in OpenAPI 3.2, which current tools know by this media type.
+# OpenAPI 3.2 describes events so, and current tools know them by this media type.
 _STREAMED: Final[dict[str, dict[str, Any]]] = {
     EVENT_STREAM: {
         "type": "object",
@@ -161,7 +179,7 @@ def make_document(routes: Iterable[BaseRoute]) -> bytes:
     for path, route in found:
         written = _PARAMETER.sub(r"{\g<name>}", path)
         name = re.sub(r"\W+", "_", route.method.lower() + written)
-        operation = {"operationId": name, **_operation(path, route.operation, known)}
+        operation = {"operationId": name, **_operation(path, route, known)}
         paths.setdefault(written, {})[route.method.lower()] = operation
     return msgspec.json.encode(
         {
@@ -195,7 +213,8 @@ def _types(path: str, operation: Operation) -> Iterator[Any]:
             yield each
 
 
-def _operation(path: str, operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
+def _operation(path: str, route: Described, known: dict[Any, Any]) -> dict[str, Any]:
+    operation = route.operation
     responses: dict[str, Any] = {}
     answer = _content(operation.answer, known)
     if operation.stream is not None:
@@ -204,7 +223,7 @@ def _operation(path: str, operation: Operation, known: dict[Any, Any]) -> dict[s
         responses["200"] = {"description": "Done.", "headers": _REQUEST_ID, "content": answer}
     for other, kind in operation.others.items():
         content = _content(kind, known)
-        responses[str(other)] = {"description": "Done, or how it is.", "content": content}
+        responses[str(other)] = {"description": "Done, or the present state.", "content": content}
     codes = (*ALWAYS, *operation.refusals, *(_WITH_BODY if operation.body else ()))
     for status, names in _by_status(codes).items():
         error = known[envelope_type(path)]
@@ -216,7 +235,7 @@ def _operation(path: str, operation: Operation, known: dict[Any, Any]) -> dict[s
         same["content"]["application/json"] = {"schema": error}
     written: dict[str, Any] = {
         "summary": operation.summary,
-        "tags": [operation.tag],
+        "tags": [route.tag],
         "parameters": [*_of_path(path), *_of_query(operation)],
         "responses": dict(sorted(responses.items())),
     }
@@ -276,12 +295,12 @@ def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
         }
 
 
-# On an idle machine it takes milliseconds.
+# To make the document takes milliseconds on an idle machine.
 _MADE_S: Final = 60.0
 
 
 class OpenApiDocument:
-    """Makes the document when it is first asked for, outside the event loop, and keeps it."""
+    """Makes the document at its first request, in a thread, and keeps it."""
 
     def __init__(self) -> None:
         self._lane = Lane("openapi")
@@ -294,15 +313,10 @@ class OpenApiDocument:
         return self._text
 
 
+routes = Routes("probes")
+
+
+@routes.get("/openapi.json", Operation("This document", answer=dict))
 async def openapi(request: HttpRequest) -> Response:
     document: OpenApiDocument = request.app.state.document
     return Response(await document.text(request), media_type="application/json")
-
-
-routes = [
-    Described(
-        "/openapi.json",
-        openapi,
-        Operation(summary="This document", tag="probes", answer=dict),
-    )
-]

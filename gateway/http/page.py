@@ -14,13 +14,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from gateway import VERSION
-from gateway.http.openapi import Described, Operation
+from gateway.http.openapi import Operation, Routes
 from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
 
+routes = Routes("operation")
+
 _FOLDER: Final = Path(__file__).parent / "static"
 _READ_S: Final = 20.0
-# The system may have other types in its table, and browsers run a script only with this type.
+# Types of files. Those of the system may differ, and browsers run a script only with this type.
 _TYPES: Final = mimetypes.MimeTypes(filenames=())
 _TYPES.add_type("text/javascript", ".js")
 _TYPES.add_type("text/markdown", ".md")
@@ -35,7 +37,7 @@ class File(Struct, frozen=True):
 
 
 class Page:
-    """Reads all files of the page when the first is asked for, and serves them from memory."""
+    """Reads all files of the page at the first request, and serves them from memory."""
 
     def __init__(self, folder: Path = _FOLDER) -> None:
         self._folder = folder
@@ -76,7 +78,7 @@ _POLICY: Final = "; ".join(
     )
 )
 _PAGE_HEADERS: Final = {
-    # Browsers ask each time; unchanged files cost a 304.
+    # A browser asks each time; for an unchanged file the answer is 304.
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -86,6 +88,11 @@ _PAGE_HEADERS: Final = {
 }
 
 
+@routes.get(
+    "/ui/{path:path}",
+    Operation("A file of the page", answer="text/html", refusals=("not_found",)),
+)
+@routes.get("/ui", Operation("The page", answer="text/html"))
 async def page(request: HttpRequest) -> Response:
     shown: Page = request.app.state.page
     path = request.path_params.get("path") or "index.html"
@@ -101,13 +108,7 @@ async def page(request: HttpRequest) -> Response:
     return Response(file.content, headers=headers, media_type=file.media_type)
 
 
-_PAGE: Final = Operation(summary="The page", tag="operation", answer="text/html")
-_FILE: Final = Operation(
-    summary="A file of the page", tag="operation", answer="text/html", refusals=("not_found",)
-)
-
-
-_WHAT: Final = f"Bulkhead {VERSION}, a server of models on this machine."
+_TITLE: Final = f"Bulkhead {VERSION}, a server of models on this machine."
 _PLACES: Final = (
     ("/ui", "the operator's page"),
     ("/v1", "OpenAI's API and Anthropic's: the base URL of their clients is this, or / alone"),
@@ -122,27 +123,21 @@ _BASES: Final = ("/v1", "/api")
 _FRONT_HEADERS: Final = {"content-security-policy": "default-src 'none'", "vary": "accept"}
 
 
+@routes.get("/", Operation("The paths of this server", answer="text/plain"))
 async def front(request: HttpRequest) -> Response:
     known = {getattr(each, "path", None) for each in request.app.routes}
-    places = [(path, what) for path, what in _PLACES if path in _BASES or path in known]
+    places = [(path, about) for path, about in _PLACES if path in _BASES or path in known]
     if "text/html" not in request.headers.get("accept", ""):
-        lines = [_WHAT, *(f"  {path:<14} {what}" for path, what in places)]
+        lines = [_TITLE, *(f"  {path:<14} {about}" for path, about in places)]
         return PlainTextResponse("\n".join(lines) + "\n", headers=_FRONT_HEADERS)
     items = "".join(
-        f"<li>{_link(path)}: {html.escape(what, quote=False)}</li>" for path, what in places
+        f"<li>{_link(path)}: {html.escape(about, quote=False)}</li>" for path, about in places
     )
     return HTMLResponse(
-        f'<!doctype html><html lang="en"><title>Bulkhead</title><p>{_WHAT}</p><ul>{items}</ul>\n',
+        f'<!doctype html><html lang="en"><title>Bulkhead</title><p>{_TITLE}</p><ul>{items}</ul>\n',
         headers=_FRONT_HEADERS,
     )
 
 
 def _link(path: str) -> str:
     return path if path in _BASES else f'<a href="{path}">{path}</a>'
-
-
-routes = [
-    Described("/", front, Operation(summary="What this is", tag="probes", answer="text/plain")),
-    Described("/ui", page, _PAGE),
-    Described("/ui/{path:path}", page, _FILE),
-]

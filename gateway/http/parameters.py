@@ -1,7 +1,7 @@
-"""All parameters of the APIs' bodies, and what becomes of each.
+"""All parameters of the APIs' bodies: supported, refused or harmless.
 
 A parameter that would change the answer and is not supported is refused by name, unless it has a
-neutral value: clients may send defaults. Fields that no API knows are ignored.
+neutral value, since clients may send defaults. Fields that no API knows are ignored.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ _BODIES: Final[tuple[Place, ...]] = ("chat", "completions")
 
 class Parameter(Struct, frozen=True):
     """`neutral` are the values that a refused parameter may have, since they change nothing; null
-    always is one.
-
-    `note` says what to do instead, or why the parameter is harmless.
+    is always one of them. `note` is advice to the client, or why the parameter is harmless.
     """
 
     name: str
@@ -214,7 +212,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("file", places=_PART),
     *_harmless("the model's own files say how closely it looks", "detail", places=_PART),
     *_harmless("it only says how prompts are cached", "prompt_cache_breakpoint", places=_PART),
-    # Of responses: OpenAI's, and what chat has beside those
+    # Of responses: OpenAI's parameters, and chat's further ones
     *_done("model", "input", "instructions", "previous_response_id", places=_RESPONSES),
     *_done("background", "store", "stream", "include", "metadata", places=_RESPONSES),
     *_done("tools", "tool_choice", "parallel_tool_calls", places=_RESPONSES),

@@ -31,7 +31,7 @@ _BEGINNINGS: Final = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff
 
 
 class Source(Struct, frozen=True):
-    """Where a picture is. `name` is the field of the body, for errors."""
+    """The address of a picture. `name` is the field of the body, for errors."""
 
     url: str
     name: str
@@ -73,7 +73,7 @@ def read_data_url(url: str, most_bytes: int) -> bytes:
 
 FILE_SCHEME: Final = "file:"
 _LOCAL: Final = ("", "localhost")
-# The same text for files outside the folders and for missing files, so that nobody learns which
+# The same text for files outside the folders and for missing files, so that no client learns which
 # files exist.
 _NOT_THERE: Final = "there is no such file in gateway.image_folders"
 
@@ -91,7 +91,7 @@ def path_in(url: str) -> Path:
         except ValueError as error:
             raise PictureError(f"it is no address: {error}") from error
         if parts.netloc.lower() not in _LOCAL:
-            raise PictureError("a file: address is of this machine: write file:///folder/picture")
+            raise PictureError("it is no file of this machine: write file:///folder/picture")
         path = unquote(parts.path)
     if not path.startswith("/") or "\0" in path:
         raise PictureError("it must be an absolute path")
@@ -107,13 +107,13 @@ def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
     try:
         resolved = path.resolve(strict=True)
         _check_inside(resolved, folders)
-        # Follow no link that was put there meanwhile, and wait for no writer of a pipe.
+        # Don't follow a link that was made meanwhile, and don't wait for the writer of a pipe.
         descriptor = os.open(resolved, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise PictureError("it is no regular file")
-            # Nor may a folder above the file have become a link.
+            # A folder above the file may have become a link, too.
             again = path.resolve(strict=True)
             _check_inside(again, folders)
             if not os.path.samestat(status, again.stat()):
@@ -186,8 +186,8 @@ class PictureReader:
         if scheme in _REMOTE_SCHEMES:
             if not settings.remote_images:
                 raise PictureError(
-                    "pictures of other machines are not fetched here: send the picture itself, as "
-                    "a data URL, or set gateway.remote_images"
+                    "this gateway fetches no pictures from other machines: send the picture as a "
+                    "data URL, or set gateway.remote_images"
                 )
             if self._fetch is None:
                 # Importing an HTTP client takes a tenth of a second, and few installations need
@@ -200,7 +200,7 @@ class PictureReader:
             raise PictureError("send a data URL, as data:image/png;base64,iVBOR...")
         path = path_in(url)
         if not settings.image_folders:
-            raise PictureError("no folder's files may be read: gateway.image_folders names none")
+            raise PictureError("no file may be read: gateway.image_folders names none")
         folders = settings.image_folders
         try:
             return await self._files.run(
@@ -215,27 +215,29 @@ def check_pictures(sources: Sequence[Source], model: Model) -> None:
     if sources and not model.settings.pictures:
         raise refused(
             sources[0],
-            f"{model.id!r} was not told to look at pictures: set pictures = true for it, if it is "
-            "a model that can, and install what it takes: pip install 'mlx-bulkhead[vision]'",
+            f"{model.id!r} is not configured to look at pictures: if it has vision, set pictures = "
+            "true for it, and install the packages: pip install 'mlx-bulkhead[vision]'",
         )
 
 
 UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
-# Clients can send any number of unknown types.
+# The most names in a header: clients can send any number of unknown types.
 _MOST_NAMED: Final = 32
 _TURNS: Final = ("user", "assistant")
 
 
 def newest(roles: Sequence[str]) -> range:
-    """The place of the newest user message, unless an assistant's message follows it. A model
-    without vision refuses the pictures of this message; earlier pictures must not end the
-    conversation.
+    """The place of the newest user message; empty if an assistant's message follows it. A model
+    without vision refuses the pictures of this message, but not earlier pictures, which would end
+    the conversation.
     """
     last = max((place for place, each in enumerate(roles) if each in _TURNS), default=-1)
     return range(last, last + 1) if last >= 0 and roles[last] == "user" else range(0)
 
 
 def left_out_header(names: Collection[str]) -> dict[str, str]:
-    """The header of an answer. The names must be valid in a header."""
+    """The header that names the parts of the body that the model doesn't get. The names must be
+    valid in a header.
+    """
     named = ", ".join(sorted(names)[:_MOST_NAMED])
     return {"x-bulkhead-left-out": named} if named else {}

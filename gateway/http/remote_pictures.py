@@ -1,7 +1,7 @@
 """Fetches pictures from http and https addresses, if the operator allows it.
 
-A DNS name may resolve to any address, and to another one the next time. So it is resolved here,
-once, and the connection goes to the address that was checked. Each redirection is checked again.
+A DNS name may resolve to any address, and to another one the next time. So it is resolved here
+once, and the connection goes to the address that was checked. Redirections are checked, too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def may_call(text: str) -> bool:
 
 
 def is_public(text: str, own: Collection[Network] = ()) -> bool:
-    """Whether an address is that of one host of the internet, outside the networks in `own`."""
+    """Whether an address is that of a host on the internet, outside the networks in `own`."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -99,7 +99,7 @@ def own_networks() -> list[Network]:
             try:
                 address = ip_interface(each.address.partition("%")[0])
             except ValueError:
-                continue  # Of the hardware.
+                continue  # A hardware address.
             found.append(ip_network((address.ip, _length(each.netmask, address.version)), False))
     return found
 
@@ -133,8 +133,8 @@ class Remote:
     def __init__(self, may_call: Callable[[str], bool] = may_call) -> None:
         """`may_call` says whether an IP address may be called, and may block."""
         self._may_call = may_call
-        # Resolving names takes time, and the certificates of authorities are half a megabyte to
-        # read.
+        # It takes time to resolve names, and to read the certificates of authorities, half a
+        # megabyte.
         self._lane = Lane("picture names")
         self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
         self._tls: ssl.SSLContext | None = None
@@ -194,8 +194,8 @@ class Remote:
         address_called = await self._lane.run(look_up, _LOOKUP_S, "the lookup of names")
         if address_called is None:
             raise PictureError(
-                f"{host} is not an address of the internet: none of this machine or its network "
-                "is called"
+                f"{host} is not an address of the internet: the gateway calls none of this machine "
+                "or its network"
             )
         return address_called
 
@@ -210,7 +210,7 @@ def _parsed(url: str, base: str = "") -> httpx.URL:
     if address.scheme not in ("http", "https") or not host:
         raise PictureError("it is no http or https address")
     if address.userinfo:
-        raise PictureError("it has a name or a password in it, which are not sent")
+        raise PictureError("it has a user name or a password, which the gateway doesn't send")
     labels = address.raw_host.removesuffix(b".").split(b".")
     if not all(0 < len(each) <= _LONGEST_LABEL for each in labels):
         raise PictureError(

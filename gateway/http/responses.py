@@ -17,6 +17,7 @@ from starlette.responses import Response
 from gateway.http.answer import DONE, EVENTS, STREAM_HEADERS, CountFormat
 from gateway.http.bodies import (
     beside_the_loop,
+    json_listing,
     json_response,
     read_count,
     read_flag,
@@ -25,9 +26,9 @@ from gateway.http.bodies import (
     reads_newest_first,
 )
 from gateway.http.errors import invalid
-from gateway.http.kept import Followed, accept, mailbox_of, name_of, new_entry, not_found
+from gateway.http.kept import Followed, accept, find_answer, mailbox_of, new_entry
 from gateway.http.model_call import ModelCall
-from gateway.http.openapi import EVENT_STREAM, GENERATES, Described, Operation
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.responses_bodies import ResponseBody, check_body
 from gateway.http.responses_input import (
     ResponseInput,
@@ -53,29 +54,42 @@ from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.choices import Choice, Format
 from gateway.requests.request import Request
 from gateway.requests.share import share_of
-from gateway.system.refusal import Refusal
+from gateway.system.refusal import Code, Refusal
 from protocol.answers import Usage
 
+routes = Routes("OpenAI")
+
+# The further refusals of routes for stored responses, and of those that may go on from one.
+_STORED: Final[tuple[Code, ...]] = ("not_found", "model_unavailable")
+_GENERATES: Final[tuple[Code, ...]] = (*GENERATES, "not_found")
 _PATH: Final = "/v1/responses/{id}"
 _NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
 
 
+@routes.get(
+    _PATH,
+    Operation("A stored response", answer=ResponseObject, stream=EVENT_STREAM, refusals=_STORED),
+)
 async def retrieve(request: HttpRequest) -> Response:
-    """A stored response as it is now. With `stream=true` its events behind the number
-    `starting_after`.
+    """Answer with a stored response as it is now. With `stream=true` send its events after the
+    number `starting_after`.
     """
     streams = read_flag(request, "stream")
-    found = await _find(request, events=streams)
+    found = await find_answer(request, "responses", events=streams)
     if streams:
         return _events(request, found)
     return Response(_present(found), media_type="application/json")
 
 
+@routes.get(
+    f"{_PATH}/input_items",
+    Operation("The input of a response", answer=dict, refusals=_STORED),
+)
 async def input_items(request: HttpRequest) -> Response:
-    """The items that a stored response answers, with those of earlier responses."""
+    """List the items that a stored response answers, with those of earlier responses."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=True)
-    found = await _find(request, items=True)
+    found = await find_answer(request, "responses", items=True)
     share = share_of(request.scope)
     items = await beside_the_loop(len(found.items), decode_items, found.items, share)
     if newest_first:
@@ -86,45 +100,34 @@ async def input_items(request: HttpRequest) -> Response:
             raise invalid(f"after: there is no item {after[:100]!r} in this response.", "after")
         items = items[places[0] + 1 :]
     page = items[:count]
-    listed = {
-        "object": "list",
-        "data": page,
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": len(items) > count,
-    }
-    return json_response(listed)
+    return json_listing(page, [each.id for each in page], has_more=len(items) > count)
 
 
+@routes.post(
+    f"{_PATH}/cancel",
+    Operation("Cancel a response", answer=ResponseObject, refusals=_STORED),
+)
 async def cancel(request: HttpRequest) -> Response:
     """Cancel a background response. One that is complete stays as it is."""
-    found = await _find(request)
+    found = await find_answer(request, "responses")
     if not found.entry.background:
         raise invalid(
-            f"{found.entry.id!r} is complete and was not made in the background: only a "
-            "background response can be cancelled.",
+            f"{found.entry.id!r} was not made in the background: only a background response can be "
+            "cancelled.",
             "id",
         )
     await mailbox_of(request).cancel(found.entry.name)
-    return Response(_present(await _find(request)), media_type="application/json")
+    return Response(
+        _present(await find_answer(request, "responses")), media_type="application/json"
+    )
 
 
+@routes.delete(_PATH, Operation("Delete a response", answer=dict, refusals=_STORED))
 async def delete(request: HttpRequest) -> Response:
     """Delete a stored response, whether it is complete or not."""
-    found = await _find(request)
+    found = await find_answer(request, "responses")
     await mailbox_of(request).delete(found.entry.name)
-    answer = {"id": found.entry.id, "object": "response", "deleted": True}
-    return json_response(answer)
-
-
-async def _find(request: HttpRequest, *, items: bool = False, events: bool = False) -> StoredAnswer:
-    """Raises: Refusal: there is no such response, or it belongs to another key."""
-    name = name_of(request)
-    share = share_of(request.scope)
-    found = await mailbox_of(request).find(name, share, items=items, events=events)
-    if found is None or found.entry.api != "responses":
-        raise not_found("stored response", name[1])
-    return found
+    return json_response({"id": found.entry.id, "object": "response", "deleted": True})
 
 
 def _present(found: StoredAnswer) -> bytes:
@@ -159,19 +162,8 @@ def _events(request: HttpRequest, found: StoredAnswer) -> Response:
 
 
 def _passed(after: int, first_number: int) -> int:
-    """How many of these events the client has. None, if it read an earlier attempt."""
+    """How many of these events the client has; 0 if it read an earlier attempt."""
     return max(0, after + 1 - first_number)
-
-
-_STORED: Final = Operation(summary="", tag="OpenAI", refusals=("not_found", "model_unavailable"))
-_RETRIEVE: Final = msgspec.structs.replace(
-    _STORED, summary="A stored response", answer=ResponseObject, stream=EVENT_STREAM
-)
-_CANCEL: Final = msgspec.structs.replace(
-    _STORED, summary="Cancel a response", answer=ResponseObject
-)
-_DELETE: Final = msgspec.structs.replace(_STORED, summary="Delete a response", answer=dict)
-_ITEMS: Final = msgspec.structs.replace(_STORED, summary="What was asked", answer=dict)
 
 
 class ResponseFamily:
@@ -195,8 +187,8 @@ class ResponseFamily:
 
     def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
         # OpenAI has no event for a cancelled response.
-        what = "failed" if outcome.status == "failed" else "incomplete"
-        return lifecycle_event(what, outcome.body, number) + DONE
+        state = "failed" if outcome.status == "failed" else "incomplete"
+        return lifecycle_event(state, outcome.body, number) + DONE
 
 
 def _ended(response: ResponseObject, status: Status) -> AnswerOutcome:
@@ -205,8 +197,8 @@ def _ended(response: ResponseObject, status: Status) -> AnswerOutcome:
 
 
 class Compacted(Struct):
-    """`output` is the input of the next response: the messages of users and of the system, then the
-    summary.
+    """`output` is the input for the next response: the messages of users and of the system, then
+    the summary.
     """
 
     id: str
@@ -216,8 +208,12 @@ class Compacted(Struct):
     object: Literal["response.compaction"] = "response.compaction"
 
 
+@routes.post(
+    "/v1/responses/compact",
+    Operation("Sum up a conversation", body=ResponseBody, answer=Compacted, refusals=_GENERATES),
+)
 async def compact(http_request: HttpRequest) -> Response:
-    """Answer a summary of the conversation. Nothing is stored."""
+    """Answer with a summary of the conversation. Nothing is stored."""
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
     call = asked.call
@@ -232,7 +228,7 @@ async def compact(http_request: HttpRequest) -> Response:
 
 class _CompactionFormat(ResponseFormat):
     def __init__(self, form: ResponseForm, request: Request, left: bytes) -> None:
-        """`left` are the items that stay, as JSON."""
+        """`left` are the items that stay beside the summary, as JSON."""
         super().__init__(form, request)
         self._left = left
 
@@ -245,20 +241,20 @@ class _CompactionFormat(ResponseFormat):
         )
 
 
-_COMPACT: Final = Operation(
-    summary="Sum up a conversation",
-    tag="OpenAI",
-    body=ResponseBody,
-    answer=Compacted,
-    refusals=(*GENERATES, "not_found"),
-)
-
-
 class InputTokens(Struct):
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
+@routes.post(
+    "/v1/responses/input_tokens",
+    Operation(
+        "Count the tokens of a response's prompt",
+        body=ResponseBody,
+        answer=InputTokens,
+        refusals=_GENERATES,
+    ),
+)
 async def count(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
@@ -267,18 +263,19 @@ async def count(http_request: HttpRequest) -> Response:
     return asked.call.answer(requests, form)
 
 
-_COUNT: Final = Operation(
-    summary="Count the tokens of a response's prompt",
-    tag="OpenAI",
-    body=ResponseBody,
-    answer=InputTokens,
-    refusals=(*GENERATES, "not_found"),
-)
-
-
 logger = logging.getLogger(__name__)
 
 
+@routes.post(
+    "/v1/responses",
+    Operation(
+        "Answer, and keep the answer",
+        body=ResponseBody,
+        answer=ResponseObject,
+        stream=EVENT_STREAM,
+        refusals=_GENERATES,
+    ),
+)
 async def create_response(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     check_body(body)
@@ -297,7 +294,7 @@ async def create_response(http_request: HttpRequest) -> Response:
         meanings=asked.meanings,
         compacts=asked.compacts,
     )
-    # Dropped items are not stored: the next response would have to drop them again.
+    # Dropped items are not stored, since the next response would have to drop them again.
     kept = [asked.items[each] for each in places_after(asked.items, cut)]
     size = call.share.size_bytes
     items = await beside_the_loop(size, encode_items, kept) if body.stored else b""
@@ -305,7 +302,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     if body.background:
         return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
     mailbox = mailbox_of(http_request)
-    # If it can't be stored, the response is answered without that.
+    # If the mailbox can't store the response, the client gets it all the same.
     form.response.store = body.stored and mailbox.trouble is None
     writer = ResponseFormat(form, requests[0])
     return call.answer(
@@ -323,7 +320,7 @@ async def create_response(http_request: HttpRequest) -> Response:
 async def _store(
     mailbox: Mailbox, entry: MailboxEntry, items: bytes, writer: ResponseFormat
 ) -> None:
-    """Store the whole answer, before its client learns that it is there."""
+    """Store the whole answer, before the end of it is sent to the client."""
     entry.status, entry.ended_at = writer.status, time.time()
     try:
         await mailbox.put(entry, AnswerOutcome(entry.status, 200, writer.body), items)
@@ -353,30 +350,8 @@ async def _in_background(
     entry.background, entry.streams = True, stream
     form.response.background, form.response.status = True, "queued"
     queued = msgspec.json.encode(form.response)
-    job = await accept(
-        call, entry, requests, form.encode(), queued, items=items, cut_is_incomplete=True
-    )
+    job = await accept(call, entry, requests, form.encode(), queued, items=items)
     if stream:
         mailbox_of(call.http).maker.open(job, queued)
         return Followed(job, stream=True)
     return Response(queued, media_type="application/json")
-
-
-_CREATE: Final = Operation(
-    summary="Answer, and keep the answer",
-    tag="OpenAI",
-    body=ResponseBody,
-    answer=ResponseObject,
-    stream=EVENT_STREAM,
-    refusals=(*GENERATES, "not_found"),
-)
-
-routes = [
-    Described("/v1/responses", create_response, _CREATE, method="POST"),
-    Described("/v1/responses/compact", compact, _COMPACT, method="POST"),
-    Described("/v1/responses/input_tokens", count, _COUNT, method="POST"),
-    Described(_PATH, retrieve, _RETRIEVE),
-    Described(_PATH, delete, _DELETE, method="DELETE"),
-    Described(f"{_PATH}/cancel", cancel, _CANCEL, method="POST"),
-    Described(f"{_PATH}/input_items", input_items, _ITEMS),
-]

@@ -11,18 +11,11 @@ from msgspec import Meta, Raw, Struct
 from gateway.http.bodies import ABSENT, given
 from gateway.http.errors import invalid
 from gateway.http.generation import (
-    LARGEST_COUNT,
-    Bias,
     Effort,
     JsonSchemaBody,
-    Penalty,
-    Priority,
-    Probability,
     ResponseFormatBody,
-    Salt,
-    Stop,
+    SamplingBody,
     TemplateBody,
-    TokenId,
     Tokens,
     Verbosity,
 )
@@ -33,9 +26,9 @@ from gateway.http.responses_items import (
     ItemBody,
     Kind,
     Tool,
+    described_tools,
+    function_name,
     runs_here,
-    told,
-    told_name,
 )
 from gateway.http.tools import (
     AllowedTool,
@@ -55,26 +48,6 @@ _SEALED_REASONING: Final = "reasoning.encrypted_content"
 
 Label = Annotated[str, Meta(max_length=64)]
 Value = Annotated[str, Meta(max_length=512)]
-# Parameters with the same names as in chat.
-_EXTENSIONS: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "repetition_penalty",
-    "repetition_context_size",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "priority",
-    "keep_alive",
-    "cache_salt",
-    "enable_thinking",
-    "chat_template_kwargs",
-)
 
 
 class NamedTool(Struct, omit_defaults=True):
@@ -112,14 +85,12 @@ class ReasoningConfig(Struct):
 
 
 @refusing("responses")
-class ResponseBody(Struct, kw_only=True):
-    model: str
+class ResponseBody(SamplingBody, kw_only=True):
     input: str | list[ItemBody] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     store: bool | None = None
-    stream: bool | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -130,21 +101,6 @@ class ResponseBody(Struct, kw_only=True):
     include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     metadata: Annotated[dict[Label, Value], Meta(max_length=16)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
-    min_p: Probability | None = None
-    seed: int | None = None
-    stop: Stop = None
-    ignore_eos: bool | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
-    repetition_context_size: Annotated[int, Meta(ge=1, le=LARGEST_COUNT)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=1024)] | None = None
-    priority: Priority | None = None
-    keep_alive: float | str | None = None
-    cache_salt: Salt | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: Raw = ABSENT
 
@@ -165,14 +121,17 @@ class ResponseBody(Struct, kw_only=True):
 
     def generation(self) -> TemplateBody:
         """The same parameters under chat's names."""
-        same: dict[str, Any] = {name: getattr(self, name) for name in _EXTENSIONS}
+        same: dict[str, Any] = {
+            name: getattr(self, name) for name in SamplingBody.__struct_fields__
+        }
         return _Generation(
-            model=self.model,
+            **same,
             max_completion_tokens=self.max_output_tokens,
             response_format=_format(self.text),
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             verbosity=None if self.text is None else self.text.verbosity,
-            **same,
+            enable_thinking=self.enable_thinking,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
 
 
@@ -185,7 +144,9 @@ class _Generation(TemplateBody, kw_only=True):
 def check_body(body: ResponseBody) -> None:
     """Raises: Refusal: fields of the body contradict each other."""
     if body.background and not body.stored:
-        raise invalid("background: what isn't stored can't be fetched: leave store out.", "store")
+        raise invalid(
+            "background: a response must be stored to be fetched: leave store out.", "store"
+        )
 
 
 def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
@@ -194,7 +155,7 @@ def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
     Raises:
         Refusal: a tool is invalid, or the choice names a tool that isn't there.
     """
-    own = list(told(body.tools or (), "tools"))
+    own = list(described_tools(body.tools or (), "tools"))
     names = {each.function.name for each in own}
     brought = {each.function.name: each for each in [*said.late_tools, *said.tools]}
     found = [*own, *(each for name, each in brought.items() if name not in names)]
@@ -218,7 +179,7 @@ def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
 
 
 def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBody | None:
-    """The choice of tools. A choice of nothing but tools that run at OpenAI is ignored."""
+    """The choice of tools. A choice that allows only tools that run at OpenAI is ignored."""
     choice = body.tool_choice
     elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
     match choice:
@@ -244,12 +205,12 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
 
 
 def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
-    """The names under which the model knows these tools. Tools that run at OpenAI are left out."""
+    """The model's names for these tools. Tools that run at OpenAI are left out."""
     found = []
     for each in asked:
         if each.type in get_args(Kind):
             name = each.name or each.type
-            same = (told_name(m.namespace, m.name) for m in meanings if m.name == name)
+            same = (function_name(m.namespace, m.name) for m in meanings if m.name == name)
             found.append(next(same, name))
     return found
 

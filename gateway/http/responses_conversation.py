@@ -1,5 +1,5 @@
-"""Turns items into the messages that a worker renders. Items of unknown types are skipped, so that
-a conversation can go on.
+"""Turns the items of a response into the messages that a worker renders. Items of unknown types are
+skipped, so that the conversation can go on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.http.responses_items import (
     ContentBody,
     DescribedTool,
     ItemBody,
+    described_tools,
+    function_name,
     opened,
     refused_at,
-    told,
-    told_name,
 )
-from gateway.http.tools import written
+from gateway.http.tools import template_function
 from protocol.requests import CalledTool, ChatMessage, Picture
 
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -72,7 +72,7 @@ def converse(
 
 
 class _AssistantMessage(Struct):
-    """An assistant's message while it is put together from items."""
+    """An assistant's message while it is made of items."""
 
     texts: list[str] = []
     reasoning: list[str] = []
@@ -82,14 +82,14 @@ class _AssistantMessage(Struct):
 class _Conversation:
     def __init__(self, pictures: Iterator[bytes], *, vision: bool) -> None:
         self._messages: list[ChatMessage] = []
-        # Messages of the system at the beginning: many templates take only one, so they are joined.
+        # The system's messages at the beginning, which are joined: many templates take only one.
         self._system: list[str] = []
         self._pictures = pictures
         self._vision = vision
         self._turn: _AssistantMessage | None = None
         self._calls: set[str] = set()
-        # Pictures of results. Templates allow them only in messages of users, so one follows the
-        # results.
+        # Pictures of results. Templates allow pictures only in messages of users, so such a message
+        # follows the results.
         self._shown: list[Picture] = []
         self._tools: list[DescribedTool] = []
         self._late_tools: list[DescribedTool] = []
@@ -107,9 +107,11 @@ class _Conversation:
                 turn = self._open(unless=("texts", "calls"))
                 turn.reasoning += filter(None, [_reasoning(item, name)])
             case "function_call":
-                self._call(item, name, told_name(item.namespace, item.name or ""), item.arguments)
+                self._call(
+                    item, name, function_name(item.namespace, item.name or ""), item.arguments
+                )
             case "custom_tool_call":
-                function = told_name(item.namespace, item.name or "")
+                function = function_name(item.namespace, item.name or "")
                 self._call(item, name, function, {"input": item.input})
             case "tool_search_call" if item.call_id is not None:
                 self._call(item, name, "tool_search", item.arguments)
@@ -151,9 +153,7 @@ class _Conversation:
                 self.say("system" if role == "developer" else role, text, shown)
 
     def _open(self, unless: tuple[str, ...] = ()) -> _AssistantMessage:
-        """The assistant's open message. A new one is begun if the open one has any of the fields
-        `unless`.
-        """
+        """The assistant's open message. If it has a field of `unless`, a new one is begun."""
         if self._turn is not None and any(getattr(self._turn, each) for each in unless):
             self._close()
         if self._turn is None:
@@ -223,22 +223,22 @@ class _Conversation:
 
     def _add_tools(self, item: ItemBody, name: str) -> None:
         if self._turn is None and not self._messages:
-            self._tools += told(item.tools or (), f"{name}.tools")
+            self._tools += described_tools(item.tools or (), f"{name}.tools")
         else:
             self.say("system", self._take_tools(item, name))
 
     def _take_tools(self, item: ItemBody, name: str) -> str:
-        """The text that makes tools callable from here on. Earlier messages stay as they are in the
-        prompt cache.
+        """The text that makes tools callable from here on. Earlier messages stay the same, so the
+        prompt cache has them.
         """
-        found = list(told(item.tools or (), f"{name}.tools"))
+        found = list(described_tools(item.tools or (), f"{name}.tools"))
         self._late_tools += found
-        functions = [written(each.function) for each in found]
+        functions = [template_function(each.function) for each in found]
         return _CALLABLE + msgspec.json.encode(functions).decode()
 
 
 def _reasoning(item: ItemBody, name: str) -> str:
-    """The reasoning, or its summary if the reasoning is not readable."""
+    """The reasoning; its summary if the reasoning itself can't be read."""
     for parts, place in ((item.content, "content"), (item.summary, "summary")):
         if parts:
             return _text(parts, f"{name}.{place}")
@@ -252,7 +252,7 @@ def _output(item: ItemBody, name: str) -> str:
 
 
 def _readable(content: str | list[ContentBody] | ContentBody | None) -> str:
-    """The texts of an earlier answer; other parts are skipped."""
+    """The texts of a content; other parts are skipped."""
     if isinstance(content, str):
         return content
     return "".join(part.text or part.refusal or "" for part in _parts(content))

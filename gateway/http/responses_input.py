@@ -1,4 +1,4 @@
-"""Gathers what a response answers: the body, earlier items and pictures; cuts it to the context."""
+"""Gathers the input of a response: the body, earlier items and pictures. Cuts it to the context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gateway.http.errors import invalid
 from gateway.http.generation import (
     constraint_of,
     generate_message,
-    template_arguments,
     thinks,
 )
 from gateway.http.kept import mailbox_of
@@ -32,10 +31,10 @@ from gateway.http.responses_items import (
     ItemBody,
     check_items,
     decode_items,
+    described_tools,
     left_out,
     own_items,
     picture_sources,
-    told,
     without_superseded,
 )
 from gateway.http.responses_objects import hexadecimal, new_id
@@ -65,7 +64,7 @@ class _Known(NamedTuple):
 async def earlier_items(
     mailbox: Mailbox, owner: str, response_id: str, share: Share
 ) -> list[ItemBody]:
-    """The items that an earlier response answered, and its output.
+    """The input items of an earlier response, and its output.
 
     Raises:
         Refusal: there is no such response, it is not complete, or the share has no room for it.
@@ -73,8 +72,8 @@ async def earlier_items(
     found = await mailbox.find((owner, response_id), share, items=True)
     if found is None or found.entry.api != "responses":
         raise _refusal(
-            f"there is no stored response {response_id[:200]!r}: it never was, was deleted or has "
-            "expired (mailbox.keep_s); send the whole conversation as input",
+            f"there is no stored response {response_id[:200]!r}: it never existed, was deleted or "
+            "has expired (mailbox.keep_s); send the whole conversation as input",
         )
     if found.entry.status not in ("completed", "incomplete"):
         raise _refusal(f"{response_id!r} is {found.entry.status}: wait until it is completed")
@@ -84,7 +83,7 @@ async def earlier_items(
 async def resolved(
     mailbox: Mailbox, owner: str, items: list[ItemBody], share: Share
 ) -> list[ItemBody]:
-    """The items, with the stored items in place of references to them.
+    """The items, with stored items in place of the references to them.
 
     Raises:
         Refusal: a reference names no stored item, or the share has no room for them.
@@ -101,7 +100,7 @@ async def resolved(
 
 
 def _response_of(reference: ItemBody) -> str:
-    """The response that the item belongs to, by its id. Empty: the id isn't from here."""
+    """The id of the response that the item belongs to. Empty: the item's id is not from here."""
     found = _ITEM_ID.fullmatch(reference.id or "")
     return "" if found is None else f"resp_{found['response']}"
 
@@ -128,7 +127,7 @@ def _replaced(
                     "itself.",
                     param,
                 )
-            # Counted each time: the prompt has the item as often as it is named.
+            # Counted for each reference, since the prompt then has the item several times.
             share.take(found.size_bytes)
             item = found.item
         whole.append(item)
@@ -136,7 +135,7 @@ def _replaced(
 
 
 def _whole(found: StoredAnswer, share: Share) -> list[ItemBody]:
-    """The items that a response answered, and its output."""
+    """The input items of a response, and its output."""
     items = decode_items(found.items, share)
     take_decoded(share, found.body)
     return [*items, *msgspec.json.decode(found.body, type=_Answered).output]
@@ -153,15 +152,15 @@ _SMALL: Final = 4
 
 
 def possible_cuts(items: Sequence[ItemBody]) -> list[int]:
-    """The numbers of first items that may be dropped, 0 first: cuts are made before messages of
-    users, so that calls keep their outputs.
+    """The numbers of first items that may be dropped, beginning with 0. Items are cut only before
+    messages of users, so that calls keep their outputs.
     """
     users = [index for index, each in enumerate(items) if each.role == "user" and index]
     return [0, *users]
 
 
 def places_after(items: Sequence[ItemBody], cut: int) -> list[int]:
-    """The places of the items that are left. Items of the system always stay."""
+    """The places of the items that stay. Items of the system always stay."""
     return [
         index
         for index, each in enumerate(items)
@@ -175,8 +174,8 @@ async def first_that_fits(
     build: Callable[[int], Awaitable[Generate]],
     choices: Sequence[int],
 ) -> int:
-    """The smallest cut with which prompt and answer fit the context; the last one if none does. The
-    model counts the tokens, so it is loaded for this.
+    """The smallest cut with which prompt and answer fit the context; the last cut if none does. The
+    model is loaded, since it counts the tokens.
 
     Raises:
         Refusal: the model can't count now.
@@ -192,8 +191,8 @@ async def first_that_fits(
 
 
 def counting(generate: Generate) -> Generate:
-    """The same message for counting the tokens of its prompt: with a limit of 0 tokens nothing is
-    computed.
+    """The message that only counts the tokens of the prompt: with a limit of 0 tokens the worker
+    computes nothing.
     """
     return msgspec.structs.replace(generate, max_tokens=0, constraint=None)
 
@@ -224,9 +223,8 @@ _LONGEST_SUMMARY: Final = 4096
 
 
 class ResponseInput(Struct):
-    """A body with all that it goes on from. `names` are the names of the items in errors;
-    `pictures` are by the places of their items; `left_out` names the parts that the model isn't
-    given.
+    """A body with all items of its prompt. `names` are the names of the items in errors; `pictures`
+    are by the places of their items; `left_out` names the parts that the model doesn't get.
     """
 
     call: ModelCall
@@ -244,9 +242,12 @@ class ResponseInput(Struct):
 
     @property
     def meanings(self) -> dict[str, CallMeaning]:
-        """What calls mean to the client, by function, where that is no plain function."""
+        """The meanings of calls to the client by function, without those of plain functions."""
         brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
-        every = chain(told(self.body.tools or (), "tools"), *(told(each, "") for each in brought))
+        every = chain(
+            described_tools(self.body.tools or (), "tools"),
+            *(described_tools(each, "") for each in brought),
+        )
         return {
             each.function.name: each.meaning
             for each in every
@@ -276,7 +277,7 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
     suffix = hexadecimal(response_id)
     own = await beside_the_loop(share.size_bytes, own_items, body.input, suffix)
     items = [*before, *await resolved(mailbox, owner, own, share)]
-    # Items of earlier responses were accepted before.
+    # An earlier response has accepted these items, so errors don't name them one by one.
     names = ["previous_response_id"] * len(before)
     names += [f"input[{index}]" for index in range(len(own))]
     items, names = without_superseded(items, names)
@@ -296,7 +297,7 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
 def _generate(asked: ResponseInput, cut: int) -> Generate:
     body, settings = asked.body, asked.call.model.settings
     generation = body.generation()
-    arguments = template_arguments(generation, settings.template_arguments)
+    arguments = generation.template_arguments(settings.template_arguments)
     places = places_after(asked.items, cut)
     said = converse(
         body.instructions,

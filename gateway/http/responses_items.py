@@ -54,7 +54,7 @@ class _CustomFormat(Struct):
 
 
 class CallMeaning(Struct, frozen=True):
-    """What a call of a function means to the client."""
+    """The meaning of a function's call to the client: a call of which tool."""
 
     kind: Kind
     name: str
@@ -62,14 +62,14 @@ class CallMeaning(Struct, frozen=True):
 
 
 class DescribedTool(Struct, frozen=True):
-    """A tool as the model is told of it, and its path in the body."""
+    """A tool as the model sees it, and its path in the body."""
 
     function: FunctionBody
     meaning: CallMeaning
     path: str
 
 
-def told_name(namespace: str | None, name: str) -> str:
+def function_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -80,7 +80,9 @@ def runs_here(tool: Tool) -> bool:
     return tool.type in ("function", "custom", "namespace", "local_shell")
 
 
-def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iterator[DescribedTool]:
+def described_tools(
+    tools: Iterable[Tool], path: str, namespace: str | None = None
+) -> Iterator[DescribedTool]:
     """The tools as functions for a model. Tools that the client can't run are skipped.
 
     Raises:
@@ -93,10 +95,10 @@ def told(tools: Iterable[Tool], path: str, namespace: str | None = None) -> Iter
         if not runs_here(tool):
             continue
         if tool.type == "namespace":
-            yield from told(tool.tools or (), f"{at}.tools", _name(tool, at))
+            yield from described_tools(tool.tools or (), f"{at}.tools", _name(tool, at))
             continue
         meaning = CallMeaning("function", _name(tool, at), namespace)
-        name = told_name(namespace, meaning.name)
+        name = function_name(namespace, meaning.name)
         function = FunctionBody(name, tool.description, tool.parameters, tool.strict)
         match tool.type:
             case "custom":
@@ -137,7 +139,7 @@ def _missing(param: str) -> Refusal:
     return invalid(f"{param} is missing.", param)
 
 
-# Begins reasoning and summaries that clients send back unread. They are encoded, not secret.
+# The beginning of reasoning and summaries that clients send back unread: encoded, but not secret.
 _SEALED: Final = "bulkhead:"
 
 
@@ -204,7 +206,7 @@ class ItemBody(BodyPart, omit_defaults=True):
 
     @property
     def summed_up(self) -> str | None:
-        """The summary of all earlier items. None: this is no summary, or one of another server."""
+        """The summary of all earlier items. None: this is no summary, or that of another server."""
         if self.kind != "compaction":
             return None
         return opened(self.encrypted_content or "") or None
@@ -254,7 +256,7 @@ def sealed(reasoning: str) -> str:
 
 
 def opened(sealed: str) -> str:
-    """The text that `sealed` has encoded. Empty: it comes from another server."""
+    """The text that `sealed` has encoded. Empty: another server has encoded it."""
     try:
         text = base64.b64decode(sealed, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -265,7 +267,9 @@ def opened(sealed: str) -> str:
 def without_superseded(
     items: Sequence[ItemBody], names: Sequence[str]
 ) -> tuple[list[ItemBody], list[str]]:
-    """Of the items before the last summary, only messages of users and of the system are left."""
+    """The items without those that the last summary replaces: of the items before it, only messages
+    of users and of the system stay.
+    """
     last = max((place for place, each in enumerate(items) if each.summed_up), default=0)
     left = [
         place
@@ -276,7 +280,7 @@ def without_superseded(
 
 
 def left_out(items: Sequence[ItemBody]) -> set[str]:
-    """The kinds of parts that a model without vision isn't given."""
+    """The kinds of parts that a model without vision doesn't get."""
     return {"image"} if any(each.pictures for each in items) else set()
 
 

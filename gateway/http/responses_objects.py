@@ -1,10 +1,12 @@
-"""OpenAI's response object and the items of its output."""
+"""OpenAI's response object, and the items of its output, with calls read from their arguments."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
 import uuid
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -36,47 +38,43 @@ class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class MessageItem(Struct, tag_field="type", tag="message"):
+class _Item(Struct, tag_field="type"):
     id: str
     status: ItemStatus
+
+
+class MessageItem(_Item, tag="message"):
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
 
 
-class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+class ReasoningItem(_Item, tag="reasoning"):
     """The reasoning is the content. There is no summary of it."""
 
-    id: str
-    status: ItemStatus
     content: list[ReasoningText]
     summary: list[Any] = []
     encrypted_content: str | UnsetType = UNSET
 
 
-class CallItem(Struct, tag_field="type", tag="function_call"):
-    id: str
-    status: ItemStatus
+class _CallItem(_Item):
     call_id: str
+
+
+class CallItem(_CallItem, tag="function_call"):
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
 
 
-class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
-    id: str
-    status: ItemStatus
-    call_id: str
+class CustomCallItem(_CallItem, tag="custom_tool_call"):
     name: str
     input: str
     namespace: str | UnsetType = UNSET
 
 
-class SearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
+class SearchCallItem(_CallItem, tag="tool_search_call"):
     """A call that has the client search among its tools."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     arguments: dict[str, Any]
     execution: Literal["client"] = "client"
 
@@ -89,10 +87,7 @@ class ShellAction(Struct, tag_field="type", tag="exec"):
     user: str | None = None
 
 
-class ShellCallItem(Struct, tag_field="type", tag="local_shell_call"):
-    id: str
-    status: ItemStatus
-    call_id: str
+class ShellCallItem(_CallItem, tag="local_shell_call"):
     action: ShellAction
 
 
@@ -163,8 +158,8 @@ class IncompleteDetails(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response: what was asked for, and the answer. It has all fields that OpenAI or Open
-    Responses requires; fields with a default there are never null.
+    """A response: the parameters of the request, and the answer. It has all fields that OpenAI or
+    Open Responses requires; fields with a default there are never null.
     """
 
     id: str
@@ -211,7 +206,7 @@ def new_id() -> str:
 
 
 def hexadecimal(response_id: str) -> str:
-    """The part of the id that the ids of its items share."""
+    """The part of a response's id that stands in the ids of its items, too."""
     return response_id.removeprefix("resp_")
 
 
@@ -268,7 +263,7 @@ def _tool_choice(body: ResponseBody) -> Raw:
 
 
 def shown_tools(body: ResponseBody) -> Raw:
-    """The tools that the model is told of, without those that run at OpenAI."""
+    """The tools that the model sees, without those that run at OpenAI."""
     return _raw([_shown(each) for each in body.tools or () if runs_here(each)])
 
 
@@ -295,3 +290,90 @@ def _shown(tool: Tool) -> dict[str, Any]:
 
 def _raw(value: object) -> Raw:
     return Raw(msgspec.json.encode(value))
+
+
+_BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_WHOLE_CHARACTERS: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
+# The second half of the surrogate pair may follow.
+_HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
+_HALF_LENGTH: Final = 6
+
+
+def arguments_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call. Empty: they are no JSON object."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def action_of(arguments: str) -> ShellAction:
+    """The action of a shell call. A command that is a single text is run by bash."""
+    found = arguments_of(arguments)
+    if isinstance(found.get("command"), str):
+        found["command"] = ["bash", "-lc", found["command"]]
+    try:
+        return msgspec.convert({**found, "type": "exec"}, ShellAction)
+    except msgspec.ValidationError:
+        return ShellAction([])
+
+
+class WrittenInput:
+    """Extracts the input of a custom tool from the arguments while they come. `text` is the input
+    so far.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._arguments = ""
+        self._at: int | None = None
+
+    def add(self, piece: str) -> str:
+        """The text that the next piece of the arguments adds to the input."""
+        self._arguments += piece
+        if self._at is None:
+            if (begin := _BEGIN.match(self._arguments)) is None:
+                return ""
+            self._at = begin.end()
+        found = _WHOLE_CHARACTERS.match(self._arguments, self._at)
+        assert found is not None
+        written = found[0]
+        if _HALF.search(written):
+            written = written[:-_HALF_LENGTH]
+        self._at += len(written)
+        return self._take(_encodable(json.loads(f'"{written}"', strict=False)))
+
+    def end(self) -> str:
+        """The rest of the input. If the arguments are no object with an `input`, the input is their
+        only text, or the arguments themselves.
+        """
+        whole = _input(self._arguments)
+        if whole is None:
+            whole = self._arguments if self._at is None else self.text
+        whole = _encodable(whole)
+        return self._take(whole.removeprefix(self.text)) if whole.startswith(self.text) else ""
+
+    def _take(self, text: str) -> str:
+        self.text += text
+        return text
+
+
+def _input(arguments: str) -> str | None:
+    """The input in whole arguments. None: they were cut, or are no JSON."""
+    try:
+        found: Any = json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, dict):
+        texts = [each for each in found.values() if isinstance(each, str)]
+        if isinstance(found.get("input"), str):
+            return str(found["input"])
+        if len(found) == len(texts) == 1:
+            return texts[0]
+    return found if isinstance(found, str) else arguments
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -32,6 +30,9 @@ from gateway.http.responses_objects import (
     SearchCallItem,
     ShellAction,
     ShellCallItem,
+    WrittenInput,
+    action_of,
+    arguments_of,
     hexadecimal,
 )
 from gateway.mailbox.entry import Status
@@ -47,93 +48,6 @@ from protocol.answers import (
     Usage,
 )
 
-_BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_WHOLE_CHARACTERS: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
-# The second half of the surrogate pair may follow.
-_HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
-_HALF_LENGTH: Final = 6
-
-
-def asked_for(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Empty: they are no JSON object."""
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def action_of(arguments: str) -> ShellAction:
-    """The action of a shell call. A command that is a single text is run by bash."""
-    found = asked_for(arguments)
-    if isinstance(found.get("command"), str):
-        found["command"] = ["bash", "-lc", found["command"]]
-    try:
-        return msgspec.convert({**found, "type": "exec"}, ShellAction)
-    except msgspec.ValidationError:
-        return ShellAction([])
-
-
-class WrittenInput:
-    """Extracts the input of a custom tool from the arguments as they come. `text` is the input so
-    far.
-    """
-
-    def __init__(self) -> None:
-        self.text = ""
-        self._arguments = ""
-        self._at: int | None = None
-
-    def add(self, piece: str) -> str:
-        """The text that another piece of the arguments adds."""
-        self._arguments += piece
-        if self._at is None:
-            if (begin := _BEGIN.match(self._arguments)) is None:
-                return ""
-            self._at = begin.end()
-        found = _WHOLE_CHARACTERS.match(self._arguments, self._at)
-        assert found is not None
-        written = found[0]
-        if _HALF.search(written):
-            written = written[:-_HALF_LENGTH]
-        self._at += len(written)
-        return self._take(_sound(json.loads(f'"{written}"', strict=False)))
-
-    def end(self) -> str:
-        """The rest of the text. If the arguments are no object with an `input`, their only text is
-        taken, or the arguments themselves.
-        """
-        whole = _input(self._arguments)
-        if whole is None:
-            whole = self._arguments if self._at is None else self.text
-        whole = _sound(whole)
-        return self._take(whole.removeprefix(self.text)) if whole.startswith(self.text) else ""
-
-    def _take(self, text: str) -> str:
-        self.text += text
-        return text
-
-
-def _input(arguments: str) -> str | None:
-    """The input in whole arguments. None: they were cut, or are no JSON."""
-    try:
-        found: Any = json.loads(arguments, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(found, dict):
-        texts = [each for each in found.values() if isinstance(each, str)]
-        if isinstance(found.get("input"), str):
-            return str(found["input"])
-        if len(found) == len(texts) == 1:
-            return texts[0]
-    return found if isinstance(found, str) else arguments
-
-
-def _sound(text: str) -> str:
-    """The text without lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
-
-
 _PREFIXES: Final = {
     "message": "msg",
     "reasoning": "rs",
@@ -146,16 +60,18 @@ _PREFIXES: Final = {
 
 
 class ResponseForm(Struct):
-    """What the writer of a response is made from, also after the gateway has ended."""
+    """The options of a response's writer. A background response stores them, so that the writer can
+    be made again after the gateway has ended.
+    """
 
     response: ResponseObject
     seals_reasoning: bool
-    # The values in the body. None: the model's own.
+    # The values in the body. None: the model's own apply.
     temperature: float | None = None
     top_p: float | None = None
-    # What calls mean to the client, where they are no plain functions.
+    # The meanings of calls to the client, without those of plain functions.
     meanings: dict[str, CallMeaning] = {}
-    # The answer is a summary of the conversation.
+    # Whether the answer is a summary of the conversation.
     compacts: bool = False
 
     def encode(self) -> bytes:
@@ -177,7 +93,7 @@ class ResponseFormat:
         first_number: int = 0,
         announced: bool = False,
     ) -> None:
-        """With `announced` the client has the event of the creation already."""
+        """`announced`: the client has got the event of the creation already."""
         self._form = form
         self._request = request
         self._response = form.response
@@ -195,7 +111,7 @@ class ResponseFormat:
         self._input = WrittenInput()
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobBody] = []
-        # White space between reasoning and calls, which makes no message.
+        # White space between reasoning and calls, which becomes no message.
         self._blank = ""
 
     @property
@@ -250,8 +166,8 @@ class ResponseFormat:
         return events + self._lifecycle("failed") + DONE
 
     def _fill_sampling(self) -> None:
-        """Fill in the sampling that was not asked for: the worker has reported the model's
-        defaults.
+        """Fill in the sampling, where the body doesn't say, with the model's own, which the worker
+        has reported.
         """
         form, own = self._form, self._request.sampling
         self._response.temperature = (
@@ -320,7 +236,7 @@ class ResponseFormat:
         return events + self._delta("output_text", content_index=0, delta=text, logprobs=logprobs)
 
     def _end(self) -> bytes:
-        """End the open item. An answer without text has an item with an empty text."""
+        """End the open item. An empty answer gets an item with an empty text."""
         if self._form.compacts:
             summary = sealed("".join(self._texts).strip())
             return self._begin(CompactionItem(self._id("compaction"), summary)) + self._close(
@@ -369,7 +285,7 @@ class ResponseFormat:
                 item.input = self._input.text
                 events += self._done("custom_tool_call_input", input=item.input)
             case SearchCallItem():
-                events, item.arguments = b"", asked_for(text)
+                events, item.arguments = b"", arguments_of(text)
             case ShellCallItem():
                 events, item.action = b"", action_of(text)
             case CompactionItem():
@@ -394,7 +310,7 @@ class ResponseFormat:
             response.completed_at = int(time.time())
 
     def _id(self, kind: Literal["message", "reasoning", "compaction"] | Kind) -> str:
-        """An id with which the item can be found again: see `resolved` in `responses_input`."""
+        """An id by which `resolved` of `responses_input` finds the item."""
         count = len(self._response.output) + (self._open is not None)
         return f"{_PREFIXES[kind]}_{self._suffix}{count:02x}"
 

@@ -1,6 +1,5 @@
-"""How the gateway and its models are: GET /livez, /readyz and /health, and the status of
-/admin/v1/status, in which a value is null until it is known. No probe waits for a worker, except a
-deep check.
+"""The state of the gateway and its models: for GET /livez, /readyz and /health, of which only a
+deep check waits for a worker, and for /admin/v1/status, where a value is null until it is known.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from gateway.http.command_bodies import (
     WorkerStatus,
 )
 from gateway.http.model_call import deadline_s
-from gateway.http.openapi import NAMES_MODEL, Described, Operation, Query
+from gateway.http.openapi import NAMES_MODEL, Operation, Query, Routes
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.lifecycle import State
@@ -45,6 +44,8 @@ from gateway.workers.host import THIS_MACHINE
 from gateway.workers.remote_host import RemoteReading
 from gateway.workers.worker import Worker
 from protocol.requests import Embed, Generate, Sampling, Task, TextPrompt
+
+routes = Routes("probes")
 
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
@@ -96,7 +97,7 @@ def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
 
 
 def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | None:
-    """Why only a part of the group is loaded. None: all of it is, or nothing."""
+    """Why only some models of the group are loaded. None: all or none are."""
     missing = [each for each in group.models if each not in loaded]
     if not loaded or not missing:
         return None
@@ -138,7 +139,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
 
 
 def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
-    """A remark on the disk or the memory of a model without a failure."""
+    """A remark on the disk or the memory of a model that has no failure."""
     worker, disk = compartment.worker, fleet.disks.remark(compartment)
     if disk is not None or worker is None or compartment.state is not State.READY:
         return disk
@@ -187,8 +188,8 @@ def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheS
 
 
 def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
-    """The sums of all models. The disk may also hold prompts of models that are no longer
-    configured.
+    """The sums of all models. The disk may hold prompts of models that are no longer configured,
+    too.
     """
     on_disk = fleet.prompts.disk_bytes
     prompt_tokens = sum(model.prompt_tokens for model in each)
@@ -244,7 +245,7 @@ def _sum(footprints: Iterable[Footprint | None]) -> int | None:
 
 
 def _rest(total_bytes: int, known: list[int | None]) -> int | None:
-    """What is left of the total, at least 0: readings of different moments may exceed it."""
+    """The rest of the total; at least 0, since readings of different moments may exceed it."""
     for each in known:
         if each is None:
             return None
@@ -252,6 +253,8 @@ def _rest(total_bytes: int, known: list[int | None]) -> int | None:
     return max(0, total_bytes)
 
 
+_TEXT: Final = "text/plain"
+_DEEP: Final = Query("deep", "string", "The loaded model that is to generate one token.")
 _DEEP_DEADLINE_S: Final = 10.0
 _DEGRADED: Final = (State.FAILED, State.BACKOFF)
 
@@ -282,10 +285,14 @@ class Health(Struct):
     deep: DeepHealth | UnsetType = UNSET
 
 
+@routes.get("/livez", Operation("Whether the event loop runs", answer=_TEXT))
 async def livez(_request: HttpRequest) -> Response:
     return PlainTextResponse("ok\n")
 
 
+@routes.get(
+    "/readyz", Operation("Whether the gateway takes requests", answer=_TEXT, others={503: _TEXT})
+)
 async def readyz(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     return PlainTextResponse(
@@ -293,6 +300,16 @@ async def readyz(request: HttpRequest) -> Response:
     )
 
 
+@routes.get(
+    "/health",
+    Operation(
+        "The health of the models",
+        answer=Health,
+        query=[_DEEP],
+        refusals=NAMES_MODEL,
+        others={503: Health},
+    ),
+)
 async def health(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     caller = caller_of(request)
@@ -328,8 +345,8 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
-    """Have a loaded model generate one token, or a vector or score if it generates no text. A model
-    that isn't loaded stays unloaded.
+    """Have a loaded model generate one token, or a vector or a score if it generates no text. A
+    model that isn't loaded is not loaded for this.
     """
     began = time.monotonic()
     reason: str | None = None
@@ -366,30 +383,3 @@ def _probe(compartment: Compartment) -> Task:
         )
     query = None if "embedding" in abilities else "Hello"
     return Embed(request_id=request_id, inputs=(hello,), query=query)
-
-
-_TEXT: Final = "text/plain"
-_DEEP: Final = Query("deep", "string", "A loaded model, which is to generate one token.")
-
-routes = [
-    Described("/livez", livez, Operation(summary="Whether it turns", tag="probes", answer=_TEXT)),
-    Described(
-        "/readyz",
-        readyz,
-        Operation(
-            summary="Whether requests are taken", tag="probes", answer=_TEXT, others={503: _TEXT}
-        ),
-    ),
-    Described(
-        "/health",
-        health,
-        Operation(
-            summary="How the models are",
-            tag="probes",
-            answer=Health,
-            query=[_DEEP],
-            refusals=NAMES_MODEL,
-            others={503: Health},
-        ),
-    ),
-]

@@ -1,4 +1,4 @@
-"""The functions that a model may call: checked, and written as a worker gets them."""
+"""The functions that a model may call, checked, and in the form that a worker gets."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ToolBody(BodyPart):
     type: Literal["function"]
 
 
-class Written(Struct, omit_defaults=True):
-    """A function as chat templates see it, without the fields that were not given."""
+class TemplateFunction(Struct, omit_defaults=True):
+    """A function as chat templates see it, without the fields that the body doesn't have."""
 
     name: str
     description: str | None = None
@@ -78,8 +78,8 @@ def tools_of(
     parallel: bool,
     mentioned: Collection[str] = (),
 ) -> Tools | None:
-    """The tools for a worker. None: there are none. Functions that are `mentioned` are described by
-    the conversation itself.
+    """The tools for a worker. None: there are none. The conversation itself describes the functions
+    that are `mentioned`.
 
     Raises:
         Refusal: a name or a schema is invalid, or the choice names a function that isn't there.
@@ -107,7 +107,7 @@ def tools_of(
 
 
 def _definitions(bodies: Iterable[ToolBody]) -> str:
-    found = [{"function": written(each.function), "type": each.type} for each in bodies]
+    found = [{"function": template_function(each.function), "type": each.type} for each in bodies]
     return msgspec.json.encode(found).decode()
 
 
@@ -125,10 +125,9 @@ def _check_amount(bodies: Sequence[ToolBody]) -> None:
         )
 
 
-def written(body: FunctionBody) -> Written:
-    """The function as a model is told of it."""
+def template_function(body: FunctionBody) -> TemplateFunction:
     parameters = body.parameters if given(body.parameters) else None
-    return Written(body.name, body.description, parameters, body.strict)
+    return TemplateFunction(body.name, body.description, parameters, body.strict)
 
 
 def _name(index: int, body: ToolBody) -> str:
@@ -144,7 +143,7 @@ def _name(index: int, body: ToolBody) -> str:
 
 def _check_schema(param: str, schema: Raw) -> None:
     if given(schema) and not bytes(schema).lstrip().startswith(b"{"):
-        raise invalid(f"{param}: a JSON schema of an object is expected.", param)
+        raise invalid(f"{param}: send a JSON schema, which is an object.", param)
     try:
         msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -155,9 +154,7 @@ def _check_schema(param: str, schema: Raw) -> None:
 def _choice(
     choice: ToolChoiceBody | None, names: list[str]
 ) -> tuple[ToolChoice, str | None, set[str]]:
-    """The mode, the function that must be called if it is a single one, and the functions that may
-    be.
-    """
+    """The mode, the function that must be called (None: any), and all that may be called."""
     everything = set(names)
     match choice:
         case None:
@@ -184,7 +181,7 @@ def _check_known(names: list[str], known: set[str]) -> None:
 
 
 def arguments_object(arguments: str) -> Raw:
-    """The arguments of a call as a JSON object; an empty one if a model wrote anything else."""
+    """The arguments of a call as a JSON object; an empty one if the model wrote something else."""
     try:
         if isinstance(msgspec.json.decode(arguments), dict):
             return Raw(arguments.encode())

@@ -21,7 +21,7 @@ from gateway.http.completions import Inputs, count_strings, parse_inputs
 from gateway.http.errors import error_response, invalid
 from gateway.http.generation import Priority
 from gateway.http.model_call import ModelCall, check_mailbox
-from gateway.http.openapi import GENERATES, Described, Operation
+from gateway.http.openapi import GENERATES, Operation, Routes
 from gateway.http.parameters import check_supported, refusing
 from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from gateway.requests.request import Request
@@ -29,10 +29,12 @@ from gateway.system.refusal import Refusal
 from protocol.answers import RequestField, Usage
 from protocol.requests import Embed, TextPrompt
 
+routes = Routes("OpenAI")
+
 # OpenAI's bound.
 MOST_INPUTS: Final = 2048
 _LARGEST_COUNT: Final = (1 << 31) - 1
-# Between pieces of this size other tasks may run.
+# A large answer is sent in pieces of this size; between two of them other tasks can run.
 _WRITTEN_BYTES: Final = 64 << 10
 
 Truncate = Annotated[int, Meta(ge=-1, le=_LARGEST_COUNT)]
@@ -48,13 +50,10 @@ class VectorBody(Struct, kw_only=True):
 
 
 def submit(
-    call: ModelCall,
-    body: VectorBody,
-    embed: Callable[[str], Embed],
-    params: dict[RequestField, str],
+    call: ModelCall, body: VectorBody, embed: Embed, params: dict[RequestField, str]
 ) -> Request:
-    """Put a request into the model's queue. `embed` makes the message from its id; `params` are the
-    body's names for the message's fields.
+    """Put a request into the model's queue. `embed` is the message for a worker, without an id;
+    `params` are the body's names for its fields.
 
     Raises:
         Refusal: a header can't be read, or the queue is full.
@@ -62,7 +61,8 @@ def submit(
     check_mailbox(call.http)
     names = {**params, "truncate": "truncate_prompt_tokens"}
     terms = call.terms(body.priority, body.keep_alive, names)
-    request = Request(embed(unique(terms.id)), terms, call.fleet.now())
+    task = msgspec.structs.replace(embed, request_id=unique(terms.id))
+    request = Request(task, terms, call.fleet.now())
     call.count([request])
     call.fleet.submit(call.compartment, request)
     return request
@@ -74,7 +74,7 @@ class VectorAnswer(Reply):
     def __init__(
         self, call: ModelCall, request: Request, written: Callable[[Usage], Iterator[bytes]]
     ) -> None:
-        """`written` makes the pieces of the body, once the vectors are there."""
+        """`written` makes the pieces of the body once the vectors are complete."""
         super().__init__(call.compartment, [request])
         self._request = request
         self._written = written
@@ -104,7 +104,7 @@ class VectorAnswer(Reply):
             if len(unsent) >= _WRITTEN_BYTES:
                 await send({"type": "http.response.body", "body": bytes(unsent), "more_body": True})
                 unsent.clear()
-                # Awaiting `send` gives no turn to other tasks while the client reads fast enough.
+                # While the client reads fast enough, `send` gives other tasks no turn.
                 await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": bytes(unsent), "more_body": False})
 
@@ -146,24 +146,27 @@ class EmbeddingList(Struct):
     usage: EmbeddingUsage
 
 
+@routes.post(
+    "/v1/embeddings",
+    Operation(
+        "Make vectors of texts", body=EmbeddingsBody, answer=EmbeddingList, refusals=GENERATES
+    ),
+)
 async def create_embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
     check_supported(body, "embeddings")
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
     call = ModelCall(http_request, body.model)
-    request = submit(
-        call,
-        body,
-        lambda request_id: Embed(
-            request_id=request_id,
-            inputs=tuple(inputs),
-            prompt_name=body.prompt_name,
-            role=_role(body.input_type),
-            truncate=body.truncate_prompt_tokens,
-            dimensions=body.dimensions,
-        ),
-        {"inputs": "input", "dimensions": "dimensions", "prompt_name": "prompt_name"},
+    embed = Embed(
+        request_id="",
+        inputs=tuple(inputs),
+        prompt_name=body.prompt_name,
+        role=_role(body.input_type),
+        truncate=body.truncate_prompt_tokens,
+        dimensions=body.dimensions,
     )
+    names: dict[RequestField, str] = {"dimensions": "dimensions", "prompt_name": "prompt_name"}
+    request = submit(call, body, embed, {"inputs": "input", **names})
 
     def written(usage: Usage) -> Iterator[bytes]:
         return _written_vectors(
@@ -206,16 +209,7 @@ def _written_vectors(
     )
 
 
-_EMBEDDINGS: Final = Operation(
-    summary="Make vectors of texts",
-    tag="OpenAI",
-    body=EmbeddingsBody,
-    answer=EmbeddingList,
-    refusals=GENERATES,
-)
-
-
-# Strings are counted before decoding: an object has two, and clients may send further fields.
+# Strings are counted before they are decoded: a document has two, and may have further fields.
 _MOST_STRINGS: Final = 32 * MOST_INPUTS
 _LONGEST_REASON: Final = 200
 
@@ -245,7 +239,7 @@ class RerankBody(VectorBody, kw_only=True):
     return_documents: bool | None = None
 
 
-# A named type, so that errors name what is wrong.
+# The bounds are part of the type, so that an error of msgspec names the bound.
 Documents = Annotated[list[str | RerankDocument], Meta(min_length=1, max_length=MOST_INPUTS)]
 
 
@@ -269,22 +263,24 @@ class RerankAnswer(Struct):
     results: list[Result]
 
 
+@routes.post(
+    "/v1/rerank",
+    Operation(
+        "Order documents by a query", body=RerankBody, answer=RerankAnswer, refusals=GENERATES
+    ),
+)
 async def rerank(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, RerankBody)
     check_supported(body, "rerank")
     texts = await beside_the_loop(len(body.documents), _texts, body.documents)
     call = ModelCall(http_request, body.model)
-    request = submit(
-        call,
-        body,
-        lambda request_id: Embed(
-            request_id=request_id,
-            inputs=tuple(map(TextPrompt, texts)),
-            query=body.query,
-            truncate=body.truncate_prompt_tokens,
-        ),
-        {"inputs": "documents"},
+    embed = Embed(
+        request_id="",
+        inputs=tuple(map(TextPrompt, texts)),
+        query=body.query,
+        truncate=body.truncate_prompt_tokens,
     )
+    request = submit(call, body, embed, {"inputs": "documents"})
     documents = texts if body.return_documents is not False else None
 
     def written(usage: Usage) -> Iterator[bytes]:
@@ -333,17 +329,3 @@ def _written_scores(
     for place, result in enumerate(results):
         yield (b"," if place else b"") + msgspec.json.encode(result)
     yield b"]}"
-
-
-_RERANK: Final = Operation(
-    summary="Order documents by a query",
-    tag="OpenAI",
-    body=RerankBody,
-    answer=RerankAnswer,
-    refusals=GENERATES,
-)
-
-routes = [
-    Described("/v1/embeddings", create_embeddings, _EMBEDDINGS, method="POST"),
-    Described("/v1/rerank", rerank, _RERANK, method="POST"),
-]

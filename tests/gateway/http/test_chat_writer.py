@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.http.chat_writer import ChatFormat
+from gateway.http.chat_writer import ChatForm, ChatFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import AnswerPiece, Request, Terms
 from protocol.answers import (
@@ -42,7 +42,7 @@ def _format(*, include_reasoning: bool = True) -> ChatFormat:
     generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
     request = Request(generate, Terms(deadline_s=5.0), now=100.0)
     request.progress.next_message("0123456789abcdef")
-    return ChatFormat("m", request, include_usage=False, include_reasoning=include_reasoning)
+    return ChatFormat(ChatForm("m", 1, False, include_reasoning), request)
 
 
 def _chunks(events: bytes) -> list[ChatCompletionChunk]:

@@ -147,7 +147,7 @@ async def test_slow(server: Server) -> None:
         ("http://", "no http or https address"),
         ("http://[::1", "no address"),
         ("http://a b/", "can't be fetched"),
-        ("http://user:x@host/", "a name or a password"),
+        ("http://user:x@host/", "a user name or a password"),
         ("http://a..b/x.png", "'a..b' is no name of a machine"),
         ("http://.../x.png", "'...' is no name of a machine"),
         ("http://.a/", "no name of a machine"),

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 from gateway.http.responses_bodies import ResponseBody, tools
 from gateway.http.responses_conversation import RenderedItems, converse
 from gateway.http.responses_items import ItemBody, picture_sources, sealed, without_superseded
-from gateway.http.responses_objects import shown_tools
-from gateway.http.responses_writer import WrittenInput, action_of, asked_for
+from gateway.http.responses_objects import WrittenInput, action_of, arguments_of, shown_tools
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
@@ -315,8 +314,8 @@ def test_input_that_was_written_otherwise(arguments: str, text: str) -> None:
 
 
 def test_arguments_of_other_calls() -> None:
-    assert asked_for('{"query": "x"}') == {"query": "x"}
-    assert asked_for("[1]") == asked_for("{") == {}
+    assert arguments_of('{"query": "x"}') == {"query": "x"}
+    assert arguments_of("[1]") == arguments_of("{") == {}
     assert action_of('{"command": "ls -l"}').command == ["bash", "-lc", "ls -l"]
     assert action_of('{"command": ["ls"], "timeout_ms": 5}').timeout_ms == 5
     assert action_of('{"command": 5}').command == []

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.generation import TemplateBody, template_arguments
+from gateway.http.generation import TemplateBody
 from gateway.system.refusal import Refusal
 
 
 def _arguments(defaults: dict[str, Any], **fields: Any) -> Any:
     sent = json.dumps({"model": "m", **fields}).encode()
-    text = template_arguments(msgspec.json.decode(sent, type=TemplateBody), defaults)
+    text = msgspec.json.decode(sent, type=TemplateBody).template_arguments(defaults)
     return json.loads(text) if text else None
 
 
