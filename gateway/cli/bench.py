@@ -7,10 +7,10 @@ import secrets
 import statistics
 import threading
 import time
+from itertools import cycle, islice
 from typing import Final
 
 import click
-import msgspec
 from msgspec import Raw, Struct
 from rich.table import Table
 
@@ -19,23 +19,11 @@ from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.options import reaches_gateway
 from gateway.cli.orders import Progress
-from gateway.cli.output import UNKNOWN, printable, stdout_console
+from gateway.cli.output import UNKNOWN, new_table, print_json, printable, stdout_console
 from gateway.http.command_bodies import OpenAIErrorEnvelope
 
 # Ordinary words; most are one token in most models.
-_WORDS: Final = (
-    "the",
-    "ship",
-    "has",
-    "many",
-    "rooms",
-    "and",
-    "each",
-    "keeps",
-    "the",
-    "water",
-    "out",
-)
+_WORDS: Final = "the ship has many rooms and each keeps the water out"
 
 
 class Job(Struct, frozen=True):
@@ -94,7 +82,7 @@ class _Stream:
     def __init__(self, gateway: GatewayClient, job: Job) -> None:
         self._gateway = gateway
         # Each prompt begins differently, so that none is found in the prompt cache.
-        words = " ".join(_WORDS[each % len(_WORDS)] for each in range(job.prompt_tokens))
+        words = " ".join(islice(cycle(_WORDS.split()), job.prompt_tokens))
         self._request = _Request(job.model, f"{secrets.token_hex(8)} {words}", job.tokens)
         self.failure: Exception | None = None
         self.first_at = self.last_at = 0.0
@@ -236,8 +224,7 @@ def bench_command(
         with contextlib.nullcontext() if quiet else console.status(working):
             levels.append(measure(gateway, job, count))
     if as_json:
-        printed = msgspec.json.encode(BenchReport(model_id, levels))
-        click.echo(msgspec.json.format(printed, indent=2))
+        print_json(BenchReport(model_id, levels))
         return
     prompts = f"prompts of {levels[0].prompt_tokens:,} tokens"
     click.echo(f"{printable(model_id)}: {prompts}, answers of {tokens:,}")
@@ -262,7 +249,7 @@ def _warn_of_others(gateway: GatewayClient) -> None:
 
 
 def _table(levels: list[Level]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table(2)
     for heading in ("streams", "first token", "slowest", "tokens/s of each", "in all"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in levels:

@@ -38,7 +38,7 @@ COMMANDS: Final = (
     SlashCommand("set", "[NAME VALUE]", "show the parameters, or set one: /set temperature 0.5"),
     SlashCommand("unset", "NAME", "leave a parameter to the model again"),
     SlashCommand("retry", "", "ask the last question once more"),
-    SlashCommand("clear", "", "forget the messages; model, system message and parameters stay"),
+    SlashCommand("clear", "", "forget the messages; all settings stay"),
     SlashCommand("exit", "", "end the chat, as Ctrl-D does"),
 )
 NAMES: Final = tuple(each.name for each in COMMANDS)

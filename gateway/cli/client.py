@@ -48,6 +48,8 @@ PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
 # Clients and proxies fold a path with such a part, so it would lead elsewhere.
 FOLDED: Final = ("", ".", "..")
 
+STATUS: Final = "/admin/v1/status"
+
 Body = TypeVar("Body", bound=Struct)
 Query: TypeAlias = dict[str, str | int]
 
@@ -84,11 +86,8 @@ class GatewayClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def status_json(self) -> bytes:
-        return self.get("/admin/v1/status")
-
     def status(self) -> Status:
-        return self.read(self.status_json(), Status)
+        return self.read(self.get(STATUS), Status)
 
     def models(self) -> list[ModelBody]:
         return self.read(self.get("/v1/models"), ModelListing).data

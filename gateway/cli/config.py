@@ -11,12 +11,17 @@ from typing import Any
 import click
 import msgspec
 from msgspec import Struct
-from rich.table import Table
 
 from gateway.cli import UncutGroup
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import json_option, reaches_gateway, takes_flags
-from gateway.cli.output import printable, printable_json, stderr_console, stdout_console
+from gateway.cli.output import (
+    new_table,
+    print_json,
+    printable,
+    stderr_console,
+    stdout_console,
+)
 from gateway.config.documents import example, schema
 from gateway.config.layers import ConfigError, Mistake, ValueSource
 from gateway.config.machine_rules import network_cautions
@@ -106,7 +111,7 @@ def check(flags: Flags, *, as_json: bool) -> None:
     if as_json:
         file = None if configuration.file is None else str(configuration.file)
         models = list(configuration.located)
-        _print_json({"file": file, "mistakes": [], "cautions": cautions, "models": models})
+        print_json({"file": file, "mistakes": [], "cautions": cautions, "models": models})
     else:
         _say(_summary(configuration))
         for caution in cautions:
@@ -136,7 +141,7 @@ def show(flags: Flags, *, as_json: bool) -> None:
         _print_mistakes(error.mistakes, as_json=as_json, err=True)
         sys.exit(1)
     if as_json:
-        _print_json(
+        print_json(
             [
                 PrintedValue(
                     **_origin(configuration.source(place)),
@@ -159,7 +164,7 @@ def print_example() -> None:
 @config_command.command("schema")
 def print_schema() -> None:
     """Print a JSON schema, for editors that know TOML."""
-    _print_json(schema())
+    print_json(schema())
 
 
 def _values(configuration: Configuration) -> Iterator[tuple[Place, KeyDefinition, Any]]:
@@ -173,7 +178,7 @@ def _print_values(configuration: Configuration) -> None:
     console = stdout_console()
     if configuration.file is not None:
         console.print(printable(f"File {configuration.file}"))
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = new_table(1)
     for heading in ("key", "value", "source"):
         table.add_column(heading, overflow="fold")
     for place, definition, value in _values(configuration):
@@ -204,7 +209,7 @@ def _print_mistakes(mistakes: Sequence[Mistake], *, as_json: bool, err: bool = F
             PrintedMistake(**_origin(each.source), key=each.key, message=each.message)
             for each in mistakes
         ]
-        _print_json({"mistakes": printed})
+        print_json({"mistakes": printed})
         return
     for mistake in mistakes:
         _say(str(mistake), err=err)
@@ -235,7 +240,3 @@ def _say(text: str, *, err: bool = False) -> None:
     """Print one line; on a terminal it is broken between words."""
     console = stderr_console() if err else stdout_console()
     console.print(printable(text.replace("\n", " ")), soft_wrap=not console.is_terminal)
-
-
-def _print_json(content: object) -> None:
-    click.echo(printable_json(msgspec.to_builtins(content)))

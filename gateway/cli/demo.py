@@ -218,7 +218,7 @@ def _end_in_order(number: int, _frame: FrameType | None) -> None:
 
 
 def _perform(child: ChildGateway) -> None:
-    click.echo("Bulkhead gives every model a process of its own. This demo shows the use of that.")
+    click.echo("Bulkhead gives every model a process of its own. This shows the use of that.")
     _title("A gateway starts. It loads no model before the first question.")
     address = child.address()
     _say(f"It serves on {address} (pid {child.pid}).")

@@ -9,14 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.failure import interruptible
 from gateway.cli.options import takes_flags
-from gateway.cli.output import printable, printable_json, stdout_console
+from gateway.cli.output import print_json, printable, stdout_console
 from gateway.config.settings import Flags
 from gateway.doctor import models, throughput
 from gateway.doctor.files import (
@@ -134,10 +133,10 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: boo
                         _print(console, finding)
     verdict = worst(found)
     if as_json:
-        content = msgspec.to_builtins({"worst": verdict, "findings": found})
+        content: dict[str, object] = {"worst": verdict, "findings": found}
         if measured is not None:
             content["memory_report"] = measured.report().splitlines()
-        click.echo(printable_json(content))
+        print_json(content)
     else:
         if measured is not None:
             # Unbroken, so that it can be copied.

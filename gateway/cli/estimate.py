@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
-import msgspec
 from msgspec import Struct
 
 from gateway.cli.client import DISKS, GatewayClient, Query, access, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
-from gateway.cli.output import printable
+from gateway.cli.output import print_json, printable
 from gateway.config.layers import ConfigError
 from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
@@ -115,7 +114,7 @@ def estimate_command(
     if answer.failure is None and (problem := _problem(model, settings)) is not None:
         answer = answer._replace(failure=f"{model!r} can't be loaded: {problem}")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_printed(model, answer)), indent=2))
+        print_json(_printed(model, answer))
     else:
         _print(model, answer)
     if running is not None and (told := _difference(running, draft, answer)) is not None:

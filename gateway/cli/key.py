@@ -27,7 +27,7 @@ from gateway.cli import UncutGroup
 from gateway.cli.client import ANSWER, FOLDED, GatewayClient, local_settings, own_gateway
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
-from gateway.cli.output import print_table, stdout_console
+from gateway.cli.output import new_table, print_json, print_table, stdout_console
 from gateway.system.notation import nearest_model, parse_time, suggestion
 
 _KEYS: Final = "/admin/v1/keys"
@@ -168,7 +168,7 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
         with _own_file(state_dir) as file:
             listed = KeyList([KeyBody.of(each) for each in file.read()])
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(listed), indent=2))
+        print_json(listed)
     elif not listed.keys:
         click.echo("There are no keys: every program on this machine may do everything.")
     else:
@@ -217,7 +217,7 @@ def _configured() -> set[str]:
 
 
 def _table(keys: list[KeyBody]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = new_table(1)
     table.add_column("key", overflow="fold")
     # Wide enough for a date.
     table.add_column("state", overflow="fold", min_width=10)
@@ -283,7 +283,7 @@ def _print_usage(gateway: GatewayClient, *, as_json: bool) -> None:
 
 
 def _usage_table(keys: list[KeyUsage]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table(2)
     table.add_column("key", overflow="fold")
     table.add_column("", no_wrap=True)
     for heading in ("requests", "in", "cached", "out"):

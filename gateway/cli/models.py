@@ -16,7 +16,16 @@ from rich.table import Table
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
 from gateway.cli.options import json_option, model_argument, names_gateway, reaches_gateway
-from gateway.cli.output import UNKNOWN, ago, print_table, printable, size, stdout_console
+from gateway.cli.output import (
+    UNKNOWN,
+    ago,
+    new_table,
+    print_json,
+    print_table,
+    printable,
+    size,
+    stdout_console,
+)
 from gateway.config.layers import ConfigError
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags
@@ -165,7 +174,7 @@ def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
 
 
 def _table(models: list[ModelBody], entries: dict[str, ModelOnDisk]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table(2)
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
@@ -202,9 +211,9 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     """
     entries = ModelsOnDisks(gateway).entries()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(entries), indent=2))
+        print_json(entries)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = new_table(2)
     table.add_column("model", overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("quantization", no_wrap=True)
@@ -249,7 +258,7 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
     """
     entry = ModelsOnDisks(gateway).entry(model)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(entry), indent=2))
+        print_json(entry)
         return
     context = None if entry.context_tokens is None else f"{entry.context_tokens:,} tokens"
     parts = f", of which {format_size(entry.part_bytes)} of an unfinished pull"
@@ -294,6 +303,6 @@ def rm_command(gateway: GatewayClient, *, model: str, yes: bool, as_json: bool) 
             raise click.exceptions.Exit(1)
     removed = disks.remove(planned.source)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(removed), indent=2))
+        print_json(removed)
         return
     click.echo(f"{printable(removed.source)} is gone: {format_size(removed.reclaimed_bytes)} free")

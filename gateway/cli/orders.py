@@ -79,27 +79,14 @@ def _stage(model: ModelStatus) -> str:
 _LOADS: Final = ("load", "restart")
 
 
-def give_order(gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions) -> None:
-    """Send the order, show its progress, and print the outcome."""
-    click.echo(_outcome(_carried_out(gateway, verb, model_id, order)))
-
-
-def give_order_to_kill(gateway: GatewayClient, model_id: str, order: OrderOptions) -> None:
-    """Kill, and print the end of the process: by now the model may be loaded again."""
-    meant = gateway.model(model_id).id
-    before = gateway.status().model(meant)
-    model = _carried_out(gateway, "kill", model_id, order)
-    if before is None or before.worker is None:
-        click.echo(f"{_outcome(model)}: there was no worker")
-        return
-    last = model.last_exit
-    how = "" if last is None else f" {last.how}"
-    click.echo(f"worker {before.worker.pid} ended{how}; {_outcome(model)}")
-
-
 def _carried_out(
     gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions
 ) -> ModelStatus:
+    """Send the order, and show its progress until it is carried out.
+
+    Raises:
+        CommandError: it was refused, or the model isn't as it was ordered to be.
+    """
     try:
         with Progress(gateway, model_id):
             model = gateway.order(verb, model_id, order)
@@ -131,7 +118,7 @@ def load_command(gateway: GatewayClient, *, model: str) -> None:
 
     This also ends a hold, and lets a failed model start again.
     """
-    give_order(gateway, "load", model, OrderOptions())
+    click.echo(_outcome(_carried_out(gateway, "load", model, OrderOptions())))
 
 
 @click.command("unload")
@@ -145,7 +132,8 @@ def unload_command(gateway: GatewayClient, *, model: str, hold: bool, force: boo
     Running answers get the configured drain_s to end. Waiting and later requests load the model
     again, unless --hold is given.
     """
-    give_order(gateway, "unload", model, OrderOptions(hold=hold, force=force))
+    options = OrderOptions(hold=hold, force=force)
+    click.echo(_outcome(_carried_out(gateway, "unload", model, options)))
 
 
 @click.command("restart")
@@ -157,7 +145,7 @@ def restart_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
 
     Running answers get the configured drain_s to end.
     """
-    give_order(gateway, "restart", model, OrderOptions(force=force))
+    click.echo(_outcome(_carried_out(gateway, "restart", model, OrderOptions(force=force))))
 
 
 @click.command("kill")
@@ -170,7 +158,14 @@ def kill_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     The gateway asks the process to stop, then sends SIGTERM, then SIGKILL; with --force it sends
     SIGKILL at once. On macOS a SIGKILL may strand the memory of the process until the next boot.
     """
-    give_order_to_kill(gateway, model, OrderOptions(force=force))
+    before = gateway.status().model(gateway.model(model).id)
+    # By the time of the answer the model may be loaded again.
+    killed = _carried_out(gateway, "kill", model, OrderOptions(force=force))
+    if before is None or before.worker is None:
+        click.echo(f"{_outcome(killed)}: there was no worker")
+        return
+    how = "" if killed.last_exit is None else f" {killed.last_exit.how}"
+    click.echo(f"worker {before.worker.pid} ended{how}; {_outcome(killed)}")
 
 
 @click.command("upgrade")

@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
+import click
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
@@ -28,12 +30,16 @@ def printable(text: str) -> str:
     )
 
 
-def printable_json(content: object) -> str:
-    """JSON with every control character escaped; JSON itself demands only some."""
-    return "".join(
+def print_json(content: object) -> None:
+    """Print structs, lists and dicts as JSON, with every control character escaped; JSON itself
+    demands only some.
+    """
+    text = json.dumps(msgspec.to_builtins(content), indent=2, ensure_ascii=False)
+    escaped = (
         f"\\u{ord(each):04x}" if each != "\n" and unicodedata.category(each) in _LEFT_OUT else each
-        for each in json.dumps(content, indent=2, ensure_ascii=False)
+        for each in text
     )
+    click.echo("".join(escaped))
 
 
 # Wider than any row: in a pipe each row is one line.
@@ -65,6 +71,11 @@ def _console(stream: IO[Any]) -> Console:
 _NAME: Final = 10
 _INDENT: Final = 2
 _GAP: Final = "  "
+
+
+def new_table(gap: int) -> Table:
+    """A table without lines, with so many cells between its columns."""
+    return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
 
 
 def print_table(console: Console, table: Table) -> None:

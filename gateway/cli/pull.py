@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import click
-import msgspec
 from msgspec import Struct
 from rich.text import Text
 
 from gateway.cli.client import ANSWER, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError
 from gateway.cli.options import names_gateway, reaches_gateway
-from gateway.cli.output import printable, stderr_console
+from gateway.cli.output import print_json, printable, stderr_console
 from gateway.system.notation import format_size
 
 _SAID_EVERY_S: Final = 10.0
@@ -133,7 +132,7 @@ def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bo
             raise click.exceptions.Exit(1)
         reading = _pulled(gateway, model, force=True)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(reading), indent=2))
+        print_json(reading)
         if reading.state != "done":
             raise click.exceptions.Exit(1)
         return

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 
 from gateway.cli import UncutGroup
 from gateway.cli.failure import CommandError, NoGatewayError, WrongUseError, interruptible
 from gateway.cli.logs import LogPrinter, print_file
-from gateway.cli.output import printable
+from gateway.cli.output import print_json, printable
 from gateway.config.layers import ConfigError, chosen_file
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags
@@ -108,7 +107,7 @@ def status(*, as_json: bool, system: bool) -> None:
     with _failures():
         reading = _service(_reader(system=system), system=system).status()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(reading), indent=2))
+        print_json(reading)
     else:
         _print(reading)
     if reading.pid is None:

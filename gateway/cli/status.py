@@ -13,12 +13,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import STATUS, GatewayClient
 from gateway.cli.failure import WrongUseError
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import (
     UNKNOWN,
     duration,
+    new_table,
     print_table,
     printable,
     share,
@@ -61,7 +62,7 @@ def status_command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> Non
 
 
 def _show(gateway: GatewayClient, *, as_json: bool) -> None:
-    content = gateway.status_json()
+    content = gateway.get(STATUS)
     reading = gateway.read(content, Status)
     if as_json:
         click.echo(msgspec.json.format(content, indent=2))
@@ -100,7 +101,7 @@ def _print(console: Console, reading: Status, url: str) -> None:
 
 
 def _hosts_table(hosts: list[HostStatus]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = new_table(1)
     table.add_column("host", overflow="fold")
     for heading in ("version", "ranks", "holds", "free", "budget"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -141,7 +142,7 @@ def _group_line(group: GroupStatus) -> str:
 
 
 def _table(models: list[ModelStatus]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = new_table(1)
     table.add_column("model", overflow="fold")
     table.add_column("state", no_wrap=True)
     for heading in ("pid", "context", "active", "queued", "restarts", "last step", "cached"):
@@ -198,7 +199,7 @@ def memory_table(reading: Status) -> Table:
     the most that it could use. "weights" and "caches" (with a step's memory and freed buffers) come
     from the worker's own account; "rest" is the memory of Python and its libraries.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = new_table(1)
     table.add_column("memory", overflow="fold")
     for heading in ("holds", "floor", "lent", "wants", "weights", "caches", "rest"):
         table.add_column(heading, justify="right", no_wrap=True)

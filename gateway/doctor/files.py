@@ -1,4 +1,4 @@
-"""Checks of folders and files: the state folder, keys, and the folders that models come from."""
+"""Checks of folders and files: the state folder, keys, and the folders of models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protocol.message import (
     endpoint,
 )
 
-# A model's log has 30 MB at most, and a gateway has several.
+# Room for several logs of models, of 30 MB at most each.
 _LITTLE_BYTES: Final = 1_000_000_000
 _NOTHING_BYTES: Final = 50_000_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -47,8 +47,8 @@ def look_at_folder(installation: Installation) -> Iterator[Finding]:
 
 
 def _obstacles(state_dir: StateDir) -> Iterator[str]:
-    """What keeps a gateway from writing there, by trying it: rights say little to root, or of a
-    disk that is mounted to be read.
+    """Obstacles to writing in the folder, found by attempts: file modes say nothing about root, or
+    a disk that is mounted read-only.
     """
     if not os.path.lexists(state_dir.path):
         above = _nearest(state_dir.path)
@@ -70,7 +70,7 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
                 yield f"{folder} can't be written: {failure.strerror}."
             continue
         for path in sorted(folder.iterdir()):
-            # Looked at again, as a gateway that runs removes some.
+            # is_file is asked again, as a running gateway removes some files.
             if path.is_file() and not os.access(path, os.R_OK | os.W_OK) and path.is_file():
                 yield f"{path} can't be written: it belongs to {_owner(path)}."
 
@@ -90,7 +90,7 @@ def look_at_disk(installation: Installation) -> Iterator[Finding]:
 def judge_disk(folder: Path, free_bytes: int) -> Finding:
     evidence = f"{format_size(free_bytes)} are free at {folder}."
     if free_bytes < _NOTHING_BYTES:
-        remedy = "Make room: logs and what is learned about models are lost without it."
+        remedy = "Make room: otherwise logs and measurements of models are lost."
         return error("disk", evidence, remedy)
     if free_bytes < _LITTLE_BYTES:
         return warning("disk", evidence, f"Make room: {format_size(_LITTLE_BYTES)} are enough.")
@@ -102,7 +102,7 @@ def look_at_socket_path(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_socket_path(path: Path) -> Finding:
-    """The workers' sockets are files, and the system bounds their paths."""
+    """Judge the path of a worker's socket, whose length the system bounds."""
     length = len(os.fsencode(path))
     try:
         endpoint(path)
@@ -117,7 +117,7 @@ def judge_socket_path(path: Path) -> Finding:
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or what is there of the folders above it."""
+    """The path, or its nearest parent that exists."""
     # Unlike Path's, these never raise, as for a name that is too long.
     return next((each for each in (path, *path.parents) if os.path.exists(each)), Path("/"))  # noqa: PTH110
 
@@ -129,15 +129,15 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def look_at_secrets(installation: Installation) -> Iterator[Finding]:
     state_dir = installation.state_dir
     findings = [
-        *_open(state_dir.admin_key_path, _OTHERS, "whoever reads it may order everything"),
-        *_open(state_dir.keys_path, _OTHERS, "it says who has which rights, and hashes of keys"),
+        *_open(state_dir.admin_key_path, _OTHERS, "its readers may give any order"),
+        *_open(state_dir.keys_path, _OTHERS, "it has the hashes and rights of all keys"),
     ]
     if (files := tls_files(installation.settings.gateway)) is not None:
-        # A group for certificates is common.
-        findings += _open(files[1], stat.S_IRWXO, "whoever reads it can pass for this machine")
+        # Only rights of all others count: a group for certificates is common.
+        findings += _open(files[1], stat.S_IRWXO, "its readers can pass for this machine")
     yield from findings
     if not findings:
-        yield ok(_SECRETS, "What there is of keys is readable by this account alone.")
+        yield ok(_SECRETS, "Only this account can read the keys.")
 
 
 def _open(path: Path, forbidden: int, why: str) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def look_at_model_cache(_installation: Installation) -> Iterator[Finding]:
         _MODEL_CACHE,
         f"Nothing can be pulled: {why}.",
         "Give the folder to the account that runs the gateway (`chown -R`), or name another with "
-        "HF_HOME; then `bulkhead service install`, as the service carries that name.",
+        "HF_HOME; then `bulkhead service install`, as the service's definition has that variable.",
     )
 
 
@@ -192,15 +192,15 @@ _DISCOVERY: Final = "discovery"
 
 
 def look_at_discovery(installation: Installation) -> Iterator[Finding]:
-    """The Hugging Face cache has a check of its own."""
+    """Look at the folders of models.discover; the Hugging Face cache has a check of its own."""
     places = [each for each in installation.settings.discovery.discover if each != HUGGING_FACE]
     unread = [(place, why) for place in places if (why := _unreadable(place)) is not None]
     for place, why in unread:
         yield warning(
             _DISCOVERY,
-            f"No models are looked for in {place}: {why}",
+            f"No models are found in {place}: {why}",
             "Correct models.discover, connect the disk, or let the account that runs the gateway "
-            "read it. Nobody's model is taken away meanwhile.",
+            "read it. Meanwhile no model is removed.",
         )
     if not unread:
         yield ok(

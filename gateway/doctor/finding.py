@@ -1,4 +1,4 @@
-"""What a check found, and how checks are made: in turn, each with a deadline."""
+"""Checks and their findings: each check runs with a deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.doctor.installation import Installation
 
 
 class Severity(StrEnum):
-    """From the best to the worst. An error keeps something from working."""
+    """From the best to the worst. With an error, something doesn't work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,8 +21,8 @@ class Severity(StrEnum):
 
 
 class Finding(Struct, frozen=True):
-    """`subject` is one of several that a check looks at, such as a model. Whatever isn't ok has a
-    remedy. Both texts are sentences.
+    """The result of a check. `subject` is one of several things that the check looks at, such as a
+    model. A warning or an error has a remedy. Evidence and remedy are sentences.
     """
 
     check: str
@@ -45,13 +45,13 @@ def error(check: str, evidence: str, remedy: str, *, subject: str | None = None)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """Ok if there are none."""
+    """The worst severity; OK without findings."""
     order = list(Severity)
     return max((each.severity for each in findings), key=order.index, default=Severity.OK)
 
 
 class Check(Struct, frozen=True):
-    """`deadline_s`, between two findings, is generous: the machine may be busy."""
+    """`deadline_s` is the longest wait for the next finding, generous for a busy machine."""
 
     name: str
     look: Callable[[Installation], Iterable[Finding]]
@@ -59,7 +59,7 @@ class Check(Struct, frozen=True):
 
 
 def findings(check: Check, installation: Installation) -> Iterator[Finding]:
-    """What it finds, while it does. A failure of the check itself is a finding too."""
+    """Run a check on a thread; its failure is a finding, too."""
     found: queue.Queue[Finding | None] = queue.Queue()
 
     def look() -> None:
@@ -71,7 +71,7 @@ def findings(check: Check, installation: Installation) -> Iterator[Finding]:
             found.put(_not_looked_at(check, why))
         found.put(None)
 
-    # Not waited for at the end of the program: it may hang on a disk.
+    # A daemon, as it may hang on a disk.
     threading.Thread(target=look, name=check.name, daemon=True).start()
     try:
         while (finding := found.get(timeout=check.deadline_s)) is not None:
@@ -83,6 +83,6 @@ def findings(check: Check, installation: Installation) -> Iterator[Finding]:
 def _not_looked_at(check: Check, why: str) -> Finding:
     return warning(
         check.name,
-        f"It could not be looked at: {why.rstrip('.')}.",
-        "Try again, with the machine less busy if it was too slow; the reason may say more.",
+        f"The check failed: {why.rstrip('.')}.",
+        "Try again; if the check was too slow, when the machine is less busy.",
     )

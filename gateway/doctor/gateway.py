@@ -1,7 +1,6 @@
 """Checks of the gateway: its configuration, address, version, earlier ends, and its workers.
 
-Workers are looked at, not ended: those that somebody has stopped (SIGSTOP), and those of gateways
-that are gone.
+The doctor ends no workers. It reports stopped ones (SIGSTOP), and those whose gateway is gone.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def judge_gateway(running: Running, state_dir: Path) -> Finding:
             "gateway",
             f"A process ({running.holder}) holds the lock of {state_dir}, but doesn't answer at "
             f"{running.url}.",
-            "See `bulkhead logs`. If it neither starts nor ends, end it: "
+            "See `bulkhead logs`. If the process neither starts nor ends, end it: "
             f"`kill {running.holder.pid}`.",
         )
     how = "as a service" if running.is_service else "started by hand"
@@ -60,9 +59,9 @@ def look_at_port(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_port(running: Running, host: str, port: int) -> Finding:
-    """The configured one."""
+    """Judge the configured port."""
     if port == 0:
-        return ok("port", "0: a free one is taken.")
+        return ok("port", "It is 0: the gateway takes a free one.")
     at = f"Port {port} on {host}"
     if running.port_free:
         return ok("port", f"{at} is free.")
@@ -71,7 +70,7 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
             "port",
             f"{at} belongs to a Bulkhead gateway (version {running.stranger.version}) that doesn't "
             "use this state folder.",
-            "If it is the one that you mean, name its folder with --state-dir; else end it, or "
+            "If you mean that gateway, name its folder with --state-dir; otherwise end it, or "
             "choose another port.",
         )
     if running.port_holder is None and running.holder is not None and running.address[1] == port:
@@ -80,7 +79,7 @@ def judge_port(running: Running, host: str, port: int) -> Finding:
     return error(
         "port",
         f"{at} can't be used: another program{who} has it.",
-        "End that, or choose another with --port or gateway.port.",
+        "End that program, or choose another port with --port or gateway.port.",
     )
 
 
@@ -95,24 +94,24 @@ def look_at_configuration_in_force(installation: Installation) -> Iterator[Findi
 def judge_configuration_in_force(
     running: ConfigurationInForce | None, here: ConfigurationInForce
 ) -> Finding:
-    """`here` is the file that was looked at."""
+    """`here` is the file that the doctor has read."""
     if running is None:
-        return ok("in force", "No gateway tells which configuration it has read.")
+        return ok("in force", "No gateway runs that reports its configuration.")
     if running.file != here.file:
         return warning(
             "in force",
-            f"The gateway runs with {running.file or 'no configuration file'}, and "
-            f"{here.file or 'none'} was looked at.",
-            "Give the doctor what `bulkhead serve` was given (--config), or start the gateway "
-            "with the other file.",
+            f"The gateway has read {running.file or 'no configuration file'}, and the doctor "
+            f"{here.file or 'none'}.",
+            "Give the doctor the same --config as `bulkhead serve`, or start the gateway with the "
+            "other file.",
         )
     if running.digest != here.digest:
         return warning(
             "in force",
-            f"{here.file} isn't any more what the gateway has read.",
-            "`bulkhead config reload` applies it, or says what takes a restart.",
+            f"{here.file} has changed since the gateway has read it.",
+            "`bulkhead config reload` applies the changes, or says which need a restart.",
         )
-    return ok("in force", "The gateway has read what was looked at.")
+    return ok("in force", "The gateway and the doctor have read the same configuration.")
 
 
 def look_at_version(installation: Installation) -> Iterator[Finding]:
@@ -120,7 +119,7 @@ def look_at_version(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_version(running: Running, installed: str) -> Finding:
-    """After an upgrade the old gateway goes on until it is started anew."""
+    """After an installation the older gateway goes on until a restart or an upgrade."""
     if running.health is None:
         return ok("version", f"{installed} is installed, and no gateway answers.")
     if running.health.version != installed:
@@ -132,7 +131,7 @@ def judge_version(running: Running, installed: str) -> Finding:
         return warning(
             "version",
             f"Version {running.health.version} runs, and {installed} is installed.",
-            f"{how}: what runs doesn't change by itself.",
+            f"{how}: a running gateway keeps its version.",
         )
     return ok("version", f"{installed} is installed and runs.")
 
@@ -142,22 +141,22 @@ _STARTS: Final = "starts"
 
 def look_at_starts(installation: Installation) -> Iterator[Finding]:
     record = read_state(installation.state_dir.starts_path, UncleanStarts) or UncleanStarts()
-    # The last one is that of the gateway that runs.
+    # The last start may be that of the running gateway.
     runs = installation.running().holder is not None
     yield judge_starts(record.at[:-1] if runs else record.at)
 
 
 def judge_starts(unclean: tuple[float, ...]) -> Finding:
-    """Unix times of starts that no orderly end has followed."""
+    """`unclean` has the Unix times of starts without an orderly end."""
     if not unclean:
-        return ok(_STARTS, "Nothing is known of a gateway that did not end in order.")
+        return ok(_STARTS, "Every known gateway has ended in order.")
     last = datetime.fromtimestamp(unclean[-1], UTC)
     return warning(
         _STARTS,
         f"{len(unclean)} of the last gateways did not end in order; the last of them was started "
         f"on {last:%Y-%m-%d %H:%M} UTC.",
-        "`bulkhead logs` and `bulkhead service logs` have their last words, and `bulkhead events` "
-        "what followed. The next orderly end forgets them.",
+        "`bulkhead logs` and `bulkhead service logs` have their last lines, and `bulkhead events` "
+        "the events since. The next orderly end clears this record.",
     )
 
 
@@ -179,17 +178,17 @@ def judge_configuration(
             _CONFIGURATION,
             str(mistake),
             "Correct it: docs/configuration.md and `bulkhead config example` have every key. "
-            "Until then the other checks take its default.",
+            "Until then the other checks assume the default.",
         )
     if mistakes:
         return
-    what = "There is no file, and none is needed" if file is None else f"{file} is good"
+    verdict = "There is no file, and none is needed" if file is None else f"{file} is good"
     count = f"{models} model{'' if models == 1 else 's'}"
-    yield ok(_CONFIGURATION, f"{what}: {count if models else 'no models of its own'}.")
+    yield ok(_CONFIGURATION, f"{verdict}: {count if models else 'no models of its own'}.")
 
 
 class StoppedWorker(Struct, frozen=True):
-    """`model` is None for one that has none, such as a spare."""
+    """A worker that SIGSTOP has stopped; `model` is None for a spare."""
 
     pid: int
     model: str | None
@@ -217,7 +216,7 @@ def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
         other = "" if each.model is None else f", `bulkhead restart {each.model}` replaces it"
         yield warning(
             "workers",
-            f"Worker {each.pid} ({name}) was stopped, so it does nothing.",
+            f"Worker {each.pid} ({name}) was stopped, so it computes nothing.",
             f"`kill -CONT {each.pid}` lets it go on{other}.",
         )
     if not stopped:
@@ -225,7 +224,7 @@ def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
 
 
 class Leftover(Struct, frozen=True):
-    """A worker that lives without its gateway; bytes are None if they can't be read."""
+    """A worker that runs without its gateway; `footprint_bytes` is None if it can't be read."""
 
     pid: int
     name: str
@@ -240,7 +239,7 @@ def look_at_leftovers(installation: Installation) -> Iterator[Finding]:
 
 
 def _leftovers(state_dir: StateDir, gateway_pid: int | None) -> list[Leftover]:
-    """Recorded workers that live, and aren't those of the gateway that runs."""
+    """Recorded workers that run, but are no children of the running gateway."""
     found = []
     for record in WorkerRecords(state_dir.workers).recorded():
         pid = record.process.pid
@@ -273,7 +272,7 @@ def judge_leftovers(leftovers: Collection[Leftover], *, gateway_runs: bool) -> I
 
 def _remedy(leftover: Leftover, *, gateway_runs: bool) -> str:
     if leftover.stopped:
-        return f"Let it go on, so that it ends by itself: `kill -CONT {leftover.pid}`."
+        return f"Let it go on, and it ends by itself: `kill -CONT {leftover.pid}`."
     if gateway_runs:
         return f"End it: `kill {leftover.pid}`. If it stays, a restart of the machine ends it."
     return (

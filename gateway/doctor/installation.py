@@ -1,4 +1,4 @@
-"""What the doctor looks at: a configuration, its state folder, and the gateway that runs there."""
+"""The subject of the doctor: a configuration, its state folder, and the gateway that runs there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.config.layers import Mistake
 from gateway.config.read import read_draft
 from gateway.config.settings import Flags, GatewaySettings, Settings
 from gateway.service.definition import service_pid
-from gateway.service.status import PortHealth, ask_health, port_is_free
+from gateway.service.status import PortHealth, ask_health, listening_at, port_is_free
 from gateway.system.memory import device_info
 from gateway.system.state_dir import (
     StateDir,
@@ -31,7 +31,7 @@ from gateway.system.tls import trusting_anybody
 
 
 class Process(Struct, frozen=True):
-    """`name` is the program's, for people. `stopped`: by SIGSTOP, or Ctrl-Z."""
+    """A process. `name` is the program's; `stopped`: by SIGSTOP or Ctrl-Z."""
 
     pid: int
     name: str
@@ -45,21 +45,21 @@ _ANSWER_S: Final = 3.0
 
 
 class ConfigurationInForce(Struct, frozen=True):
-    """The configuration file that a gateway has read, absolute, and its digest; None: none."""
+    """The absolute path and the digest of the configuration that was read; None: no file."""
 
     file: str | None
     digest: str | None
 
 
 class Running(Struct, frozen=True):
-    """`holder` has the lock of the state folder, and `health` is what it answers at `address`.
-    `in_force` is None for one of an older version. `models` are loaded, by their worker's
-    pid; `troubles` says by their ids why others can't be, `unreached` by their names why it can't
-    ask other hosts. `key` is the operator's, for the holder.
+    """The gateway of the state folder, and the occupant of the configured address.
 
-    `address` and `tls` are what the holder has written down, whatever is configured here; the
-    configured ones if there is none, or it hasn't yet. `port_free` and `port_holder` are of the
-    configured address; `stranger` is a gateway there that isn't the holder.
+    `holder` has the lock of the state folder; `health` is its answer at `address`. `address` and
+    `tls` are those that the holder has recorded, or else the configured ones. `models` maps pids of
+    workers to their models; `troubles` maps other models to the reasons why they can't be loaded,
+    and `unreached` maps hosts to the reasons why the gateway can't reach them. `key` is the admin
+    key. `port_free`, `port_holder` and `stranger`, a gateway that isn't the holder, belong to the
+    configured address.
     """
 
     holder: Process | None
@@ -81,12 +81,12 @@ class Running(Struct, frozen=True):
         return near_url(*self.address, tls=self.tls)
 
     def client(self, timeout_s: float) -> httpx.Client:
-        """To the holder of the lock, so the operator's key may go with it."""
+        """A client of the holder of the lock, so it may send the admin key."""
         return httpx.Client(
             base_url=self.url,
             headers={} if self.key is None else {"authorization": f"Bearer {self.key}"},
             timeout=timeout_s,
-            # A proxy of the environment would look for the gateway on its own loopback.
+            # A proxy of the environment would seek the gateway on its own loopback.
             trust_env=False,
             verify=trusting_anybody() if self.tls else True,
         )
@@ -104,7 +104,7 @@ class _Model(Struct, frozen=True):
 
     @property
     def trouble(self) -> str | None:
-        """Why it can't be loaded; an end that somebody ordered is none."""
+        """The reason why the model can't be loaded; an ordered end is none."""
         refused = self.reason is not None and "can't be loaded" in self.reason
         return self.reason if refused or self.state in ("failed", "backoff") else None
 
@@ -116,7 +116,7 @@ class _Host(Struct, frozen=True):
 
 
 class _Status(Struct, frozen=True):
-    """Of GET /admin/v1/status."""
+    """Fields of GET /admin/v1/status."""
 
     config: ConfigurationInForce | None = None
     models: tuple[_Model, ...] = ()
@@ -124,10 +124,10 @@ class _Status(Struct, frozen=True):
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
-    """Look at the lock and the address; a gateway that hangs takes some seconds."""
+    """Look at the lock and the address, which takes some seconds if the gateway hangs."""
     configured = (settings.host, settings.port)
     holder = _lock_holder(state_dir)
-    addresses = [] if holder is None else _listens_at(holder.pid)
+    addresses = [] if holder is None else listening_at(holder.pid)
     configured_is_its = any(port == settings.port for _, port in addresses)
     address, tls = _served_at(state_dir, addresses) or (
         configured if configured_is_its or not addresses else addresses[0],
@@ -164,8 +164,8 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
 def _served_at(
     state_dir: StateDir, addresses: list[tuple[str, int]]
 ) -> tuple[tuple[str, int], bool] | None:
-    """Where the holder says that it is reached, and whether by TLS. The host is the one that it
-    listens on, if that can be seen.
+    """The address that the holder has recorded, and whether it uses TLS. The host is the one that
+    it listens on, if that is visible.
     """
     written = running_address(state_dir)
     if written is None:
@@ -180,15 +180,15 @@ def _lock_holder(state_dir: StateDir) -> Process | None:
     pid = lock_holder(state_dir.path)
     if pid is not None:
         return _process(pid)
-    # The pid in it may be that of a process which is gone. Who has the file open is found without
-    # trying the lock, which would be in the way of a gateway that starts just now.
+    # The file may have the pid of a process that is gone. Trying the lock could disturb a starting
+    # gateway; so the process that has the file open counts as the holder.
     if not os.path.exists(state_dir.lock_path):  # noqa: PTH110 - this one never raises.
         return None
     return _opener(state_dir.lock_path)
 
 
 def _opener(path: Path) -> Process | None:
-    """Who has a file open, as far as that can be seen without privileges."""
+    """The process that has a file open, if it is visible without privileges."""
     resolved = str(path.resolve())
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -205,12 +205,12 @@ def _process(pid: int) -> Process:
 
 
 def is_stopped(pid: int) -> bool:
-    """Raises: psutil.Error if there is no such process, or it can't be seen."""
+    """Raises: psutil.Error if there is no such process, or it isn't visible."""
     return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def _ask_status(running: Running) -> _Status:
-    """Empty if it can't be had."""
+    """The gateway's status; empty if it doesn't answer."""
     try:
         with running.client(_ANSWER_S) as client:
             answer = client.get("/admin/v1/status").raise_for_status()
@@ -219,28 +219,15 @@ def _ask_status(running: Running) -> _Status:
         return _Status()
 
 
-def _listens_at(pid: int) -> list[tuple[str, int]]:
-    """The loopback addresses that a process has."""
-    try:
-        connections = psutil.Process(pid).net_connections("tcp")
-    except psutil.Error:
-        return []
-    return [
-        (each.laddr.ip, each.laddr.port)
-        for each in connections
-        if each.status == psutil.CONN_LISTEN and each.laddr
-    ]
-
-
 def _listener(port: int) -> Process | None:
     for process in psutil.process_iter():
-        if any(number == port for _, number in _listens_at(process.pid)):
+        if any(number == port for _, number in listening_at(process.pid)):
             return _process(process.pid)
     return None
 
 
 class Installation:
-    """Facts that several checks need are asked for once."""
+    """The facts that several checks need, each asked for once."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         draft = read_draft(flags, environment)
@@ -253,16 +240,16 @@ class Installation:
         self._device: dict[str, Any] | None = None
 
     def running(self) -> Running:
-        """The gateway that uses the state folder, and what is found at the address."""
+        """The gateway that uses the state folder, and the occupant of the configured address."""
         if self._running is None:
             self._running = look_for_gateway(self.settings.gateway, self.state_dir)
         return self._running
 
     def device(self) -> dict[str, Any]:
-        """What MLX says of the device.
+        """MLX's information about the device.
 
         Raises:
-            OSError, ValueError, subprocess.SubprocessError: it can't be asked.
+            OSError, ValueError, subprocess.SubprocessError: MLX doesn't answer.
         """
         if self._device is None:
             self._device = device_info()
@@ -273,5 +260,5 @@ def _state_dir(settings: Settings) -> StateDir:
     try:
         return StateDir(Path(settings.gateway.state_dir or default_state_dir()))
     except RuntimeError:
-        # It begins with the home of an account that isn't there, which is among the mistakes.
+        # The path begins with the home of an unknown account, which is among the mistakes.
         return StateDir(default_state_dir())

@@ -35,19 +35,20 @@ from gateway.system.memory_reading import HostError
 from gateway.system.notation import format_size
 
 _MIB: Final = 1 << 20
-# What macOS and everything else need to go on; with less, machines have panicked (mlx#3186).
+# The least memory for macOS and other programs; with less, machines have panicked (mlx#3186).
 _LEFT_TO_SYSTEM_BYTES: Final = 4_000_000_000
-# Of the memory, that macOS may have swapped; of a swap of a fixed size; of what is available.
+# The share of the memory that macOS may swap; the share of a swap of fixed size that counts as
+# full; the share of available memory that counts as little.
 _SWAP_SHARE: Final = 0.25
 _FULL_SHARE: Final = 0.9
 _LITTLE_SHARE: Final = 0.1
-# Logs, the listener, the event loop, Python itself.
+# Files of logs, of the listener, the event loop and Python itself.
 _FILES: Final = 100
 _RAISE_LIMIT: Final = "Raise the hard limit"
 _WHERE: Final = (
     "where the gateway is started: `ulimit -Hn` shows it; limits.conf(5) or launchctl(1) change it."
 )
-# Its pipe, its sockets and what ZeroMQ opens for them.
+# A worker's pipe, its sockets, and ZeroMQ's files for them.
 _FILES_PER_WORKER: Final = 16
 
 
@@ -57,15 +58,15 @@ def look_at_device(installation: Installation) -> Iterator[Finding]:
     except (OSError, ValueError, subprocess.SubprocessError) as failure:
         yield error(
             "device",
-            f"MLX can't be asked: {_last_words(failure)}.",
-            "Install Bulkhead anew in this environment, as docs/install.md has it: on Linux with "
+            f"MLX doesn't answer: {_last_line(failure)}.",
+            "Install Bulkhead again in this environment, as docs/install.md says: on Linux with "
             "one of MLX's back ends, mlx-bulkhead[cpu] or [cuda13].",
         )
         return
     yield judge_device(info)
 
 
-def _last_words(failure: Exception) -> str:
+def _last_line(failure: Exception) -> str:
     stderr = getattr(failure, "stderr", None)
     text = stderr.decode("utf-8", "replace") if isinstance(stderr, bytes) else ""
     lines = [each.strip() for each in text.splitlines() if each.strip()]
@@ -89,14 +90,14 @@ def look_at_wired_limit(_installation: Installation) -> Iterator[Finding]:
         yield warning(
             "wired limit",
             f"It can't be read ({failure}).",
-            "MLX needs the GPU of an Apple silicon Mac: see what `sysctl iogpu` prints.",
+            "MLX needs the GPU of an Apple silicon Mac: look at the output of `sysctl iogpu`.",
         )
         return
     yield judge_wired_limit(limit_mb, host_memory().total_bytes)
 
 
 def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
-    """iogpu.wired_limit_mb; None: the system has none."""
+    """`limit_mb` is iogpu.wired_limit_mb; None: the system has none."""
     if limit_mb is None:
         return ok("wired limit", "This system has no iogpu.wired_limit_mb.")
     if limit_mb == 0:
@@ -106,7 +107,7 @@ def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
         return warning(
             "wired limit",
             f"iogpu.wired_limit_mb is {limit_mb}, which leaves {format_size(max(0, left_bytes))} "
-            "to everything else: the system may panic.",
+            "to all other programs: the system may panic.",
             f"`sudo sysctl iogpu.wired_limit_mb=0`, or leave {format_size(_LEFT_TO_SYSTEM_BYTES)} "
             "at least.",
         )
@@ -114,7 +115,7 @@ def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
 
 
 def budget_bytes(installation: Installation) -> int:
-    """What the workers of a gateway with these settings may hold."""
+    """The budget of a gateway with these settings."""
     memory = installation.settings.memory
     return budget_of(memory, host_memory().total_bytes, _device_memory(installation))
 
@@ -135,7 +136,7 @@ def look_at_memory(installation: Installation) -> Iterator[Finding]:
 def judge_memory(
     host: HostMemory, budget_bytes: int, stranded_bytes: int, device: DeviceMemory | None = None
 ) -> Iterator[Finding]:
-    """Bytes. What is stranded belongs to no process any more."""
+    """Judge pressure, budget and stranded memory, in bytes."""
     most_bytes = host.total_bytes
     holder = "machine"
     if device is not None and device.is_card:
@@ -151,7 +152,7 @@ def judge_memory(
         yield judge(
             "memory",
             evidence,
-            "End what isn't needed, or lower memory.budget: under pressure models are unloaded.",
+            "End other programs, or lower memory.budget: under pressure models are unloaded.",
         )
     if budget_bytes > most_bytes or budget_bytes == 0:
         sound = False
@@ -159,15 +160,15 @@ def judge_memory(
             "memory",
             f"The workers' budget is {format_size(budget_bytes)}, and the {holder} has "
             f"{format_size(most_bytes)}.",
-            f'Set memory.budget to "auto", or to what the {holder} can spare.',
+            f'Set memory.budget to "auto", or to the memory that the {holder} can spare.',
         )
     if stranded_bytes:
         sound = False
         yield warning(
             "memory",
-            f"{format_size(stranded_bytes)} are wired and belong to no process: a worker that was "
-            "killed has stranded them.",
-            "Only a restart of the machine gives them back.",
+            f"{format_size(stranded_bytes)} are wired and belong to no process: a killed worker "
+            "has stranded them.",
+            "Only a restart of the machine frees them.",
         )
     if sound:
         yield ok("memory", evidence)
@@ -179,8 +180,8 @@ def look_at_swap(_installation: Installation) -> Iterator[Finding]:
 
 
 def judge_swap(used_bytes: int, total_bytes: int, host: HostMemory, *, grows: bool) -> Finding:
-    """`grows`: macOS adds to it until the disk is full. What lies there and isn't missed is no
-    fault, so there must be little memory as well.
+    """`grows`: macOS enlarges the swap until the disk is full. A full swap is a fault only if also
+    little memory is available.
     """
     evidence = f"{format_size(used_bytes)} of {format_size(total_bytes)} are used"
     most_bytes = host.total_bytes * _SWAP_SHARE if grows else total_bytes * _FULL_SHARE
@@ -190,7 +191,7 @@ def judge_swap(used_bytes: int, total_bytes: int, host: HostMemory, *, grows: bo
             "swap",
             f"{evidence}, and {format_size(host.available_bytes)} of memory are available: the "
             "machine is about to run out of both.",
-            "End what isn't needed, or lower memory.budget; models that are swapped answer slowly.",
+            "End other programs, or lower memory.budget; swapped models answer slowly.",
         )
     return ok("swap", f"{evidence}.")
 
@@ -200,15 +201,15 @@ def look_at_open_files(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_open_files(attainable: int, settings: Settings) -> Finding:
-    """Whether the gateway's own files, its workers', and as many clients as one model's queue
-    holds have room.
+    """Judge whether the limit has room for the files of the gateway and its workers, and for the
+    clients of one full queue.
     """
     workers = len(settings.models) + settings.workers.spare
     if attainable < LEAST_FILES:
         return error(
             "open files",
-            f"The hard limit of open files is {attainable}, and mlx-lm sets it to {LEAST_FILES:,} "
-            "as it is imported: no worker can start.",
+            f"The hard limit of open files is {attainable}, and mlx-lm's import sets the limit to "
+            f"{LEAST_FILES:,}: no worker can start.",
             f"{_RAISE_LIMIT} to {LEAST_FILES} at least {_WHERE}",
         )
     least = _FILES + workers * _FILES_PER_WORKER
@@ -239,7 +240,7 @@ def look_at_clock(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_clock(now: float, newest: tuple[float, Path] | None) -> Finding:
-    """Unix times. `newest` is the file that was written last, by this clock."""
+    """Judge the clock, in Unix times. `newest` is the file with the latest change."""
     told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     if newest is None or newest[0] <= now + _TOLERATED_S:
         return ok(_CLOCK, f"It is {told}.")
@@ -248,14 +249,14 @@ def judge_clock(now: float, newest: tuple[float, Path] | None) -> Finding:
         _CLOCK,
         f"It is {told}, and {newest[1]} was written on {written}: the clock is wrong, or was.",
         "Set it (on a Mac: System Settings, General, Date & Time; `sudo sntp -sS time.apple.com`). "
-        "Keys and certificates end by it, and the hub's TLS fails where it is far off.",
+        "Keys and certificates expire by it, and with a wrong clock the hub's TLS fails.",
     )
 
 
 _DISTRIBUTION: Final = "mlx-bulkhead"
-_INSTALL: Final = "Install Bulkhead anew in this environment, as docs/install.md has it."
+_INSTALL: Final = "Install Bulkhead again in this environment, as docs/install.md says."
 _TOLD: Final = ("mlx", "mlx-lm", "transformers", "pyzmq")
-# They install the same files, so the last one wins, or breaks the others.
+# Back ends of MLX, which overwrite each other's files.
 _BACK_ENDS: Final = ("mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 
@@ -269,8 +270,8 @@ def look_at_python(_installation: Installation) -> Iterator[Finding]:
 
 
 def judge_python(version: str, wanted: str | None, system: str, machine: str) -> Finding:
-    """`wanted` is a version specifier, if the package's metadata have one; `system` and `machine`
-    as Python names them.
+    """`wanted` is the version specifier in the package's metadata, if there is one; `system` and
+    `machine` are Python's names.
     """
     if system == "darwin" and machine != "arm64":
         return error(
@@ -282,13 +283,13 @@ def judge_python(version: str, wanted: str | None, system: str, machine: str) ->
         return error(
             "python",
             f"Python {version} runs this, and Bulkhead needs {wanted}.",
-            "Install Bulkhead anew with another Python, as docs/install.md has it.",
+            "Install Bulkhead again with another Python, as docs/install.md says.",
         )
     return ok("python", f"{version} on {machine}, {sys.executable}")
 
 
 def look_at_packages(_installation: Installation) -> Iterator[Finding]:
-    # The metadata of some are damaged.
+    # A package with damaged metadata has no name.
     installed: dict[str, str] = {
         canonicalize_name(each.metadata["Name"]): each.version
         for each in metadata.distributions()
@@ -304,7 +305,9 @@ def look_at_packages(_installation: Installation) -> Iterator[Finding]:
 def judge_packages(
     requirements: Sequence[str] | None, installed: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """`requirements` None: Bulkhead itself isn't installed. `installed`: canonical names."""
+    """`requirements` are None if Bulkhead itself isn't installed. `installed` maps canonical names
+    to versions.
+    """
     if requirements is None:
         yield error("packages", f"{_DISTRIBUTION} is not installed in this environment.", _INSTALL)
         return
@@ -316,7 +319,7 @@ def judge_packages(
         yield error(
             "packages",
             f"{' and '.join(back_ends)} are both installed, and overwrite each other's files.",
-            "Make the environment anew with one of them, as docs/install.md has it.",
+            "Make a new environment with one of them, as docs/install.md says.",
         )
     elif not wrong:
         versions = (f"{name} {installed[name]}" for name in _TOLD if name in installed)

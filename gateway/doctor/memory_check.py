@@ -1,6 +1,6 @@
-"""What the product assumes of the system's and MLX's memory, beside what is found on this machine.
+"""The check of `doctor --memory`: Bulkhead's assumptions on memory beside this machine's figures.
 
-All parts are measured in turn, each in its time; none can keep the others from being made.
+Its parts are measured in turn, each with a deadline; the failure of one leaves the others.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Final, NamedTuple
 from gateway import VERSION
 from gateway.doctor import memory_judgement as judgement
 from gateway.doctor import memory_measuring as measuring
+from gateway.doctor.errands import ProbeError
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.memory_judgement import LineVerdict, Machine, ReportLine
-from gateway.doctor.memory_measuring import ProbeError
 from gateway.system.notation import format_size
 
 BEGIN: Final = "----- bulkhead memory report -----"
 END: Final = "----- end of the report -----"
-# In quotes they may have spaces.
+# A path in quotes may have spaces.
 _QUOTED: Final = re.compile(r"(['\"])~?/[^'\"\n]*\1")
 _PATH: Final = re.compile(r"(?<![\w.])~?/[^\s'\",;()]*[^\s'\",;().]")
 
 
 def report(machine: Machine, lines: Sequence[ReportLine]) -> str:
-    """A block between two lines."""
+    """The report as a block of text between two marking lines."""
     text = "\n".join((*_head(machine), *map(_line, lines)))
     return "\n".join((BEGIN, anonymous(text, platform.node(), str(Path.home())), END))
 
 
 def anonymous(text: str, host_name: str, home: str) -> str:
-    """Without paths, which have names of users in them, and without the machine's name."""
+    """The text without paths, which contain names of users, and without the machine's name."""
     if len(home) > 1:
         text = text.replace(home, "/home")
     text = _PATH.sub("(path)", _QUOTED.sub("(path)", text))
@@ -75,14 +75,14 @@ def _line(line: ReportLine) -> str:
 
 
 NAME: Final = "measured memory"
-# Two minutes in all, with what comes before and after.
+# The whole command takes two minutes.
 _ALL_S: Final = 105.0
-_SEND: Final = "Send the report below: what Bulkhead counts on may be wrong on machines like this."
-_AGAIN: Final = "Try again on an idle machine; if it stays so, send the report below."
+_SEND: Final = "Send the report below: Bulkhead's assumptions may be wrong on machines like this."
+_AGAIN: Final = "Try again on an idle machine; if the result is the same, send the report below."
 
 
 class CheckPart(NamedTuple):
-    """`look` gets the seconds that it may take."""
+    """A part of the check. `look` is called with the seconds that it may take."""
 
     name: str
     longest_s: float
@@ -90,7 +90,7 @@ class CheckPart(NamedTuple):
 
 
 class MemoryCheck:
-    """Of one run: what was found is kept for the report."""
+    """One run of the check; it keeps its lines for the report."""
 
     def __init__(self) -> None:
         self._lines: list[ReportLine] = []
@@ -112,7 +112,7 @@ class MemoryCheck:
                 yield _finding(line)
 
     def report(self) -> str:
-        """Of what was found by now: a block of plain text."""
+        """The report of the lines so far, as plain text."""
         return report(self._machine, self._lines)
 
     def _process(self, within_s: float) -> Iterator[ReportLine]:
@@ -144,7 +144,7 @@ def _end_by_kill(within_s: float) -> Iterator[ReportLine]:
 
 
 def looked_at(part: CheckPart, left_s: float) -> Iterator[ReportLine]:
-    """A part that fails is a line."""
+    """The lines of a part; its failure is a line, too."""
     try:
         if left_s <= 0:
             raise ProbeError("the parts before it took all of the time")

@@ -1,4 +1,4 @@
-"""Figures in, lines of a report out: what the product assumes, where, and whether it holds."""
+"""Judges the figures of `doctor --memory`: each line has an assumption, a finding, a verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.life import MlxMemory
 
 
 class Machine(Struct, frozen=True):
-    """Where it was measured. `device` is mx.device_info(); nothing where MLX couldn't be asked."""
+    """The machine of the measurement. `device` is mx.device_info(), empty if MLX didn't answer."""
 
     system: str
     back_end: BackEnd
@@ -29,7 +29,7 @@ class Machine(Struct, frozen=True):
 
 
 class HeldMemory(Struct, frozen=True):
-    """A process from outside, and by MLX's own account, at one moment."""
+    """The memory of a process at one moment: its footprint, and MLX's own account."""
 
     what: str
     footprint_bytes: int
@@ -37,12 +37,14 @@ class HeldMemory(Struct, frozen=True):
 
     @property
     def beside_bytes(self) -> int:
-        """What MLX's account lacks."""
+        """The part of the footprint that MLX's account lacks."""
         return self.footprint_bytes - self.memory.active_bytes - self.memory.cache_bytes
 
 
 class ProcessFigures(Struct, frozen=True):
-    """A worker after its imports, and then as it holds more, lets go, and gives back."""
+    """A worker after its imports, then as it holds more and more, then after it freed arrays, and
+    after it freed buffers, too.
+    """
 
     imported: HeldMemory
     holding: tuple[HeldMemory, ...]
@@ -51,17 +53,17 @@ class ProcessFigures(Struct, frozen=True):
 
 
 class Gauge(Struct, frozen=True):
-    """The machine at one moment."""
+    """The machine's memory at one moment."""
 
     available_bytes: int
     wired_bytes: int | None
 
 
 class ReturnFigures(Struct, frozen=True):
-    """A process that held so much, and the machine before, meanwhile, and after its end.
+    """A process that held memory, and the machine before, meanwhile, and after its end.
 
-    The end took `exit_s`. `back_s` is how long after it all was back; None: it wasn't while that
-    was watched for.
+    The end took `exit_s`. `back_s` is the time from the end until all memory was back; None: it
+    wasn't within `watched_s`.
     """
 
     held_bytes: int
@@ -74,14 +76,14 @@ class ReturnFigures(Struct, frozen=True):
 
 
 class StepFigures(Struct, frozen=True):
-    """Before them `busy` of the processors' time was taken, from 0 to 1."""
+    """Times of steps. `busy` is the load of the processors before, from 0 to 1."""
 
     times: StepTimes
     busy: float
 
 
 class AttentionFigures(Struct, frozen=True):
-    """Of one head dimension and kind of mask."""
+    """The peak of memory for one head dimension and kind of mask."""
 
     head_dim: int
     mask: Literal["array", "causal"]
@@ -89,7 +91,7 @@ class AttentionFigures(Struct, frozen=True):
 
 
 class RightsFigures(Struct, frozen=True):
-    """What reading a footprint gave: bytes, or why there are none."""
+    """The readings of footprints: bytes, or the reason of a failure."""
 
     own: int | str
     child: int | str
@@ -103,7 +105,7 @@ class LineVerdict(StrEnum):
 
 
 class ReportLine(Struct, frozen=True):
-    """All are parts of a sentence, without a full stop."""
+    """A line of the report; its texts are parts of a sentence, without a full stop."""
 
     part: str
     assumed: str
@@ -112,7 +114,7 @@ class ReportLine(Struct, frozen=True):
 
 
 def line(part: str, assumed: str, found: str, *, holds: bool | None) -> ReportLine:
-    """`holds` is None where it can't be told."""
+    """`holds`: whether the assumption holds; None is unknown."""
     verdicts = {
         True: LineVerdict.AS_ASSUMED,
         False: LineVerdict.DIFFERS,
@@ -122,22 +124,23 @@ def line(part: str, assumed: str, found: str, *, holds: bool | None) -> ReportLi
 
 
 _MIB: Final = 1 << 20
-# What readings of one process move by, as for workers (gateway.workers.worker).
+# The noise in readings of one process, as for workers (gateway.workers.worker).
 _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
-# The process is measured at each start; a first estimate may be that far off.
+# Each start measures the process anew, so the first estimate may be that far off.
 _PROCESS_SHARE: Final = 0.5
-# Others move the machine's figures too: what rose by less doesn't show in them.
+# The least share of the memory by which the machine's figures must rise to show it, as other
+# programs move them, too.
 _SHOWN_SHARE: Final = 0.5
 _BACK_SHARE: Final = 0.1
-# Steps on a machine that does other things vary that much.
+# Steps vary that much on a machine with other work.
 _SLOWER: Final = 1.25
 _BUSY: Final = 0.5
 # A tenth slower without a cache was seen (mlx#777).
 _MILD: Final = 1.5
-# Of the matrix of scores: one kernel needs next to nothing of it.
+# A share of the matrix of scores; a single kernel needs next to nothing of it.
 _WRITTEN_SHARE: Final = 0.5
-# MLX has one kernel for these (mlx scaled_dot_product_attention.cpp).
+# Head dimensions with a single kernel in MLX (scaled_dot_product_attention.cpp).
 _ONE_KERNEL: Final = (64, 128)
 _METAL_KEY: Final = "max_recommended_working_set_size"
 # The system's own choice lies between these shares of the memory (ollama#17367).
@@ -146,7 +149,7 @@ _SAME: Final = 0.02
 
 
 def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[ReportLine]:
-    """The footprint of a worker: after its imports, then beside MLX's account."""
+    """Judge a worker's footprint after its imports, and then its part beside MLX's account."""
     imported, assumed = figures.imported.footprint_bytes, PROCESS_BYTES[back_end]
     yield line(
         "imports",
@@ -172,8 +175,9 @@ def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[Report
 
 
 def judge_return(how: str, figures: ReturnFigures) -> ReportLine:
-    """`how` it ended. What a system counts as wired is judged if the memory showed in it. What is
-    available falls for innocent reasons too, so it proves only what came back.
+    """Judge the return of memory; `how` is the way in which the process ended. The machine's wired
+    memory is judged if it showed the process's memory. Available memory also falls for other
+    reasons, so it proves a return, but no loss.
     """
     before, meanwhile, after = figures.before, figures.meanwhile, figures.after
     shown: list[str] = []
@@ -211,7 +215,7 @@ def _returned(figures: ReturnFigures) -> bool | None:
 
 
 def wired_shows(figures: ReturnFigures) -> bool:
-    """Whether its memory was wired, by the machine's count."""
+    """Whether the machine's wired memory rose with the process's memory."""
     before, meanwhile = figures.before.wired_bytes, figures.meanwhile.wired_bytes
     if before is None or meanwhile is None:
         return False
@@ -219,7 +223,7 @@ def wired_shows(figures: ReturnFigures) -> bool:
 
 
 def is_back(figures: ReturnFigures) -> bool:
-    """Whether the machine's memory is as it was before, but for what others move."""
+    """Whether the machine's memory is as before, within the noise of other programs."""
     slack = max(_NOISE_BYTES, figures.held_bytes * _BACK_SHARE)
     before, after = figures.before, figures.after
     if wired_shows(figures):
@@ -228,14 +232,14 @@ def is_back(figures: ReturnFigures) -> bool:
 
 
 def is_shown(figures: ReturnFigures) -> bool:
-    """Whether its memory could be seen in the machine's."""
+    """Whether the machine's figures showed the process's memory."""
     fell = figures.before.available_bytes - figures.meanwhile.available_bytes
     return wired_shows(figures) or fell >= figures.held_bytes * _SHOWN_SHARE
 
 
 def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[ReportLine]:
-    """Step times under limits, as shares of those without. Slower ones on a busy machine say
-    nothing.
+    """Judge times of steps under limits, as ratios to those without. A slow step proves nothing on
+    a busy machine.
     """
     times, busy = figures.times, figures.busy
     base = times.without_limits_s
@@ -274,8 +278,8 @@ def _times(base_s: float, found_s: float) -> str:
 
 
 def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
-    """Written out where one kernel was assumed, estimates are too low. The other way round is no
-    fault, and is told.
+    """Judge whether the scores are written out. If they are against the assumption, estimates are
+    too low; the opposite is no fault, and only noted.
     """
     share = figures.peak.grown_bytes / max(figures.peak.scores_grown_bytes, 1)
     written = share >= _WRITTEN_SHARE
@@ -283,7 +287,7 @@ def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
     assumed = "written out" if assumed_written else "computed in one kernel"
     found = "written out" if written else "computed in one kernel"
     if assumed_written and not written:
-        found += ", so estimates count more than is needed"
+        found += ", so estimates are higher than needed"
     mask = "an array as mask" if figures.mask == "array" else 'the mask "causal"'
     return line(
         "attention",
@@ -294,7 +298,7 @@ def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
 
 
 def judge_working_set(machine: Machine) -> Iterator[ReportLine]:
-    """The recommended working set, beside iogpu.wired_limit_mb and the memory."""
+    """Judge the recommended working set against iogpu.wired_limit_mb and the memory."""
     if machine.back_end is not BackEnd.METAL:
         yield _elsewhere(machine)
         return
@@ -338,7 +342,7 @@ def _elsewhere(machine: Machine) -> ReportLine:
 
 
 def _lower_mb(recommended_bytes: int) -> int:
-    """A limit that differs, and is safe on any machine."""
+    """Another limit, which is safe on any machine."""
     return recommended_bytes // _MIB * 3 // 4
 
 
@@ -348,7 +352,7 @@ def _size(device: dict[str, Any], key: str) -> int | None:
 
 
 def judge_rights(figures: RightsFigures) -> Iterator[ReportLine]:
-    """Whose footprint can be read; another user's need not be."""
+    """Judge whose footprints can be read; those of other users aren't needed."""
     for whose, found in (("own", figures.own), ("a child's", figures.child)):
         yield line(
             "rights",
@@ -369,5 +373,5 @@ def _reading(found: int | str) -> str:
 
 
 def failed(part: str, reason: str) -> ReportLine:
-    """It could not be measured."""
+    """The line for a part that could not be measured."""
     return line(part, "it can be measured", f"failed: {reason}", holds=None)

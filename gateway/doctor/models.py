@@ -1,18 +1,11 @@
-"""Checks of each configured model: there, readable, not too large, a tokenizer, a template.
-
-Models are opened by short-lived processes in a worker's environment: the doctor never imports MLX.
-"""
+"""Checks of each configured model: its files, its size, its tokenizer, its template."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from gateway.config.model_folders import (
     check_reach,
@@ -24,6 +17,7 @@ from gateway.config.model_folders import (
 )
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
+from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
@@ -33,77 +27,30 @@ from gateway.memory.leak_check import read_stranded
 from gateway.memory.weights import EstimateError, options_in
 from gateway.system.machine import AwayError, DeniedError, away
 from gateway.system.notation import format_size
-from gateway.workers.process import WORKER, worker_environment
 from protocol.errands import Environment, Examine, Examined
 
-
-class ErrandOutcome(Struct, frozen=True):
-    """The lines of JSON that came, and why no more did; None if the process ended well."""
-
-    lines: tuple[bytes, ...]
-    failure: str | None
-
-
-def run_errand(
-    name: Literal["examine", "measure"], asked: Struct, python: str | None, within_s: float
-) -> ErrandOutcome:
-    """Blocks for seconds: an import of mlx-lm takes some. What has come by the deadline stays."""
-    try:
-        process = subprocess.Popen(
-            [python or sys.executable, "-P", str(WORKER), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=worker_environment(),
-            close_fds=False,
-        )
-    except OSError as error:
-        return ErrandOutcome((), f"{python or sys.executable} can't be run: {error.strerror}")
-    with process:
-        try:
-            stdout, stderr = process.communicate(msgspec.json.encode(asked), within_s)
-            failure = None if process.returncode == 0 else _why(process.returncode, stderr)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            stdout, _ = process.communicate()
-            failure = f"it took longer than {within_s:g} s"
-        except BaseException:
-            # Ctrl-C, for one.
-            process.kill()
-            raise
-    return ErrandOutcome(tuple(stdout.splitlines()), failure)
-
-
-def _why(code: int, stderr: bytes) -> str:
-    if code < 0:
-        return f"the process died by {signal.Signals(-code).name}"
-    lines = [each.strip() for each in stderr.decode("utf-8", "replace").splitlines()]
-    last = next((each for each in reversed(lines) if each), f"exit code {code}")
-    return last.rstrip(".")
-
-
 _CHECK: Final = "model"
-# The imports, on a machine that is busy; then some seconds for a large tokenizer.
+# Time for the imports on a busy machine, and for a large tokenizer.
 _IMPORTS_S: Final = 60.0
 _MODEL_S: Final = 15.0
 _REMEDIES: Final = {
     "files": "Download it again, or correct the model's path.",
-    "architecture": "mlx-lm doesn't know it: take a newer Bulkhead, or another model.",
+    "architecture": "mlx-lm doesn't know it: use a newer Bulkhead, or another model.",
     "tokenizer": "Download tokenizer.json and its neighbours again.",
     "template": "Download chat_template.jinja and tokenizer_config.json again, or correct them. "
     "/v1/completions works without them.",
 }
 _REMEDY_OF_PACKAGES: Final = (
-    "Its interpreter needs mlx-lm, msgspec and pyzmq of versions that belong together."
+    "Its interpreter needs versions of mlx-lm, msgspec and pyzmq that fit together."
 )
 # Python's words for setrlimit() over the hard limit, and for EMFILE.
 _LIMIT: Final = ("not allowed to raise maximum limit", "Too many open files")
 _REMEDY_OF_LIMIT: Final = (
-    "The limit of open files is too low (`ulimit -Hn`): see what the check of open files says."
+    "The limit of open files is too low (`ulimit -Hn`): see the check `open files`."
 )
 _REMEDY_OF_DENIAL: Final = (
-    "Allow it at the screen, as docs/install.md has it, for this program and for the one that the "
-    "service runs."
+    "Give the permission at the screen, as docs/install.md says, for this program and for the one "
+    "that the service runs."
 )
 DEADLINE_S: Final = 600.0
 
@@ -122,8 +69,7 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
             yield error(
                 _CHECK,
                 str(failure),
-                "Connect the disk: a gateway that runs loads the model by itself then, if it is to "
-                "be loaded.",
+                "Connect the disk: a running gateway then loads the model when it is needed.",
                 subject=model_id,
             )
         except DeniedError as failure:
@@ -148,7 +94,7 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
             judged = list(judge_model(model_id, examined[model_id], size))
             trouble = installation.running().troubles.get(model_id)
             if trouble is not None and worst(judged) is Severity.OK:
-                # Here all is well with it, and the gateway may be kept from what this shell reads.
+                # The model is sound, but the gateway may have fewer rights than this shell.
                 judged = [judge_trouble(model_id, trouble)]
             yield from judged
 
@@ -166,7 +112,7 @@ def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
 
 
 def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Examined | str]:
-    """What the process says of each model, or why it says nothing."""
+    """The process's finding for each model, or the reason why there is none."""
     outcome = run_errand(
         "examine",
         Examine(tuple(sources.values())),
@@ -179,8 +125,8 @@ def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Exami
 def read_examined(
     model_ids: list[str], outcome: ErrandOutcome, python: str | None
 ) -> dict[str, Examined | str]:
-    """Answers come in the order of the questions, so the first that is missing is the one that
-    the process did not survive.
+    """Assign the answers to the models. They come in order, so the first missing one is of the
+    model that ended the process.
     """
     try:
         if outcome.lines:
@@ -193,7 +139,7 @@ def read_examined(
         where = "this environment" if python is None else python
         failure_text = f"no worker can run in {where}: {failure_text}"
     else:
-        failure_text = f"nothing more is known of it: {failure_text}"
+        failure_text = f"nothing more is known about it: {failure_text}"
     found: dict[str, Examined | str] = dict.fromkeys(model_ids, failure_text)
     found.update(zip(model_ids, answers, strict=False))
     return found
@@ -202,7 +148,7 @@ def read_examined(
 def _size(
     source: str, model: ModelSettings, settings: Settings, usable_bytes: int, learned: Learned
 ) -> Fit | None:
-    """None: nothing can be said, which whoever reads the files says better."""
+    """The model's size; None if there is no estimate, for which the examination has the reason."""
     try:
         _, found = whole(
             find_folder(source),
@@ -218,17 +164,17 @@ def _size(
 
 
 def judge_trouble(model_id: str, trouble: str) -> Finding:
-    """A model that is well for this shell, and not for the gateway."""
+    """The finding for a model that is sound in this shell, but not for the gateway."""
     return error(
         _CHECK,
-        f"The gateway that runs can't load it: {trouble}",
-        f"What the reason says; then `bulkhead load {model_id}`.",
+        f"The running gateway can't load it: {trouble}",
+        f"Remove this cause; then `bulkhead load {model_id}`.",
         subject=model_id,
     )
 
 
 def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> Iterator[Finding]:
-    """`examined` is what was found, or why nothing could be."""
+    """`examined` is the process's finding, or the reason why there is none."""
     sound = True
     if isinstance(examined, str):
         sound = False
@@ -252,7 +198,7 @@ def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> It
             _CHECK,
             f"Its floor is {format_size(size.needed_bytes)} with a context of "
             f"{size.context_tokens:,} tokens, and {format_size(size.possible_bytes)} can be had.",
-            "Raise memory.budget if the machine has more, or take a smaller model.",
+            "Raise memory.budget if the machine has more, or use a smaller model.",
             subject=model_id,
         )
     elif size is not None and size.is_cut:

@@ -25,7 +25,7 @@ _NETWORK = "network"
 
 
 def look_at_network(installation: Installation) -> Iterator[Finding]:
-    """What is wrong by the configuration; if nothing is, how the gateway that runs is reached."""
+    """Faults of the configuration; without any, the address of the running gateway."""
     gateway = installation.settings.gateway
     complaints = list(network_complaints(installation.settings, Places()))
     for place, message in complaints:
@@ -46,8 +46,8 @@ def look_at_network(installation: Installation) -> Iterator[Finding]:
         keyless = (
             ""
             if has_keys(gateway)
-            else " There is no API key, so what a proxy passes on, as Caddy or Tailscale, is "
-            f"refused until {first_key(gateway)} makes one."
+            else " There is no API key, so requests through a proxy, such as Caddy or Tailscale, "
+            f"are refused until {first_key(gateway)} makes one."
         )
         yield ok(_NETWORK, f"{who} can reach {host}, by {'TLS' if tls else 'plain HTTP'}.{keyless}")
 
@@ -82,24 +82,24 @@ async def _look(name: str, settings: HostSettings) -> Finding:
 
 
 def judge_difference(name: str, of_gateway: str) -> Finding:
-    """It answers the doctor, and not the gateway that runs, which says this."""
+    """The agent answers the doctor, but not the running gateway; `of_gateway` is its reason."""
     return error(
         _HOSTS,
-        f"Its agent answers here, and not the gateway that runs: {of_gateway.rstrip('.')}.",
-        "On a Mac a LaunchAgent may be kept from the local network, and what a terminal starts is "
-        "not: docs/hosts.md has it. Elsewhere look again in some seconds.",
+        f"Its agent answers the doctor, but not the running gateway: {of_gateway.rstrip('.')}.",
+        "macOS may keep a LaunchAgent from the local network, but no program in a terminal: see "
+        "docs/hosts.md. On other systems try again in some seconds.",
         subject=name,
     )
 
 
 def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Finding:
-    """`told` is what its agent said, or why it did not."""
+    """`told` is the agent's answer, or the reason why there is none."""
     if isinstance(told, str):
         return error(
             _HOSTS,
             f"{told.rstrip('.')}.",
-            "Start `bulkhead agent` there, and compare url, key_file and fingerprint with what its "
-            "log says. docs/hosts.md has the steps.",
+            "Start `bulkhead agent` there, and compare url, key_file and fingerprint with its log. "
+            "docs/hosts.md has the steps.",
             subject=name,
         )
     if disagreement is not None:

@@ -1,4 +1,4 @@
-"""The service of launchd or systemd: what is installed, and whether it does what it is for."""
+"""The check of the services of launchd or systemd: the account's, and the system's."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _CHECK = "service"
 
 
 class ServiceFacts(Struct, frozen=True):
-    """An installed service. `mistake` keeps its configuration from being read; `needed_stop_s` is
-    what its end may take. `visible`: this account may see whether it runs.
+    """An installed service. `mistake` is the one in its configuration; `needed_stop_s` the longest
+    time for its end. `visible`: this account may see whether the service runs.
     """
 
     path: str
@@ -40,8 +40,8 @@ class ServiceFacts(Struct, frozen=True):
 
 
 def look_at_service(_installation: Installation) -> Iterator[Finding]:
-    """The user's and the system's."""
-    # Looking needs no rights, and an environment of its own: sudo would change ours.
+    """Look at the account's service and the system's."""
+    # `owner` changes the environment under sudo, and would demand root for the system's service.
     environment = dict(os.environ)
     if os.geteuid() == 0:
         environment.pop("SUDO_USER", None)
@@ -50,7 +50,7 @@ def look_at_service(_installation: Installation) -> Iterator[Finding]:
 
 
 def look_at_both(users: InitSystem) -> Iterator[Finding]:
-    """`users` keeps the account's service; the system's stands beside it."""
+    """`users` has the account's service; `users.other` the system's."""
     found = jobs(users)
     for init in (users, users.other):
         yield from _look_at(init)
@@ -130,6 +130,6 @@ def _flaws(facts: ServiceFacts, python: str) -> Iterator[Finding]:
         yield warning(
             _CHECK,
             f"The end of {facts.path} gets {facts.installed.stop_s} s and may take "
-            f"{facts.needed_stop_s} s: if it is cut short, memory can be stranded.",
-            "`bulkhead service install` grants what gateway.drain_s needs.",
+            f"{facts.needed_stop_s} s: a shorter end can strand memory.",
+            "`bulkhead service install` grants the time that gateway.drain_s needs.",
         )

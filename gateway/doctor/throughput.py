@@ -1,7 +1,7 @@
-"""Whether the gateway is as fast as a process of this shell: launchd may throttle what it starts.
+"""The check whether the gateway is as fast as this shell: launchd may throttle a service.
 
-A service with another ProcessType than Interactive was seen at 11 tokens/s instead of 87
-(nix-ai#916), and some were slow for reasons that nobody found (Rapid-MLX#1363).
+A service with another ProcessType than Interactive made 11 tokens/s instead of 87 (nix-ai#916);
+the cause of other slow ones is unknown (Rapid-MLX#1363).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from msgspec import Struct
 
 from gateway.config.model_folders import DEMO_FOLDER, DEMO_ID, locate
 from gateway.config.model_settings import ModelSettings
+from gateway.doctor.errands import run_errand
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation, Running
-from gateway.doctor.models import run_errand
 from gateway.system.memory import host_memory
 from protocol.errands import Measure, Measured
 
 _CHECK: Final = "throughput"
 _PROMPT: Final = "Once upon a time"
 _TOKENS: Final = 128
-# Of each the quickest counts: whatever else the machine does only makes it slower.
+# The quickest of so many measurements counts: other work on the machine only slows them.
 _TIMES: Final = 2
 _LEAST_RATIO: Final = 0.5
 _BUSY: Final = 0.5
 _BUSY_LOOK_S: Final = 0.5
-# Of what is available: the model is in memory a second time meanwhile.
+# The share of available memory for the model, which is loaded a second time meanwhile.
 _SHARE: Final = 0.5
 _STATUS_S: Final = 10.0
 _GENERATION_S: Final = 240.0
@@ -40,8 +40,8 @@ DEADLINE_S: Final = 2 * (2 + _TIMES) * _GENERATION_S + _SHELL_S
 
 
 class SpeedComparison(Struct, frozen=True):
-    """Tokens/s of one stream. Meanwhile `beside` requests ran in the gateway; before, `busy` of the
-    processors' time was taken, from 0 to 1.
+    """Tokens/s of one stream in the gateway and in this shell. `beside` other requests ran in the
+    gateway meanwhile; `busy` is the load of the processors before, from 0 to 1.
     """
 
     model: str
@@ -64,7 +64,7 @@ class _ModelLoads(Struct, frozen=True):
 
 
 class _ImpossibleError(Exception):
-    """Nothing can be compared. A sentence, and what to do."""
+    """A comparison is impossible; evidence and remedy are sentences."""
 
     def __init__(self, evidence: str, remedy: str) -> None:
         super().__init__(evidence)
@@ -99,7 +99,7 @@ def judge_throughput(speeds: SpeedComparison, *, is_service: bool) -> Finding:
     if speeds.beside or speeds.busy > _BUSY:
         return warning(
             _CHECK,
-            f"{evidence} That says little: there were {speeds.beside} other requests in the "
+            f"{evidence} That proves little: there were {speeds.beside} other requests in the "
             f"gateway, and the processors were {speeds.busy:.0%} busy.",
             "Try again when gateway and machine are idle.",
         )
@@ -108,7 +108,7 @@ def judge_throughput(speeds: SpeedComparison, *, is_service: bool) -> Finding:
             _CHECK,
             f"{evidence} The service is throttled.",
             "`bulkhead service install` writes a definition with ProcessType Interactive, without "
-            "which launchd throttles the GPU; then try again. If it stays, try "
+            "which launchd throttles the GPU; then try again. If that doesn't help, try "
             "`sudo bulkhead service install --system`.",
         )
     return warning(
@@ -122,7 +122,7 @@ def _measure(installation: Installation, running: Running) -> SpeedComparison:
     if running.health is None:
         raise _ImpossibleError(
             "No gateway answers, so there is nothing to compare with.",
-            "Start it as it is to run (`bulkhead service start`), then try again.",
+            "Start it in its usual way (`bulkhead service start`), then try again.",
         )
     with running.client(_GENERATION_S) as client:
         before = _status(client)
@@ -138,8 +138,8 @@ def _measure(installation: Installation, running: Running) -> SpeedComparison:
 def _choose(
     status: _ModelLoads, configured: dict[str, ModelSettings]
 ) -> tuple[str, str, str | None]:
-    """Id, place and interpreter of a model that is loaded and may be loaded once more beside it;
-    else the demo model, which is small.
+    """The id, folder and interpreter of a loaded model that fits into memory a second time; else
+    those of the demo model, which is small.
     """
     room_bytes = host_memory().available_bytes * _SHARE
     ready = [
@@ -165,7 +165,7 @@ def _choose(
 
 
 def _in_gateway(client: httpx.Client, model: str) -> float:
-    """Tokens/s. The first generation loads the model, if it isn't loaded."""
+    """Tokens/s. The first generation may also load the model, and doesn't count."""
     _generate(client, model, 1)
     first_s = min(_generate(client, model, 1) for _ in range(_TIMES))
     all_s = min(_generate(client, model, 1 + _TOKENS) for _ in range(_TIMES))
@@ -173,7 +173,7 @@ def _in_gateway(client: httpx.Client, model: str) -> float:
 
 
 def _generate(client: httpx.Client, model: str, tokens: int) -> float:
-    """Seconds. Raises httpx.HTTPError."""
+    """The seconds of one generation. Raises httpx.HTTPError."""
     body = {
         "model": model,
         "prompt": _PROMPT,
@@ -202,7 +202,7 @@ def _in_shell(source: str, python: str | None) -> float:
     if outcome.failure is not None or not outcome.lines:
         raise _ImpossibleError(
             f"The same generation failed in this shell: {outcome.failure}.",
-            "See what the check of the model says.",
+            "See the check `model`.",
         )
     measured = msgspec.json.decode(outcome.lines[-1], type=Measured)
     return _TOKENS / max(measured.seconds, 1e-6)

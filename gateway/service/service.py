@@ -26,7 +26,7 @@ from gateway.service.definition import (
 )
 from gateway.service.init_system import InitSystem, known, removal, run
 from gateway.service.launchd import Launchd
-from gateway.service.status import ServiceStatus, ask_health_of, listens, look, port_is_free
+from gateway.service.status import ServiceStatus, ask_health_of, listening_at, look, port_is_free
 from gateway.service.systemd import Systemd
 from gateway.system.notation import url
 from gateway.system.state_dir import StateDir, lock_holder
@@ -298,7 +298,8 @@ def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:
     host, port = settings.gateway.host, settings.gateway.port
     if port == 0:
         raise ServiceError("A service needs a port that stays: set gateway.port.")
-    if port_is_free(host, port) or (pid is not None and listens(pid, port)):
+    own_ports = [] if pid is None else [number for _, number in listening_at(pid)]
+    if port in own_ports or port_is_free(host, port):
         return
     health = ask_health_of(settings.gateway)
     if health is None:

@@ -40,16 +40,17 @@ class PortHealth(Struct, frozen=True):
     uptime_s: float
 
 
-def listens(pid: int, port: int) -> bool:
-    """Whether the process listens at the port."""
+def listening_at(pid: int) -> list[tuple[str, int]]:
+    """The hosts and ports at which a process listens; empty if they can't be seen."""
     try:
         connections = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:
-        return False
-    return any(
-        each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+        return []
+    return [
+        (each.laddr.ip, each.laddr.port)
         for each in connections
-    )
+        if each.status == psutil.CONN_LISTEN and each.laddr
+    ]
 
 
 def port_is_free(host: str, port: int) -> bool:

@@ -200,7 +200,7 @@ def test_its_commands(sitting: Sitting, canned: CannedGateway) -> None:
         "/clear": "\nforgotten",
         "/clear now": "bulkhead: /clear takes no argument: type /clear alone, or //",
         "/quit it": "bulkhead: /quit takes no argument",
-        "/?": "what was typed before, in earlier chats too",
+        "/?": "earlier lines, of earlier chats too",
     }
     with sitting(lines=60) as seen:
         seen.shows(LISTENS)

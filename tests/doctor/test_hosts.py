@@ -74,7 +74,7 @@ def test_one_that_answers_here_and_not_the_gateway(monkeypatch: pytest.MonkeyPat
     installation = SimpleNamespace(settings=settings, running=lambda: running)
     kept, free = look_at_hosts(installation)  # type: ignore[arg-type]
     assert (kept.severity, kept.subject) == (Severity.ERROR, "studio2")
-    assert "not the gateway that runs: no route to host." in kept.evidence
+    assert "not the running gateway: no route to host." in kept.evidence
     assert "LaunchAgent" in str(kept.remedy)
     assert free.severity is Severity.OK
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from gateway.config.settings import Flags, MemorySettings
+from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.files import judge_disk
 from gateway.doctor.finding import Check, Finding, Severity, error, findings, ok, warning, worst
 from gateway.doctor.gateway import Leftover, judge_leftovers
@@ -27,7 +28,7 @@ from gateway.doctor.machine import (
     look_at_packages,
     look_at_python,
 )
-from gateway.doctor.models import ErrandOutcome, judge_model, read_examined, run_errand
+from gateway.doctor.models import judge_model, read_examined
 from gateway.doctor.service import ServiceFacts, judge_service
 from gateway.doctor.throughput import SpeedComparison, judge_throughput
 from gateway.memory.fitting import budget_of
@@ -64,7 +65,7 @@ class TestExamination:
         first, second = findings(Check("moon", look), installation)
         assert first.severity is Severity.OK
         assert (second.check, second.severity) == ("moon", Severity.WARNING)
-        assert second.evidence == "It could not be looked at: PermissionError: not for you."
+        assert second.evidence == "The check failed: PermissionError: not for you."
 
     def test_a_check_that_hangs_is_a_finding(self, installation: Installation) -> None:
         over = threading.Event()
@@ -75,7 +76,7 @@ class TestExamination:
 
         (found,) = findings(Check("moon", look, deadline_s=0.1), installation)
         over.set()
-        assert found.evidence == "It could not be looked at: no answer within 0.1 s."
+        assert found.evidence == "The check failed: no answer within 0.1 s."
 
 
 class TestSoftware:
@@ -134,7 +135,7 @@ class TestMachine:
     def test_wired_limit(self) -> None:
         judged = [judge_wired_limit(limit, 64 * GB) for limit in (None, 0, 50_000, 60_000)]
         assert _severities(judged) == ["ok", "ok", "ok", "warning"]
-        assert "leaves 1.1 GB to everything else" in judged[-1].evidence
+        assert "leaves 1.1 GB to all other programs" in judged[-1].evidence
 
     def test_memory(self) -> None:
         def judge(
@@ -238,7 +239,7 @@ class TestModels:
         died = ErrandOutcome(lines, "the process died by SIGSEGV")
         found = read_examined(["a", "b"], died, None)
         assert found["a"] == Examined("/a", chats=True)
-        assert found["b"] == "nothing more is known of it: the process died by SIGSEGV"
+        assert found["b"] == "nothing more is known about it: the process died by SIGSEGV"
         (judged,) = judge_model("b", found["b"], None)
         assert (judged.severity, judged.subject) == (Severity.ERROR, "b")
 
@@ -305,7 +306,7 @@ class TestThroughput:
         for beside, busy in ((3, 0.0), (0, 0.9)):
             found = judge_throughput(SpeedComparison("demo", 11, 87, beside, busy), is_service=True)
             assert found.severity is Severity.WARNING
-            assert "That says little" in found.evidence
+            assert "That proves little" in found.evidence
             assert judge_throughput(
                 SpeedComparison("demo", 80, 87, beside, busy), is_service=True
             ) == ok(

@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from gateway.config.settings import Flags
+from gateway.doctor import errands as process
 from gateway.doctor import memory_measuring as measuring
-from gateway.doctor import memory_measuring as process
+from gateway.doctor.errands import Probe, ProbeError
 from gateway.doctor.finding import Severity
 from gateway.doctor.installation import Installation
 from gateway.doctor.memory_check import BEGIN, END, CheckPart, MemoryCheck, looked_at
 from gateway.doctor.memory_judgement import ReportLine
-from gateway.doctor.memory_measuring import Probe, ProbeError
 from gateway.system.memory import footprint
 from protocol.errands import (
     AttentionPeak,

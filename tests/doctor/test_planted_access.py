@@ -94,7 +94,7 @@ PLANTED = {
     ),
     "a folder of models that isn't there": (
         *("discovery", None, "warning"),
-        "No models are looked for in {home}/no such folder: No such file or directory.",
+        "No models are found in {home}/no such folder: No such file or directory.",
     ),
     "API keys that others may read": (
         *("secrets", None, "warning"),
@@ -102,11 +102,11 @@ PLANTED = {
     ),
     "an admin key that others may read": (
         *("secrets", None, "error"),
-        "(its mode is 0640), and whoever reads it may order everything",
+        "(its mode is 0640), and its readers may give any order",
     ),
     "a certificate's key that others may read": (
         *("secrets", None, "error"),
-        "{home}/tls.key (its mode is 0644), and whoever reads it can pass for this machine",
+        "{home}/tls.key (its mode is 0644), and its readers can pass for this machine",
     ),
     "a clock that went back": (
         *("clock", None, "warning"),
@@ -173,4 +173,4 @@ def test_a_model_that_the_gateway_alone_cannot_load(
     finally:
         state_dir.release()
     assert (found["check"], found["severity"], found["subject"]) == ("model", "error", "demo")
-    assert found["evidence"] == f"The gateway that runs can't load it: {reason}"
+    assert found["evidence"] == f"The running gateway can't load it: {reason}"

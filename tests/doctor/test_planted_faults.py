@@ -130,7 +130,7 @@ class TestGateway:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert (found["check"], found["severity"]) == ("workers", "warning")
-        assert found["evidence"] == f"Worker {pid} (demo) was stopped, so it does nothing."
+        assert found["evidence"] == f"Worker {pid} (demo) was stopped, so it computes nothing."
         assert f"`kill -CONT {pid}`" in found["remedy"]
         assert "`bulkhead restart demo`" in found["remedy"]
 
@@ -144,7 +144,7 @@ class TestGateway:
             file.write("# changed\n")
         check, severity, evidence = machine.fault()
         assert (check, severity) == ("in force", "warning")
-        assert f"{running.config_path} isn't any more what the gateway has read." in evidence
+        assert f"{running.config_path} has changed since the gateway has read it." in evidence
         running.client.post("/admin/v1/reload").raise_for_status()
         assert machine.findings() == []
         machine.config = machine.home / "config.toml"

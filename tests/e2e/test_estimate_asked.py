@@ -61,7 +61,7 @@ def test_what_it_does_not_serve_is_calculated(gateway: Gateway) -> None:
     done = bulkhead("estimate", str(DEMO), "--json", *where)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["gateway"] is None
-    assert f"not by the gateway that runs, which has read {gateway.config_path}" in done.stderr
+    assert f"not by the running gateway, which has read {gateway.config_path}" in done.stderr
     unknown = bulkhead("estimate", "rankedd", *where)
     assert unknown.returncode == 4
     assert "Did you mean 'ranked'?" in unknown.stderr
