@@ -158,7 +158,8 @@ def kill_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     The gateway asks the process to stop, then sends SIGTERM, then SIGKILL; with --force it sends
     SIGKILL at once. On macOS a SIGKILL may strand the memory of the process until the next boot.
     """
-    before = gateway.status().model(gateway.model(model).id)
+    model_id = gateway.model(model).id
+    before = gateway.status().model(model_id)
     # By the time of the answer the model may be loaded again.
     killed = _carried_out(gateway, "kill", model, OrderOptions(force=force))
     if before is None or before.worker is None:

@@ -25,9 +25,8 @@ from gateway.http.openapi import GENERATES, Operation, Routes
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, StoredAnswer, Work
 from gateway.mailbox.jobs import AnswerJob
 from gateway.mailbox.mailbox import Mailbox
-from gateway.models.fleet import REMINDER_S
 from gateway.requests.choices import Format
-from gateway.requests.request import Request
+from gateway.requests.request import REMINDER_S, Request
 from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Generate

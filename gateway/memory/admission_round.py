@@ -9,11 +9,9 @@ from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
 from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
-from gateway.memory.loans import Loans
-from gateway.memory.reclaim import IdleEviction, Reclaim, smallest_set, worth
+from gateway.memory.loans import RECALL_S, Loans
+from gateway.memory.reclaim import IdleEviction, Reclaim, enough_to_evict, worth
 
-# A worker answers a recall between two steps, and a chunk of a prompt is bounded in time.
-RECALL_S: Final = 15.0
 # A worker over its limit gets so long to shrink while the budget has no room.
 OVERGROWN_S: Final = 10.0
 
@@ -42,7 +40,7 @@ class AdmissionRound:
         self._settle_recalls()
         self._settle_footprints()
         self._settle_prompts()
-        self._part_rivals()
+        self._evict_rivals()
         missing_bytes = -self._ledger.free_bytes - self._ledger.coming_bytes
         if missing_bytes > 0:
             self._cover(missing_bytes)
@@ -102,7 +100,7 @@ class AdmissionRound:
             elif not number and prompt is not None and prompt.ended_at is None:
                 prompt.ended_at = self._now
 
-    def _part_rivals(self) -> None:
+    def _evict_rivals(self) -> None:
         """Evict one of two loaded models that exclude each other by a new configuration."""
         for each in sorted(self._ledger.steady, key=self._worth):
             rivals = self._ledger.rivals([each.model_id])
@@ -134,7 +132,9 @@ class AdmissionRound:
 
     def _end(self, candidates: list[Allocation], missing_bytes: int) -> int:
         """Evict the smallest set of them that brings so many bytes, and return what it brings."""
-        chosen = smallest_set(candidates, missing_bytes, self._now, lambda each: each.going_bytes)
+        chosen = enough_to_evict(
+            candidates, missing_bytes, self._now, lambda each: each.going_bytes
+        )
         brought_bytes = sum(each.going_bytes for each in chosen)
         for each in chosen:
             self.orders.evict(each, None)
@@ -182,7 +182,7 @@ class AdmissionRound:
             self._grant(claim)
             return True
         before_bytes = self._ledger.coming_bytes
-        comes = self.reclaim.part(claim, rivals)
+        comes = self.reclaim.evict_rivals(claim, rivals)
         if comes:
             parted_bytes = self._ledger.coming_bytes - before_bytes
             missing_bytes = (

@@ -14,6 +14,10 @@ from msgspec import Struct
 from gateway.memory.allocation import Allocation
 from gateway.memory.ledger import NOISE_BYTES, Ledger, MemoryOrders
 
+# A worker may take so long to answer a recall, before it is taken to hang. It answers between two
+# steps, and a chunk of a prompt is bounded in time.
+RECALL_S: Final = 15.0
+
 
 class Borrower(Struct, frozen=True):
     """A model that could use `wanted_bytes` beyond its floor."""

@@ -50,7 +50,7 @@ class Reclaim:
 
         # Where busy models have to go in any case, the others give only the bytes still missing.
         over_bytes = missing_bytes - sum(map(staying_bytes, others))
-        going = smallest_set(
+        going = enough_to_evict(
             busy, over_bytes, self._now, lambda each: each.going_bytes - staying_bytes(each)
         )
         if sum(each.going_bytes - staying_bytes(each) for each in going) < over_bytes:
@@ -77,7 +77,7 @@ class Reclaim:
         for each in lenders:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.loose_bytes)
         idle = [each for each in lenders if each.idle and self._may_go(claim, each)]
-        for each in smallest_set(idle, missing_bytes, self._now, lambda each: each.going_bytes):
+        for each in enough_to_evict(idle, missing_bytes, self._now, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes
             self._orders.evict(each, None if claim is None else claim.model_id)
         for each in rows:
@@ -86,10 +86,10 @@ class Reclaim:
                 missing_bytes -= self._orders.recall_some(each, missing_bytes, most_bytes)
         return missing_bytes
 
-    def part(self, claim: Claim, rivals: list[Allocation]) -> bool:
+    def evict_rivals(self, claim: Claim, rivals: list[Allocation]) -> bool:
         """Evict the models that may not be loaded beside it; False, and none is, if one stays."""
         staying = [each for each in rivals if not each.ending]
-        if not all(self._may_part(claim, each) for each in staying):
+        if not all(self._may_evict_rival(claim, each) for each in staying):
             return False
         for each in staying:
             self._orders.evict(each, claim.model_id)
@@ -142,7 +142,7 @@ class Reclaim:
     def _may_displace(self, claim: Claim, allocation: Allocation) -> bool:
         return self._may_go(claim, allocation) and self._has_right(claim, allocation)
 
-    def _may_part(self, claim: Claim, rival: Allocation) -> bool:
+    def _may_evict_rival(self, claim: Claim, rival: Allocation) -> bool:
         return rival.leaves and (rival.idle or self._has_right(claim, rival))
 
     def _has_right(self, claim: Claim, allocation: Allocation) -> bool:
@@ -192,13 +192,15 @@ def worth(allocation: Allocation, now: float) -> tuple[int, float, float]:
     return (allocation.priority, max(_CHEAP_S, allocation.reload_s) / rest_s, allocation.used_at)
 
 
-def smallest_set(
+def enough_to_evict(
     candidates: list[Allocation],
     missing_bytes: int,
     now: float,
     brings: Callable[[Allocation], int],
 ) -> list[Allocation]:
-    """The smallest set that brings so many bytes, idle ones first; all if none does."""
+    """Candidates that bring so many bytes, with none to spare: idle ones first, then those that are
+    missed least. All of them, if they bring less.
+    """
     chosen: list[Allocation] = []
     chosen_bytes = 0
     for allocation in sorted(candidates, key=lambda each: (not each.idle, *worth(each, now))):
@@ -262,7 +264,7 @@ class IdleEviction:
             self._orders.lend(allocation, allocation.limit_bytes + given_bytes)
             missing_bytes -= given_bytes
         idle = [each for each in self._ledger.steady if self._may_go(allocation, each)]
-        for each in smallest_set(idle, missing_bytes, self._now, lambda each: each.going_bytes):
+        for each in enough_to_evict(idle, missing_bytes, self._now, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes
             self._orders.evict(each, allocation.model_id)
         return max(0, -missing_bytes)

@@ -24,7 +24,7 @@ from gateway.models.prompts import Prompts
 from gateway.models.roster import Roster
 from gateway.models.watch import Disks, Readings
 from gateway.requests import refusals
-from gateway.requests.request import Request
+from gateway.requests.request import REMINDER_S, Request
 from gateway.requests.traffic import Successor
 from gateway.system.clock import until_set
 from gateway.system.events import EventLog
@@ -42,8 +42,6 @@ from protocol.message import endpoint
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.25
-# How long a client's connection may be silent before it gets an SSE comment.
-REMINDER_S: Final = 5.0
 
 
 class Phase(StrEnum):

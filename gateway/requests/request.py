@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +23,9 @@ from protocol.answers import (
     merged,
 )
 from protocol.requests import ChatPrompt, Embed, Generate, SamplingDefaults, Task
+
+# How long a client's connection may be silent before it gets an SSE comment.
+REMINDER_S: Final = 5.0
 
 
 class AnswerPiece(Struct, frozen=True):

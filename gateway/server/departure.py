@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from gateway.http.app import Parts
-from gateway.models.fleet import REMINDER_S
 from gateway.requests import refusals
+from gateway.requests.request import REMINDER_S
 from gateway.server.gateway_channel import Finished, FromSuccessor, Released
 from gateway.server.handover import SuccessorProcess
 from gateway.server.relay import Relay

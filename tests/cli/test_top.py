@@ -132,7 +132,7 @@ async def test_a_refusal_is_told_and_the_view_goes_on(fleet: Gateway) -> None:
 
 async def test_how_to_quit_is_said_everywhere(gateway: Gateway) -> None:
     done = CliRunner().invoke(main, ["top", "--help"])
-    assert "Press q to end it" in done.output
+    assert "Press q to quit" in done.output
     async with top(gateway.url, (30, 30)) as screen:
         # Of the keys it is the last that a small screen cuts.
         await screen.shows("q quit ? help l load u")

@@ -151,7 +151,9 @@ class TestGateway:
         machine.configure()
         check, severity, evidence = machine.fault()
         assert (check, severity) == ("in force", "warning")
-        assert f"runs with {running.config_path}, and {machine.config} was looked at" in evidence
+        assert evidence == (
+            f"The gateway has read {running.config_path}, and the doctor {machine.config}."
+        )
 
     def test_a_stale_lock_that_another_process_has_kept(self, machine: Machine) -> None:
         machine.state_dir.mkdir()

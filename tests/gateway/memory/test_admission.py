@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.memory.admission_round import OVERGROWN_S, RECALL_S
+from gateway.memory.admission_round import OVERGROWN_S
 from gateway.memory.allocation import MemoryNeed
 from gateway.memory.ledger import Admit, Evict, LimitChange, Refuse, Replace, Unanswered
-from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S
+from gateway.memory.loans import IDLE_LOAN_S, REBALANCE_S, RECALL_S
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 
 
@@ -857,6 +857,16 @@ class TestThirst:
         account.obey([recalls("dry", 40)])
         account.footprint("dry", 40)
         assert account.decide(LATER) == [admits("new", 60)]
+
+    def test_it_keeps_what_it_was_to_give_back_once_nobody_waits_for_that(self) -> None:
+        account = Account()
+        account.load("dry", 40, busy=True, used=60)
+        account.load("other", 40, busy=True)
+        account.claim("new", 20)
+        assert account.decide(LATER) == [recalls("dry", 40)]
+        account.withdraw("new")
+        account.need("dry", 60, 60, 60)
+        assert account.decide(LATER) == [lends("dry", 60)]
 
     def test_of_two_in_each_others_way_one_keeps_its_place(self) -> None:
         account = Account()

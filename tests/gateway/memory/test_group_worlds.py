@@ -98,7 +98,9 @@ def _rivals_side_by_side(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rivals_that_never_part(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Reclaim, "_may_part", lambda _self, _claim, rival: rival.idle and rival.leaves)
+    patch.setattr(
+        Reclaim, "_may_evict_rival", lambda _self, _claim, rival: rival.idle and rival.leaves
+    )
 
 
 def _room_for_anybody(patch: pytest.MonkeyPatch) -> None:

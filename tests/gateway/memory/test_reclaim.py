@@ -6,7 +6,7 @@ import pytest
 
 from gateway.memory.allocation import Allocation
 from gateway.memory.ledger import Decision, Evict
-from gateway.memory.reclaim import smallest_set
+from gateway.memory.reclaim import enough_to_evict
 from tests.gateway.memory.account import LATER, PATIENCE_S, Account, recalls
 from tests.gateway.memory.world import UNIT, Row, World
 
@@ -184,5 +184,5 @@ def test_the_smallest_set_that_is_enough(missing: int, chosen: list[str]) -> Non
         _holder("dear", 10, priority=1),
         _holder("idle", 10),
     ]
-    found = smallest_set(candidates, missing, LATER, lambda each: each.going_bytes)
+    found = enough_to_evict(candidates, missing, LATER, lambda each: each.going_bytes)
     assert [each.model_id for each in found] == chosen

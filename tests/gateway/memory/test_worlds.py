@@ -117,13 +117,6 @@ class LostGrant(AdmissionRound):
         return granted
 
 
-class NothingOfItsOwn(AdmissionRound):
-    """What a model was told to give back it gets by no other way than through another's hands."""
-
-    def _own_bytes(self, claim: Claim) -> int:
-        return 0
-
-
 @pytest.mark.parametrize(
     "defect",
     [
@@ -135,7 +128,6 @@ class NothingOfItsOwn(AdmissionRound):
         Twice,
         TooEarly,
         LostGrant,
-        NothingOfItsOwn,
     ],
     ids=lambda each: each.__name__,
 )

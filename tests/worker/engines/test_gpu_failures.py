@@ -208,14 +208,14 @@ def test_vectors_are_computed_anew() -> None:
     expected = Bench("bert").run()
     bench = Bench("bert")
     recovery = GpuRecovery(bench.engine.begin_anew)
-    states, failures = bench.vectors._trunk.states, [failure(TIMEOUT), failure(VICTIM)]
+    states, failures = bench.vectors._backbone.states, [failure(TIMEOUT), failure(VICTIM)]
 
     def fails_twice(*arguments: Any) -> Any:
         if failures:
             raise failures.pop()
         return states(*arguments)
 
-    bench.vectors._trunk.states = fails_twice  # type: ignore[method-assign]
+    bench.vectors._backbone.states = fails_twice  # type: ignore[method-assign]
     bench.engine.add_job(VectorJob("r", "embedding", TEXTS))
     while bench.engine.active:
         try:

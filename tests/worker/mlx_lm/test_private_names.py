@@ -31,7 +31,7 @@ def private(name: object) -> bool:
 def found_in(source: str) -> Iterator[tuple[int, str]]:
     """The lines of what a file must not have, and what it is."""
     tree = ast.parse(source)
-    own = _defined(tree)
+    own = _defined(tree).union(*map(_defined, _bases(tree)))
     modules = _modules(tree)
     for node in ast.walk(tree):
         match node:
@@ -71,6 +71,25 @@ def _defined(tree: ast.Module) -> set[str]:
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=attr, ctx=ast.Store()):
                 names.add(attr)
     return names
+
+
+def _bases(tree: ast.Module) -> Iterator[ast.Module]:
+    """Files of the worker from which a class inherits here, and those of their classes in turn."""
+    bases = {
+        base.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                file = ROOT / f"{module.replace('.', '/')}.py"
+                if file.is_file() and bases & {each.name for each in names}:
+                    base = ast.parse(file.read_text("utf-8"))
+                    yield base
+                    yield from _bases(base)
 
 
 def _assigned(node: ast.stmt) -> list[str]:
