@@ -287,7 +287,7 @@ def connections(by_doing: Mapping[str, int]) -> Metric:
 
 
 def refusals(by_code: Mapping[Code, int]) -> Metric:
-    """The counter of requests that were refused before they reached a route."""
+    """The counter of connections that never brought a request to a route."""
     family = CounterMetricFamily(
         "bulkhead_connections_refused",
         "Connections that were refused, or ended for an invalid or a late request.",

@@ -144,7 +144,7 @@ def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
     if disk is not None or worker is None or compartment.state is not State.READY:
         return disk
     requests = worker.report.short_of_memory
-    elsewhere = None if worker.followers is None else worker.followers.promise.remark(requests)
+    elsewhere = None if worker.followers is None else worker.followers.reservation.remark(requests)
     return elsewhere or fleet.scheduler.remark(compartment.model.id, requests)
 
 

@@ -95,7 +95,9 @@ def human(line: Mapping[str, Any]) -> str:
 
 
 def readable(text: str) -> str:
-    """A line of the gateway's log as a sentence; any other text as it is."""
+    """A line of the gateway's log as a sentence; of any other text its control characters are
+    escaped.
+    """
     line = parsed(text)
     return escaped(text) if line is None else human(line)
 

@@ -18,7 +18,7 @@ from gateway.workers.host import LocalHost, RankEnd, RankHost, RankOrder, RankPr
 from gateway.workers.ladder import LadderStep
 from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import RankGroup
-from gateway.workers.rank_memory import Promise, of_all, of_each, within
+from gateway.workers.rank_memory import RankReservation, capped, for_all_ranks, for_each_rank
 from protocol.channel import new_keys
 from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
 from protocol.message import Message, endpoint
@@ -105,7 +105,7 @@ class RankZero(Protocol):
     def followers_started(self, failure: str | None) -> None:
         """No rank is started any more; `failure`: one could not be started."""
 
-    def promise_moved(self, failure: str | None) -> None:
+    def reservation_changed(self, failure: str | None) -> None:
         """Other hosts keep more for their ranks, or can't; `failure`: the ranks must end."""
 
     def follower_ended(self) -> None: ...
@@ -130,7 +130,7 @@ class Followers:
         self.fate = RankGroup()
         self._endpoint = endpoint(path)
         self._promised_bytes: dict[int, int] = {}
-        self.promise = Promise()
+        self.reservation = RankReservation()
         self._asking = False
         self.each = [FollowingRank(rank, host) for rank, host in enumerate(plan.hosts) if rank]
         self._tasks.start(self._start(), "start")
@@ -175,8 +175,8 @@ class Followers:
         """A message to all ranks, for rank 0: bytes become those of one rank, and no more than
         other hosts keep for one.
         """
-        each = of_each(message, sharing(self.size_here))
-        return within(each, self.promise.most_bytes, self.promise.bound_bytes)
+        each = for_each_rank(message, sharing(self.size_here))
+        return capped(each, self.reservation.most_bytes, self.reservation.bound_bytes)
 
     def from_rank_0(self, message: WorkerMessage) -> WorkerMessage:
         """Take in a message of rank 0: bytes become those of all ranks on this machine."""
@@ -189,12 +189,12 @@ class Followers:
                     self.fate.missed(rank, each.host.name)
             case _:
                 pass
-        return of_all(message, sharing(self.size_here))
+        return for_all_ranks(message, sharing(self.size_here))
 
     def _need(self, need: Need) -> None:
         now = asyncio.get_running_loop().time()
-        self.promise.need(need.least_bytes, now, waits=need.held > 0 and not need.used_bytes)
-        if self.promise.wish_bytes is not None and not self._asking:
+        self.reservation.need(need.least_bytes, now, waits=need.held > 0 and not need.used_bytes)
+        if self.reservation.wish_bytes is not None and not self._asking:
             self._asking = True
             self._tasks.start(self._ask_for_more(), "ask for memory")
 
@@ -285,27 +285,27 @@ class Followers:
             wanted_bytes = min(self._plan.wanted_bytes, free_bytes[name])
             self._promised_bytes[each.rank] = max(self._plan.needed_bytes, wanted_bytes)
             if self._plan.needed_bytes:
-                self.promise.keeps(each.rank, name, self._promised_bytes[each.rank])
+                self.reservation.keeps(each.rank, name, self._promised_bytes[each.rank])
 
     async def _ask_for_more(self) -> None:
         """Ask other hosts until they keep enough, or no more is needed."""
         loop = asyncio.get_running_loop()
         try:
-            while (wish_bytes := self.promise.wish_bytes) is not None and self.fate.may_start:
+            while (wish_bytes := self.reservation.wish_bytes) is not None and self.fate.may_start:
                 there = [each for each in self.each if not each.is_here]
                 if all(await asyncio.gather(*(self._ask_host(e, wish_bytes) for e in there))):
-                    self.promise.asked(wish_bytes)
-                failure = self.promise.given_up(loop.time())
-                self._leader.promise_moved(failure)
+                    self.reservation.asked(wish_bytes)
+                failure = self.reservation.given_up(loop.time())
+                self._leader.reservation_changed(failure)
                 if failure is not None:
                     return
-                if self.promise.wish_bytes is not None:
+                if self.reservation.wish_bytes is not None:
                     await asyncio.sleep(_ASK_AGAIN_S)
         finally:
             self._asking = False
-            self.promise.forget()
+            self.reservation.forget()
         if self.fate.may_start:
-            self._leader.promise_moved(None)
+            self._leader.reservation_changed(None)
 
     async def _ask_host(self, follower: FollowingRank, wish_bytes: int) -> bool:
         """Returns whether the host has answered."""
@@ -317,7 +317,7 @@ class Followers:
             # If this lasts, the lease ends.
             logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
             return False
-        self.promise.keeps(follower.rank, follower.host.name, kept_bytes)
+        self.reservation.keeps(follower.rank, follower.host.name, kept_bytes)
         return True
 
     def _order(self, follower: FollowingRank) -> RankOrder:

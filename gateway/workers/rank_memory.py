@@ -37,7 +37,7 @@ _AHEAD_BYTES: Final = 256_000_000
 PATIENCE_S: Final = 60.0
 
 
-class Promise:
+class RankReservation:
     """The bytes that hosts keep for one rank each. No rank may hold more than the least of them."""
 
     def __init__(self) -> None:
@@ -134,17 +134,17 @@ SCALED: Final[dict[type[Message], tuple[str, ...]]] = {
 _M = TypeVar("_M", bound=Message)
 
 
-def of_all(message: _M, ranks: int) -> _M:
+def for_all_ranks(message: _M, ranks: int) -> _M:
     """A message of rank 0, as of so many ranks."""
     return _scaled(message, lambda bytes_: bytes_ * ranks) if ranks > 1 else message
 
 
-def of_each(message: _M, ranks: int) -> _M:
+def for_each_rank(message: _M, ranks: int) -> _M:
     """A message to all ranks, as to one."""
     return _scaled(message, lambda bytes_: bytes_ // ranks) if ranks > 1 else message
 
 
-def within(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
+def capped(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
     """The message with a limit of at most `most_bytes`, which other hosts keep for a rank, and a
     bound of at most `bound_bytes`.
     """

@@ -200,7 +200,7 @@ class Worker:
             self._misbehaved(failure)
         self._finish()
 
-    def promise_moved(self, failure: str | None) -> None:
+    def reservation_changed(self, failure: str | None) -> None:
         if failure is not None:
             self._supervisor.worker_outgrew(self, failure)
         elif self._limit is not None and not self.ended.is_set():

@@ -86,7 +86,7 @@ class Told:
     def followers_started(self, failure: str | None) -> None:
         self.starts.append(failure)
 
-    def promise_moved(self, failure: str | None) -> None:
+    def reservation_changed(self, failure: str | None) -> None:
         raise AssertionError(failure)
 
     def follower_ended(self) -> None:

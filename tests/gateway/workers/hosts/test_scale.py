@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.rank_memory import SCALED, of_all, of_each
+from gateway.workers.rank_memory import SCALED, for_all_ranks, for_each_rank
 from protocol.answers import Output
 from protocol.life import (
     Bound,
@@ -25,7 +25,7 @@ def test_all_ranks_together_keep_to_what_was_granted(
     limit: int, beside: int, bound: int, ranks: int
 ) -> None:
     told = Limit(limit_bytes=limit, beside_bytes=beside, bound=Bound(bound, 7, "why"))
-    each = of_each(told, ranks)
+    each = for_each_rank(told, ranks)
     assert each.limit_bytes * ranks <= limit < (each.limit_bytes + 1) * ranks
     assert each.bound is not None
     assert each.bound.bytes * ranks <= bound
@@ -43,18 +43,18 @@ def test_what_rank_0_says_is_of_all() -> None:
     )
     memory = MlxMemory(active_bytes=30, cache_bytes=60, peak_bytes=90)
     expected = msgspec.structs.replace(said, memory=memory, prompt_cache_bytes=15)
-    assert of_all(said, 3) == expected
+    assert for_all_ranks(said, 3) == expected
     need = Need(
         limit_bytes=1, used_bytes=2, wanted_bytes=3, least_bytes=4, held=5, context_tokens=6
     )
-    assert of_all(need, 2) == Need(
+    assert for_all_ranks(need, 2) == Need(
         limit_bytes=2, used_bytes=4, wanted_bytes=6, least_bytes=8, held=5, context_tokens=6
     )
 
 
 def test_what_has_no_bytes_stays_as_it_is() -> None:
     output = Output(step=1, deltas=())
-    assert of_all(output, 4) is output
+    assert for_all_ranks(output, 4) is output
 
 
 def _messages(kind: type[Message]) -> list[type[Message]]:
