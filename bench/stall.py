@@ -94,7 +94,7 @@ def _measure(model: Path, parsed: argparse.Namespace) -> list[StallTimes]:
 
     loaded = load(str(model), lambda _done, _total: None, lambda: False)
     room = CacheRoom(measure(loaded.model))
-    engine = BatchedEngine(loaded.model, [], 32, room, loaded.weight_bytes, stall_s=_STALL_S)
+    engine = BatchedEngine(loaded.model, [], 32, room, stall_s=_STALL_S)
     Warming(engine, None, room, _LONG_TOKENS, loaded.vocabulary).begin(awaited=False)
     chance = random.Random(1)
     rounds = []

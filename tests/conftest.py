@@ -26,7 +26,7 @@ SLOWEST = ("chaos", "e2e", "doctor", "worker", "service", "cli")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 # Whoever changes something has the examples of whoever changed something else before, and few of
-# them; what nobody has seen yet is looked for by the long forms.
+# them; what nobody has seen yet is looked for by `make test-all`.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
 
 

@@ -38,7 +38,11 @@ def test_what_is_asked_for_will_do(bytes_: list[int], least: int) -> None:
 def test_nothing_is_kept_elsewhere() -> None:
     reservation = kept()
     reservation.need(GB, 0.0, waits=True)
-    assert (reservation.most_bytes, reservation.bound_bytes, reservation.wish_bytes) == (None, None, None)
+    assert (reservation.most_bytes, reservation.bound_bytes, reservation.wish_bytes) == (
+        None,
+        None,
+        None,
+    )
     assert reservation.remark(1) is None
     assert reservation.given_up(PATIENCE_S) is None
 
