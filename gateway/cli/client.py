@@ -279,14 +279,15 @@ def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
 def access(url: str | None, key: str | None, settings: Settings, state_dir: StateDir) -> Access:
     """Access to the gateway at `url`; without one, to the gateway that uses the folder, or else to
     the address in the settings. Only the gateway that uses the folder gets the folder's admin key:
-    another program at its port must not get it.
+    another program may listen at its port under another name of loopback, so the gateway's own
+    address takes the place of `url`.
     """
     address = running_address(state_dir)
     if address is None or (url is not None and not _same(url, address.url)):
         here = settings.gateway
         return Access(url or near_url(here.host, here.port, tls=here.tls), key, None)
     return Access(
-        url or address.url,
+        address.url,
         key or admin_key(state_dir.admin_key_path),
         None if address.certificate is None else _trusting(address.certificate),
     )

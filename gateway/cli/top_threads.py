@@ -101,12 +101,12 @@ def _effect(verb: Verb, model: ModelStatus) -> str:
         case 0:
             return "No request is running."
         case 1:
-            running = "1 running request"
+            running, ends = "1 running request", "it ends"
         case count:
-            running = f"{count} running requests"
+            running, ends = f"{count} running requests", "they end"
     if verb == "kill":
         return f"It interrupts {running}, to go on in the next worker."
-    return f"It interrupts {running}, unless they end within drain_s."
+    return f"It interrupts {running}, unless {ends} within drain_s."
 
 
 class Orders:

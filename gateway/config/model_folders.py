@@ -192,17 +192,20 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
         ValueError: with a sentence for the operator.
     """
     folder = expand_home(path)
-    if path.strip() and folder.is_absolute() and not_yet(folder):
+    if not path.strip():
+        raise ValueError(f"There is no adapter's folder {path}.")
+    if folder.is_absolute() and not_yet(folder):
+        check_allowed(str(folder), allowed)
         return str(folder)
-    if not path.strip() or not _is_folder(str(folder)):
+    located = str(folder.resolve())
+    check_allowed(located, allowed)
+    if not _is_folder(str(folder)):
         raise NotThereError(f"There is no adapter's folder {path}.", str(folder.absolute()))
     for name in _ADAPTER_FILES:
         if not os.path.isfile(folder / name):  # noqa: PTH113 - this one never raises.
             raise NotThereError(
                 f"{path} holds no adapter: there is no {name}.", str(folder.absolute())
             )
-    located = str(folder.resolve())
-    check_allowed(located, allowed)
     return located
 
 

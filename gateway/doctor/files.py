@@ -215,5 +215,5 @@ def _unreadable(place: str) -> str | None:
     try:
         with os.scandir(folder):
             return None
-    except OSError as error:
-        return denied(error) or f"{error.strerror}."
+    except OSError as failure:
+        return denied(failure) or f"{failure.strerror}."

@@ -187,7 +187,7 @@ class Execution:
                 )
             case Unanswered(seconds=seconds):
                 scheduled.hangs(
-                    f"it has not answered for {seconds:.0f} s that memory is called back"
+                    f"it has not answered an order to give memory back for {seconds:.0f} s"
                 )
             case Refuse():
                 scheduled.has_no_room(explain.no_room(ledger, decision))

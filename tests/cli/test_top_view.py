@@ -339,4 +339,5 @@ def test_questions_name_what_is_cut_off() -> None:
     assert question("kill", idle) == "Kill demo? No request is running. (y/n)"
     assert "interrupts 1 running request," in question("kill", one)
     assert "2 running requests, unless they end within drain_s" in question("unload", two)
+    assert "1 running request, unless it ends within drain_s" in question("unload", one)
     assert question("restart", two).startswith("Restart demo? ")

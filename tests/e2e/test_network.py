@@ -135,7 +135,8 @@ def test_commands_of_this_account_find_it(gateway: Gateway) -> None:
     assert reach.evidence == "Other machines can reach 0.0.0.0, by TLS."
     # The admin key goes to the gateway of its folder and nowhere else.
     named = {**here, "BULKHEAD_URL": f"https://localhost:{_port(gateway)}"}
-    assert CliRunner().invoke(main, ["status"], env=named).exit_code == 0
+    found = CliRunner().invoke(main, ["status"], env=named)
+    assert (found.exit_code, f"https://127.0.0.1:{_port(gateway)}" in found.output) == (0, True)
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         squatter.settimeout(60)
         url = f"http://127.0.0.1:{squatter.getsockname()[1]}"

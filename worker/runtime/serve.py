@@ -179,13 +179,13 @@ def _run(
     """Warm up, say that the model is ready, and run its engine until told to finish."""
     loaded, limits, context, text, _ = served
     warming = None
-    if text is not None:
-        tokens, vocabulary = context.now.tokens, loaded.vocabulary
-        warming = Warming(text.engine, text.prompt_cache, limits.room, tokens, vocabulary)
-        warming.begin(awaited=awaited, is_interrupted=thread.should_finish)
-        rehearse(loaded, context.now, text.paths)
     engine = served.engine()
     try:
+        if text is not None:
+            tokens, vocabulary = context.now.tokens, loaded.vocabulary
+            warming = Warming(text.engine, text.prompt_cache, limits.room, tokens, vocabulary)
+            warming.begin(awaited=awaited, is_interrupted=thread.should_finish)
+            rehearse(loaded, context.now, text.paths)
         if thread.should_finish():
             return
         ready = Ready(

@@ -131,6 +131,13 @@ def test_an_allow_list_is_for_them_too(tmp_path: Path, adapter: Path, key: str) 
     assert f"{elsewhere.resolve()} is not allowed" in _mistake(tmp_path, text)
 
 
+def test_no_adapter_that_comes_later_gets_around_the_allow_list(tmp_path: Path) -> None:
+    """A folder that is missing at the start is read as soon as it is there."""
+    later = tmp_path / "later"
+    text = f'[gateway]\nallow = ["{DEMO_FOLDER}"]\n{MODEL}adapter = "{later}"\n'
+    assert f"{later} is not allowed" in _mistake(tmp_path, text)
+
+
 @pytest.mark.parametrize(
     "keys",
     [
