@@ -33,7 +33,7 @@ from gateway.http.command_bodies import (
     OrderOptions,
     Status,
 )
-from gateway.system.state_dir import StateDir, default_state_dir, near_url, running_address
+from gateway.system.state_dir import StateDir, near_url, running_address
 from gateway.system.tls import distrust, trusting
 
 _CONNECT_S: Final = 5.0
@@ -273,7 +273,7 @@ def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
     except ConfigError:
         settings = Settings()
         named = os.environ.get("BULKHEAD_STATE_DIR") if state_dir is None else str(state_dir)
-    return settings, StateDir(Path(named or default_state_dir()))
+    return settings, StateDir.at(named)
 
 
 def access(url: str | None, key: str | None, settings: Settings, state_dir: StateDir) -> Access:

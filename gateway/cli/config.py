@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -122,7 +121,7 @@ def _check_groups(configuration: Configuration) -> None:
     """Raises: ConfigError: the budget has no room for a group."""
     settings = configuration.settings
     if settings.groups:
-        state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+        state_dir = StateDir.at(settings.gateway.state_dir)
         learned = Learned(state_dir.learned_path)
         raise_misfits(configuration, misfits(settings, budget_bytes(settings.memory), learned))
 

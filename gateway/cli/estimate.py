@@ -26,7 +26,7 @@ from gateway.memory.forecast import Forecast, possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.memory.weights import EstimateError, options_in
 from gateway.system.notation import format_size, nearest_model, suggestion
-from gateway.system.state_dir import StateDir, default_state_dir, running_address
+from gateway.system.state_dir import StateDir, running_address
 
 _WIDTH: Final = 14
 
@@ -102,7 +102,7 @@ def estimate_command(
     """
     draft = read_draft(Flags(config=config, state_dir=state_dir), os.environ)
     settings = draft.settings
-    own = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    own = StateDir.at(settings.gateway.state_dir)
     running = _running(model, context_tokens, settings, own)
     if running is not None and config is None and running.outline is not None:
         grouped = bool(running.reading.groups)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -45,7 +44,7 @@ from gateway.library.catalogue import (
 )
 from gateway.library.finder import Finder
 from gateway.system.notation import format_size
-from gateway.system.state_dir import StateDir, default_state_dir, lock_holder
+from gateway.system.state_dir import StateDir, lock_holder
 from gateway.system.state_file import read_state
 
 T = TypeVar("T")
@@ -110,7 +109,7 @@ class _Here:
             raise CommandError(str(error)) from error
         self._configuration = finder.with_found(read)
         settings = self._configuration.settings
-        self._state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+        self._state_dir = StateDir.at(settings.gateway.state_dir)
         used = read_state(self._state_dir.used_path, Used) or Used({})
         found = with_configured(finder.find(settings), self._configuration)
         self.all = catalogue(found, self._configuration, {}, used.at)

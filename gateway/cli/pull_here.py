@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Iterator
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -29,7 +28,7 @@ from gateway.library.pull_process import (
 from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
-from gateway.system.state_dir import StateDir, default_state_dir
+from gateway.system.state_dir import StateDir
 
 
 class PullHere:
@@ -113,7 +112,7 @@ class PullHere:
         )
 
     def _outlook(self, plan: Planned) -> Outlook | None:
-        state_dir = StateDir(Path(self._settings.gateway.state_dir or default_state_dir()))
+        state_dir = StateDir.at(self._settings.gateway.state_dir)
         learned = Learned(state_dir.learned_path)
         usable_bytes = budget_bytes(self._settings.memory)
         usable_bytes -= read_stranded(state_dir.stranded_path).bytes

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, NoReturn
 
 import click
@@ -29,7 +28,7 @@ from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.status import ask_health_of
 from gateway.system.log_lines import gateway_logs
 from gateway.system.machine import give_large_buffers_back, raise_file_limit
-from gateway.system.state_dir import StateDir, StateDirError, default_state_dir, near_url
+from gateway.system.state_dir import StateDir, StateDirError, near_url
 from gateway.system.tls import CertificateError, Certificates
 
 logger = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
     settings = configuration.settings
     if not settings.models and not settings.discovery.discover:
         _fail_for_good([_NO_MODEL], status=mistake_status)
-    state_dir = StateDir(Path(settings.gateway.state_dir or default_state_dir()))
+    state_dir = StateDir.at(settings.gateway.state_dir)
     if inheritance is None:
         _leave_to_another_service(state_dir)
     keys, certificates, listener = _opened(settings.gateway, state_dir, inheritance)

@@ -21,7 +21,7 @@ from gateway.config.tables import HOSTS, MODELS
 from gateway.config.toml_file import Place
 from gateway.system.lane import Inquiries
 from gateway.system.notation import is_loopback
-from gateway.system.state_dir import StateDir, default_state_dir
+from gateway.system.state_dir import StateDir
 from gateway.system.state_file import read_secret
 from gateway.system.tls import check, ends_soon
 from protocol.model_files import read_config, undivided
@@ -222,16 +222,8 @@ def first_key(settings: GatewaySettings) -> str:
     """
     command = "bulkhead key add NAME"
     if settings.state_dir is not None:
-        command += f" --state-dir {shlex.quote(str(_state_dir(settings).path))}"
+        command += f" --state-dir {shlex.quote(str(StateDir.at(settings.state_dir).path))}"
     return f"`{command}`"
-
-
-def _state_dir(settings: GatewaySettings) -> StateDir:
-    try:
-        return StateDir(Path(settings.state_dir or default_state_dir()))
-    except RuntimeError:
-        # The path begins with the home of an unknown account, which `rules` reports.
-        return StateDir(default_state_dir())
 
 
 def has_keys(settings: GatewaySettings) -> bool:
@@ -239,6 +231,6 @@ def has_keys(settings: GatewaySettings) -> bool:
     counts as one with keys, as the start reports it and ends.
     """
     try:
-        return bool(KeyFile(_state_dir(settings).keys_path).read())
+        return bool(KeyFile(StateDir.at(settings.state_dir).keys_path).read())
     except KeyFileError:
         return True

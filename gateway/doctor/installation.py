@@ -22,7 +22,6 @@ from gateway.service.status import PortHealth, ask_health, listening_at, port_is
 from gateway.system.memory import device_info
 from gateway.system.state_dir import (
     StateDir,
-    default_state_dir,
     lock_holder,
     near_url,
     running_address,
@@ -235,7 +234,7 @@ class Installation:
         self.mistakes: list[Mistake] = draft.mistakes
         self.config_file: Path | None = draft.file
         self.config_digest: str | None = draft.digest
-        self.state_dir: StateDir = _state_dir(draft.settings)
+        self.state_dir: StateDir = StateDir.at(draft.settings.gateway.state_dir)
         self._running: Running | None = None
         self._device: dict[str, Any] | None = None
 
@@ -254,11 +253,3 @@ class Installation:
         if self._device is None:
             self._device = device_info()
         return self._device
-
-
-def _state_dir(settings: Settings) -> StateDir:
-    try:
-        return StateDir(Path(settings.gateway.state_dir or default_state_dir()))
-    except RuntimeError:
-        # The path begins with the home of an unknown account, which is among the mistakes.
-        return StateDir(default_state_dir())

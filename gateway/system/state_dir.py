@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from urllib.parse import quote
 
 import platformdirs
@@ -67,6 +67,16 @@ def _entries(folder: Path) -> list[Path]:
 
 class StateDir:
     """The state folder, which this process owns while it holds the lock."""
+
+    @classmethod
+    def at(cls, path: str | Path | None) -> Self:
+        """The state folder of this path; without one, the default folder. Also if the path begins
+        with the home of an unknown account, which is a mistake in the configuration.
+        """
+        try:
+            return cls(Path(path or default_state_dir()))
+        except RuntimeError:
+            return cls(default_state_dir())
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
