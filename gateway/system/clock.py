@@ -38,7 +38,7 @@ class Countdown:
         self._presence = Presence(now)
 
     def left_s(self, now: float) -> float:
-        """Seconds until the deadline; 0.0 after it. Call this every `LOOK_S` at least."""
+        """Seconds until the deadline, then 0.0. Call this every `LOOK_S` at least."""
         self._ends_at += self._presence.absent_s(now)
         return max(0.0, self._ends_at - now)
 

@@ -26,7 +26,7 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
 
     Raises:
         OSError: the system gives no thread, for want of memory or because of a limit of processes.
-            `threading` raises a RuntimeError, which callers that handle OSError would miss.
+            `threading` raises a RuntimeError, which callers that expect OSError would miss.
     """
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:

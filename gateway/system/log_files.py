@@ -126,7 +126,7 @@ def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _B
 
 def shorten_crashes(path: Path, bound_bytes: int = _CRASH_BYTES) -> None:
     """If the file of crashes at `path` is longer than `bound_bytes`, copy it and empty it. The
-    service manager holds the file open, so it can't be renamed.
+    service manager holds the file open, so a rename would not end its use.
     """
     try:
         if path.stat().st_size > bound_bytes:

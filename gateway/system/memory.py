@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class HostMemory(Struct, frozen=True):
-    """In bytes. `wired_bytes` can't be paged out. None: the system doesn't give the figure."""
+    """The machine's memory. `wired_bytes` can't be paged out. None: the system doesn't tell."""
 
     total_bytes: int
     available_bytes: int

@@ -39,7 +39,7 @@ if sys.platform == "linux":
     _START_FIELD: Final = 19
 
     def _started(pid: int) -> str:
-        """The start, in clock ticks since this boot. It doesn't change when the clock is set."""
+        """The boot, and the start in clock ticks since it. Setting the clock changes neither."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
@@ -52,7 +52,7 @@ else:
     from gateway.system.memory_reading import FootprintError
 
     def _started(pid: int) -> str:
-        """The start, in ticks since this boot. It doesn't change when the clock is set. A process
+        """The boot, and the start in ticks since it. Setting the clock changes neither. A process
         whose start can't be read is another user's, so no gateway here started it.
         """
         try:

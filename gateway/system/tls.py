@@ -105,7 +105,7 @@ def trusting_this(certificate: bytes) -> ssl.SSLContext:
     """A client's context that trusts only this certificate, in DER, whatever names it has."""
     pem = ssl.DER_cert_to_PEM_cert(certificate)
     context = _trusting_only(ssl.create_default_context(cadata=pem))
-    # The strict rules are for certificates that an authority issues, as nobody did for this one.
+    # The strict rules are for certificates of authorities, not for a self-signed one.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
