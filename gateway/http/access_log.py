@@ -71,13 +71,13 @@ class Record(Struct):
 
     @property
     def queue_s(self) -> float | None:
-        """How long the last of the answers waited for a worker, in seconds."""
+        """The longest wait of an answer for a worker, in seconds."""
         waits = (each.queue_s for each in self.timings if each.queue_s is not None)
         return max(waits, default=None)
 
     @property
     def first_token_s(self) -> float | None:
-        """The time until the first token of any answer, in seconds."""
+        """The shortest time until the first token of an answer, in seconds."""
         waits = (each.first_token_s for each in self.timings if each.first_token_s is not None)
         return min(waits, default=None)
 
@@ -97,7 +97,7 @@ def record_of(scope: Scope) -> Record:
 
 
 def note_usage(scope: Scope, usage: Usage, *, counted: bool = False) -> None:
-    """`counted`: the mailbox has counted it in the key's account already."""
+    """`counted`: the mailbox has counted the usage in the key's account already."""
     record = record_of(scope)
     record.usage = usage
     record.counted = counted
@@ -155,8 +155,8 @@ class RoutePaths:
         return self._paths[endpoint] if known else NO_ROUTE  # type: ignore[index]
 
     def _endpoint(self, scope: Scope) -> object:
-        """The endpoint that the request would have reached. If no route at its path has its method,
-        that of the first route at the path.
+        """The endpoint that the request would have reached. If no route at its path takes its
+        method: the endpoint of the first route at the path. None: no route has the path.
         """
         found = list(routes_at(self._routes, scope))
         found.sort(key=lambda each: each[1] is not Match.FULL)
@@ -164,7 +164,7 @@ class RoutePaths:
 
 
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-# To send the last spans when the gateway ends.
+# The longest time for sending the last spans when the gateway ends.
 _FLUSH_S: Final = 3.0
 _NS: Final = 1_000_000_000
 
@@ -185,8 +185,8 @@ class Life(NamedTuple):
 
 
 class Spans:
-    """Sends a span for each request. A call takes some ten microseconds; a thread of OpenTelemetry
-    does the sending.
+    """Sends spans for each request. A call of `record` takes about ten microseconds; a thread of
+    OpenTelemetry does the sending.
     """
 
     def __init__(self, record: Callable[[Life], None], shut_down: Callable[[], None]) -> None:
@@ -220,8 +220,8 @@ def _phases(life: Life) -> Iterator[tuple[str, int, int]]:
 
 
 def spans(environment: Mapping[str, str]) -> Spans | None:
-    """The sender of spans. None: the environment names no collector, or the extra is not installed,
-    which is logged.
+    """The sender of spans. None: the environment names no collector or disables OpenTelemetry, or
+    the extra `otel` is not installed; only the latter is logged.
     """
     wanted = any(environment.get(name) for name in _ADDRESSES)
     if not wanted or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":

@@ -102,8 +102,8 @@ class Reclaimed(Struct):
     reclaimed_bytes: int
 
 
-# Replaces this gateway with the installed version. Raises: Refusal: this gateway keeps serving, for
-# the reason in the message.
+# Replaces this gateway with the installed version. Raises: Refusal: the replacement failed, for the
+# reason in the message, and this gateway keeps serving.
 Upgrade: TypeAlias = Callable[[], Awaitable[UpgradeAnswer]]
 
 
@@ -243,7 +243,7 @@ async def _after_load(
     """Answer with the model's status; if the options say so, wait for the end of the load first.
 
     Raises:
-        Refusal: the model is not ready then.
+        Refusal: the load has ended, and the model is not ready.
     """
     if options.wait:
         await compartment.condition.until(lambda: compartment.state in _SETTLED)
@@ -263,7 +263,7 @@ class _Order(Protocol):
 
 
 async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -> None:
-    """Give an order that ends the model's worker; if the options say so, wait for that end."""
+    """Give an order that ends the model's worker; if the options say so, wait for its end."""
     worker = compartment.worker
     order(force=options.force)
     if options.wait and worker is not None:

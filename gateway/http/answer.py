@@ -24,10 +24,10 @@ from protocol.answers import Usage
 
 
 class Framing(Struct, frozen=True):
-    """How a kind of stream writes everything but the answer. `waiting` is sent before the first
-    event, and `pause` between two events, while no event comes; clients ignore both. `failure`
-    makes the event of an error that ends a stream, from the refusal and the path. `remark` makes an
-    event of a header that was not known when the headers were sent.
+    """How a kind of stream writes everything but the answer. While no event comes, `waiting` is
+    sent before the first event, and `pause` after it; clients ignore both. `failure` makes the last
+    event of a stream that fails, from the refusal and the path of the request. `remark` makes an
+    event from the name and the text of a header that was not known when the headers were sent.
     """
 
     media_type: bytes
@@ -50,7 +50,7 @@ def _remark(name: bytes, text: bytes) -> bytes:
 
 
 def _remark_line(name: bytes, text: bytes) -> bytes:
-    """A line that adds no text, with the header as a field that clients ignore."""
+    """A line of an answer without text, in which the header is a field that clients ignore."""
     nothing = {"response": "", "message": {"role": "assistant", "content": ""}, "done": False}
     return msgspec.json.encode(nothing | {name.decode(): text.decode()}) + b"\n"
 
@@ -63,7 +63,7 @@ EVENTS: Final = Framing(
     failure=_error_event,
     remark=_remark,
 )
-# Anthropic's own keep-alive event. Its clients expect none before the message has begun.
+# Anthropic's own keep-alive event. Anthropic's clients expect it only once a message has begun.
 MESSAGE_EVENTS: Final = Framing(
     b"text/event-stream; charset=utf-8",
     waiting=COMMENT,
@@ -160,7 +160,7 @@ async def until_gone(receive: Receive) -> None:
 
 class Answer(Reply):
     """The answers of one or more requests. A stream that waits for long begins with a comment, so a
-    later failure is an event. If one request fails, all end.
+    later failure is an event of the stream. If one request fails, all requests end.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class Answer(Reply):
         complete: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`requests` are the choices, in order: for each prompt the same number of them. `headers`
-        are those of an answer, not of an error. `complete` is awaited when the whole answer is
-        there, before its client learns that.
+        are for an answer, not for an error. `complete` is awaited when the whole answer has come,
+        before its end is sent to the client.
         """
         super().__init__(compartment, requests)
         self._form = form
@@ -222,8 +222,8 @@ class Answer(Reply):
             try:
                 writer.write(self._form.piece(0, piece))
             except Exception:
-                # The task gets the piece again and raises the same error, which is logged and ends
-                # this stream only.
+                # The request's task gets the piece after that and raises the same error, which is
+                # logged and ends this stream only.
                 return False
             return True
 
@@ -240,8 +240,8 @@ class Answer(Reply):
                         said = self._unenforced()
                         await self._start_stream(send)
                     elif (late := self._unenforced()) and not said:
-                        # The headers were sent while the request waited, and its worker alone knows
-                        # this.
+                        # The headers were sent while the request waited. Only its worker knows what
+                        # is not enforced.
                         said = late
                         events = framing.remark(*late[0]) + events
                     if not choices.unfinished:
@@ -293,7 +293,7 @@ class TextEvents:
 
     def write(self, index: int, text: str, event: Callable[[str], bytes]) -> bytes:
         """`event` makes the whole event of a text. It is called once for each choice, and again
-        when another worker goes on, since events name the worker.
+        when another worker resumes the request, since events have the worker's fingerprint.
         """
         kind = index, self._request.progress.fingerprint
         if kind not in self._around:
@@ -304,8 +304,8 @@ class TextEvents:
 
 
 class CountFormat:
-    """An answer without pieces: one object, which is made from the usage. In a stream it is the
-    only line.
+    """An answer without pieces: one object, which is made from the usage. In a stream the object is
+    the only line.
     """
 
     def __init__(self, written: Callable[[Usage], bytes]) -> None:

@@ -59,8 +59,8 @@ class _HeadDoneError(Exception):
 
 
 class Heads:
-    """Answers HEAD with the head that GET would get. A stream, which may never end, is left after
-    its head.
+    """Answers HEAD with the head that GET would get. After its head a stream is given up, since it
+    may never end.
     """
 
     def __init__(self, app: ASGIApp) -> None:

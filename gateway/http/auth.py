@@ -1,5 +1,5 @@
-"""Which requests get in: none of foreign web pages, and only those that their API key allows.
-Requests are counted against the limits of their keys.
+"""Which requests are served: none of foreign web pages, and only requests that their API key
+allows. Requests are counted against the limits of their keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
-# Ports separate origins but not sites: all servers of this machine are the same site.
+# For a browser all servers of this machine are the same site: ports are a part of origins, but not
+# of sites.
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
 
@@ -55,7 +56,7 @@ def complaint(
     """Why a request is refused. None: it is allowed.
 
     `hosts` and `origins` are allowed in addition to this machine's own. With `addresses` every
-    numeric address is allowed as the host: DNS rebinding takes a name. With `opens_page` the
+    numeric address is allowed as the host: DNS rebinding needs a name. With `opens_page` the
     request may come from a link on another site.
     """
     host = _only(headers, "host")
@@ -100,7 +101,7 @@ def _is_address(name: str | None) -> bool:
 
 
 def _is_followed_link(headers: Headers) -> bool:
-    """Whether the user followed a link. The page with the link can't read the answer."""
+    """Whether the user followed a link. The page that has the link can't read the answer."""
     return (
         _only(headers, "sec-fetch-mode") == "navigate"
         and _only(headers, "sec-fetch-dest") == "document"
@@ -218,7 +219,7 @@ def take_places(request: HttpRequest, answers: Sequence[Spending]) -> None:
 
 
 class AuthMiddleware:
-    """Identifies the caller of each request by its key, and keeps the request within its limits."""
+    """Finds the caller of each request by its key. Keeps requests within their key's limits."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -231,7 +232,8 @@ class AuthMiddleware:
                 return
             scope["state"][_KEY] = ANYBODY
             if scope["method"] == "GET" and needed("GET", scope["path"]) is NeededKey.ADMIN:
-                # A stream of events doesn't end by itself: it ends when the first key is made.
+                # A stream of events doesn't end by itself. This session ends it when the first key
+                # is made.
                 await self._serve(self._keys.anybody, False, scope, receive, send)
             else:
                 await self._app(scope, receive, send)
@@ -256,7 +258,7 @@ class AuthMiddleware:
                 self._keys.account(caller.name, usage)
 
     def _identify(self, scope: Scope) -> Caller:
-        """Raises: Refusal: the request has no key, or one that may not do this."""
+        """Raises: Refusal: the request has no valid key, or its key doesn't allow the request."""
         need = needed(scope["method"], scope["path"])
         secret = shown_key(scope["headers"])
         held = None if secret is None else self._keys.find(secret)
@@ -305,7 +307,7 @@ class AuthMiddleware:
 
 
 class _Sending:
-    """Sends a response with the rest of its key's limits, and ends it when the key is revoked."""
+    """Sends a response with headers about the key's limits. Ends it when the key is revoked."""
 
     def __init__(self, send: Send, session: KeySession) -> None:
         self._send = send

@@ -77,10 +77,10 @@ def _listed(values: list[Any]) -> str:
 
 MAX_BODY_BYTES: Final = 32 << 20
 
-# For a value in a map msgspec does not name the key.
+# The path at the end of msgspec's errors. Msgspec doesn't name the key of a value in a map.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
-# msgspec writes this before the path of an error. A part that is decoded by itself adds its own
-# path.
+# msgspec writes this before the path of an error. If a part of the body was decoded separately, the
+# error has the path within this part first, then the path of the part.
 AT: Final = " - at `$"
 # The beginnings of msgspec's errors about a value that is not one of the allowed values.
 _CHOICES: Final = ("Invalid enum value", "Invalid value")
@@ -91,14 +91,14 @@ MOST_DIGITS: Final = 9
 
 # Larger bodies take more than a few milliseconds to decode, so a thread does it.
 _LARGE_BYTES: Final = 256 << 10
-# Decodes one body at a time. The bound on all bodies also bounds those that wait here: to decode
-# them all takes seconds.
+# Decodes one body at a time. The bound on the bytes of all bodies also bounds the bodies that wait
+# here; decoding all of them takes seconds.
 _decoder: Final = Lane("decoder")
 _DECODED_S: Final = 60.0
 _RETRY_AFTER_S: Final = 10
 
 # While msgspec decodes or skips one field, no other thread runs Python. Lists and objects take
-# longest: ten million of them take seconds. The longest prompt of any model has fewer than this,
+# longest: ten million of them take seconds. The longest prompt of any model has fewer brackets,
 # even if all of it is code.
 _MOST_BRACKETS: Final = 1 << 20
 # Memory for each list or object, without its items: an empty list of Python takes 56 bytes.
@@ -114,9 +114,9 @@ _SURROGATE: Final = re.compile(
     re.DOTALL,
 )
 
-# msgspec allows Raw as the only type of a field, not in a union, so this stands for null.
+# Stands for null in fields of the type Raw, since msgspec allows no union of Raw and None.
 NOT_GIVEN: Final = Raw(b"null")
-# The default of such a field. A plain Raw default can't be written into a JSON schema.
+# The default of fields of the type Raw. A plain Raw default can't be written into a JSON schema.
 ABSENT: Final[Any] = msgspec.field(default_factory=itertools.repeat(NOT_GIVEN).__next__)
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ def event_stream(events: AsyncIterator[bytes]) -> Response:
 
 
 def given(raw: Raw) -> bool:
-    """Whether the field has a value other than null."""
+    """Whether the body has this field, with a value other than null."""
     return bytes(raw).strip() != b"null"
 
 
@@ -182,7 +182,7 @@ async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = Fal
 async def beside_the_loop(
     size_bytes: int, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
 ) -> T:
-    """Call the function, in a thread if `size_bytes` says that it takes long.
+    """Call the function. If `size_bytes` is large, the call takes long and is made in a thread.
 
     Raises:
         Refusal: no thread is free in time.

@@ -88,7 +88,7 @@ class ChatMessageBody(BodyPart):
 
 
 def left_out(bodies: list[ChatMessageBody]) -> set[str]:
-    """The kinds of parts that a model without vision doesn't get."""
+    """The kinds of parts in these messages that a model without vision doesn't get."""
     parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
     return {"image"} if any(each.type in _PICTURES for each in parts) else set()
 
@@ -144,7 +144,7 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
         )
     content, shown = _content(path, body, pictures)
     return ChatMessage(
-        # Chat templates have the older name of this role.
+        # Chat templates know the role developer by its older name.
         "system" if body.role == "developer" else body.role,
         content,
         reasoning=body.reasoning_content or body.reasoning or None,

@@ -214,7 +214,7 @@ class ChatForm(Struct):
 
 
 class ChatFormat:
-    """Writes one or more answers to the prompt of `request`."""
+    """Writes one or more answers to the prompt of `request` as OpenAI's chat completions."""
 
     def __init__(self, form: ChatForm, request: Request) -> None:
         self._id = f"chatcmpl-{request.id}"

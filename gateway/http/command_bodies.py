@@ -1,4 +1,4 @@
-"""The bodies that the commands write and read, too; so this file imports no server.
+"""The bodies that commands write and read too, such as the status; this file imports no server.
 
 A command may call a gateway of an earlier version, so a field that is added gets a default.
 """

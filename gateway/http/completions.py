@@ -64,7 +64,7 @@ _TOKENS: Final = {
     "minItems": 1,
     "items": {"type": "integer", "minimum": 0, "maximum": LARGEST_TOKEN_ID},
 }
-# A field of a body, with its possible values for the JSON schema.
+# The type of a field with inputs. The JSON schema describes its possible values.
 Inputs = Annotated[
     Raw,
     Meta(
@@ -269,7 +269,7 @@ class CompletionFormat:
         self._answers = body.answers
         self._wanted = body.n or 1
         self._texts = TextEvents(request)
-        # By choice: how many characters of tokens, and how many prompt tokens, are written.
+        # For each choice: how many characters of tokens, and how many prompt tokens, were written.
         self._offsets: Counter[int] = Counter()
         self._prompt_tokens: Counter[int] = Counter()
 
@@ -325,8 +325,8 @@ class CompletionFormat:
         return TextCompletionChoice(index, text, logprobs, finish_reason)
 
     def _prompt(self, index: int, parts: Sequence[AnswerPart]) -> list[PromptToken]:
-        """The prompt tokens that were not written yet: a worker that takes over sends them from the
-        beginning.
+        """The prompt tokens that were not written yet. A worker that resumes the request sends the
+        prompt tokens from the beginning.
         """
         found: list[PromptToken] = []
         for part in parts:

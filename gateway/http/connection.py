@@ -38,7 +38,7 @@ MOST_FRAMING_BYTES: Final = 64 << 10
 _MOST_AHEAD: Final = 16
 _MOST_AHEAD_BYTES: Final = 64 << 10
 _PROBES: Final = ("/livez", "/readyz", "/health")
-# How often to look whether an answer has been handed to the system.
+# The pause between two looks whether an answer has been handed to the system.
 _WRITTEN_S: Final = 0.01
 
 
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
         self._place = self._limiter.enter(self, host, self._handshake)
         self._handshake = None
         if self._place in (Place.NONE, Place.TOO_MANY):
-            # At once, since descriptors are few.
+            # Refuse at once, since descriptors are few.
             self._drops_input = True
             refusal = self._limiter.no_place(self._place)
             self._limiter.refused[refusal.code] += 1
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = self._in_request = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # The parser reports trailers here too, after the request has begun.
+        # The parser reports trailers here too, after the head.
         if self._in_head:
             super().on_header(name, value)
 
@@ -291,15 +291,15 @@ class Connection(HttpToolsProtocol):
         return bool(self._exchanges) and self._exchanges[0].whole
 
     def _served(self) -> Exchange | None:
-        """The request that is being answered, or that will be."""
+        """The request that is being answered, or will be answered next. None: there is none."""
         if not self._exchanges or self.transport.is_closing():
             return None
         return self._exchanges[0]
 
     @property
     def _receiving(self) -> Exchange | None:
-        """The request whose body is coming. None: its request was answered already, so the body is
-        dropped.
+        """The request whose body is coming. None: no body is coming, or its request was answered or
+        has failed, so the body is dropped.
         """
         if not self._exchanges or self._exchanges[-1] is not self.cycle:
             return None
@@ -366,7 +366,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(_invalid("its body has more framing than content"))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Refuse data that is no HTTP. Nothing that follows it can be read."""
+        """Refuse data that is no HTTP. No data after that can be read."""
         if self._exchanges and not self._exchanges[0].whole:
             self._fail(refusal)
         if self._exchanges:
@@ -383,7 +383,7 @@ class Connection(HttpToolsProtocol):
             exchange.fail(refusal)
 
     def _close_after_these(self) -> None:
-        """Answer the requests that have come, and take no more."""
+        """Answer the requests that have come, take no more, and close."""
         self._drops_input = True
         self._ahead.clear()
         if self._exchanges:

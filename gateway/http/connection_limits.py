@@ -1,5 +1,5 @@
-"""The bounds on connections: their number, their times, also in TLS handshakes, and the bytes of
-their bodies.
+"""The bounds on connections: their number, the time for each activity, also for TLS handshakes,
+and the bytes of their bodies.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ HEAD_S: Final = 20.0
 # For the few packets of a TLS handshake.
 HANDSHAKE_S: Final = 10.0
 BODY_S: Final = 30.0
-# A body that comes more slowly must be complete within BODY_S.
+# A body must come within BODY_S, and one more second for each so many bytes of it.
 BODY_BYTES_PER_S: Final = 512 << 10
-# For a client that doesn't read. The system's buffers may hold the rest of an answer.
+# The longest time for which a client may not read. The system may buffer the rest of an answer.
 UNREAD_S: Final = 60.0
 LEAVING_S: Final = 30.0
 
 
 class Doing(Enum):
-    """The activity of a connection. LEAVING: its answer is sent, and it closes once the client has
-    read the rest.
+    """The activity of a connection. LEAVING: the last answer was sent, and the connection closes
+    once the client has read the rest.
     """
 
     HANDSHAKE = "shaking hands"
@@ -72,7 +72,7 @@ class ClientTimeouts:
 
     @property
     def deadline_at(self) -> float:
-        """Infinite while the client is waiting for the gateway."""
+        """The present deadline; infinite while the client is waiting for the gateway."""
         return min(self._until, self._unread_until)
 
     def turn(self, doing: Doing, now: float) -> None:
@@ -103,8 +103,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 class Place(Enum):
     """The place of a new connection. PROBE: only health checks are answered. NONE: the connection
-    is closed. TOO_MANY: it is closed, since its network has as many connections as are allowed, and
-    all of them are being served.
+    is closed, since all places are taken. TOO_MANY: the connection is closed, since its network has
+    as many connections as are allowed, and all of them are being served.
     """
 
     FULL = "full"
@@ -138,9 +138,9 @@ class ConnectionTable(Generic[Key]):
     def enter(
         self, key: Key, most: int, network: str | None = None, most_from_there: int = 0
     ) -> tuple[Place, Key | None]:
-        """Add a connection where `most` are allowed. Returns its place, and the connection that has
-        to end for it, if any. A connection without a place isn't added. At most `most_from_there`
-        connections may come from the same `network`; None: that bound doesn't apply.
+        """Add a connection; `most` are allowed. Returns its place, and the connection that has to
+        end for the new one, if any. A connection without a place isn't added. At most
+        `most_from_there` connections may come from `network`; None: there is no such bound.
         """
         if network is not None and self._from[network] >= most_from_there:
             victim = self._to_end(network)
@@ -185,13 +185,14 @@ class ConnectionTable(Generic[Key]):
         return None
 
 
-# A household or a machine usually gets an IPv6 network of this size.
+# The bits of the prefix of an IPv6 network that one household or machine usually gets.
 _OWN_BITS: Final = 64
 
 
 def network_of(host: str) -> str | None:
     """The network of a client: its IPv4 address, or the /64 network of its IPv6 address. None: the
-    client is on this machine, as a proxy or a tunnel is, which stands for many clients.
+    client is on this machine and may be a proxy or a tunnel for many clients, or `host` is no
+    address.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -218,10 +219,10 @@ class TrackedConnection(Hashable, Protocol):
     timeouts: ClientTimeouts
 
     def make_place(self) -> None:
-        """End, so that another connection can have the place."""
+        """End the connection, so that another one can have its place."""
 
     def overdue(self) -> None:
-        """The deadline has passed."""
+        """End the connection, since its deadline has passed."""
 
 
 class ConnectionLimiter:
@@ -248,8 +249,8 @@ class ConnectionLimiter:
     def enter(
         self, connection: TrackedConnection, host: str, instead_of: TrackedConnection | None = None
     ) -> Place:
-        """Add a connection from the address `host`, to which `instead_of` leaves its place. Even
-        without a place it is watched until it leaves.
+        """Add a connection from the address `host`, to which `instead_of` leaves its place. A
+        connection without a place is watched too, until it leaves.
         """
         if instead_of is not None:
             self.leave(instead_of)
@@ -309,8 +310,8 @@ class Handshake(asyncio.Protocol):
 
     asyncio's own servers report a connection only after the handshake, so a client that opened
     thousands and sent nothing would use a descriptor for each, without a bound. Here the connection
-    counts from the beginning, has a deadline for the handshake, and is the first to be ended for
-    another.
+    counts from the beginning, has a deadline for the handshake, and is ended for another connection
+    before idle connections are.
     """
 
     def __init__(
@@ -322,8 +323,8 @@ class Handshake(asyncio.Protocol):
         tasks: Tasks,
         **of_uvicorn: Any,
     ) -> None:
-        """`connection` makes the connection that takes this place once the handshake is done. The
-        handshake is a task in `tasks`.
+        """`connection` makes the connection that takes the place of this one once the handshake is
+        done. The handshake is a task in `tasks`.
         """
         self.timeouts = ClientTimeouts(asyncio.get_running_loop().time())
         self._connection = functools.partial(
@@ -376,18 +377,18 @@ class Handshake(asyncio.Protocol):
             self._limiter.leave(self)
 
 
-# For the log, the listener, the event loop, the descriptors of ZeroMQ, files that are read, and
+# Descriptors for the log, the listener, the event loop, ZeroMQ, files that are read, and
 # connections that are accepted before the descriptors of closed ones are free.
 _OWN_FILES: Final = 96
-# For a worker's output, its log, its record, the sockets of its endpoint, and the files that are
-# opened to measure it.
+# Descriptors for a worker: for its output, its log, its record, the sockets of its endpoint, and
+# the files that are opened to measure its memory.
 _FILES_PER_WORKER: Final = 16
 # With fewer connections an operator could not ask for the status.
 _LEAST: Final = 8
 
 
 def capacity(most: int, files: int, workers: int) -> int:
-    """How many connections may be open: at most `most`, with `files` descriptors for the process
-    and `workers` workers at most.
+    """How many connections may be open: `most`, or fewer if `files` descriptors don't suffice for
+    them and for `workers` workers, but never fewer than `_LEAST`.
     """
     return max(_LEAST, min(most, files - _OWN_FILES - _FILES_PER_WORKER * workers))

@@ -41,7 +41,7 @@ def invalid(message: str, param: str) -> Refusal:
     return Refusal("invalid_request_error", message, param=param)
 
 
-# An outcome beside the codes of errors.
+# The outcome of a request whose client left. Other failures have the code of an error.
 CLIENT_LEFT: Final = "client_left"
 _OUTCOME: Final = "outcome"
 
@@ -52,7 +52,7 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 
 
 def outcome_of(scope: Scope) -> str | None:
-    """The outcome that was noted. None: the request's status tells its outcome."""
+    """The outcome that was noted. None: the status of the response tells the outcome."""
     outcome: str | None = scope["state"].get(_OUTCOME)
     return outcome
 
@@ -94,7 +94,7 @@ class OllamaErrorEnvelope(Struct):
 
 
 def envelope_type(path: str) -> type[Struct]:
-    """The type of errors on a path."""
+    """The type of the envelope of errors on this path."""
     if path.startswith(_ANTHROPIC):
         return AnthropicErrorEnvelope
     return OllamaErrorEnvelope if path.startswith(_OLLAMA) else OpenAIErrorEnvelope

@@ -31,7 +31,7 @@ class DirectWriter(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether the client is connected and reads. If not, use `send`, which waits for it."""
+        """Whether the client is connected and reads. If not, use `send`, which waits."""
 
     def write(self, body: bytes) -> None:
         """Write now. Call this only while `writable`."""
@@ -43,16 +43,17 @@ def direct_writer_of(scope: Scope) -> DirectWriter | None:
     return writer
 
 
-# The bytes of a body that flow control lets in before the application reads. The bound on
-# connections bounds their sum, so small requests are served even if large ones fill the budget.
+# The bytes of a body that don't count: flow control lets them in before the application reads. The
+# bound on connections bounds their sum. So small requests are served even if large ones fill the
+# budget of all bodies.
 _FREE_BYTES: Final = 64 << 10
 # Bytes that clients of a stream ignore: a comment, or a space before a line of JSON.
 _SIGNS_OF_LIFE: Final = {b"text/event-stream": b":\n\n", b"application/x-ndjson": b" "}
 
 
 class Exchange(RequestResponseCycle):
-    """A request and its response. It holds its share of the bound on all bodies until the response
-    is complete, since the prompt stays in memory until then.
+    """A request and its response. The exchange holds its share of the bound on all bodies until the
+    response is complete, since the prompt stays in memory until then.
     """
 
     def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
@@ -173,7 +174,7 @@ class Peer:
         return self._transport.get_extra_info("sslcontext") is not None
 
     def duplicate(self) -> int:
-        """A descriptor of the connection that outlives this one."""
+        """A new descriptor of the connection, which outlives the transport."""
         return os.dup(self._socket.fileno())
 
     def reset(self) -> None:
@@ -199,7 +200,7 @@ class Peer:
             self._look.cancel()
 
     def _ask(self, served: Callable[[], Exchange | None]) -> None:
-        """Write something that a client ignores. If the client is gone, its system resets."""
+        """Write bytes that a client ignores. If the client is gone, its system sends a reset."""
         if (present := served()) is not None:
             present.nudge()
             self._look = self._loop.call_later(_HEARD_S, self._hear, served)

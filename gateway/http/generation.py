@@ -16,7 +16,7 @@ from gateway.system.refusal import Refusal
 from protocol.message import LARGEST_TOKEN_ID
 from protocol.requests import Constraint, Generate, Prompt, Sampling
 
-# No context has room for more, since each message takes some tokens.
+# No context has room for more messages, since each message takes some tokens.
 _MOST_MESSAGES: Final = 200_000
 _MOST_STOPS: Final = 16
 # Before the answer begins, an automaton is built from the stop sequences, and grows with them.
@@ -41,7 +41,7 @@ _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
-# There is no upper bound, since a value beyond the context is cut to it.
+# There is no upper bound: a value beyond the context is cut to the context.
 Tokens = Annotated[int, Meta(ge=1)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
@@ -145,8 +145,8 @@ def check_generation(body: GenerationBody, place: Place) -> None:
 
 
 def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> Generate:
-    """The message for a worker, without an id. It always has a seed, so that another worker would
-    give the same answer.
+    """The message for a worker, without an id. The message always has a seed, so that another
+    worker would give the same answer.
     """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
@@ -280,7 +280,7 @@ def _of_format(body: ResponseFormatBody | None) -> Constraint | None:
 
 
 def _object(raw: Raw, name: str) -> Constraint:
-    """The constraint of a schema. A schema without a type is that of an object."""
+    """The constraint of `json_object`. A schema that has no type gets the type object."""
     schema = _schema(raw, name)
     if schema is None:
         return Constraint("json_object")
@@ -344,7 +344,7 @@ class TemplateBody(StructuredBody, kw_only=True):
     chat_template_kwargs: Raw = ABSENT
 
     def template_arguments(self, defaults: Mapping[str, Any]) -> str:
-        """The arguments for the chat template, with those of the body.
+        """The arguments for the chat template: `defaults`, replaced and completed by the body's.
 
         Raises:
             Refusal: chat_template_kwargs is no object, or too large.
@@ -368,8 +368,8 @@ def encode_arguments(
     more: Mapping[str, Any] = {},
 ) -> str:
     """The arguments for the chat template, as a JSON object; empty if there are none. `defaults`
-    are those of the model, and `more` go before all others. `thinking` and `effort` are None if the
-    request doesn't set them.
+    are the model's arguments. `more` replace all other arguments of the same names. `thinking` and
+    `effort` are None if the request doesn't set them.
 
     Templates differ: gpt-oss has degrees of effort, most others only switch thinking on or off.
     """
@@ -393,7 +393,7 @@ def _arguments_object(raw: Raw) -> dict[str, Any]:
         try:
             return msgspec.json.decode(raw, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
-            # msgspec has not checked raw text to its end.
+            # msgspec has not checked the whole text of a Raw field, so it may be no JSON.
             pass
     raise invalid(
         f"chat_template_kwargs: send an object of {_MOST_ARGUMENT_BYTES >> 10} KiB at most.",

@@ -1,4 +1,4 @@
-"""Answers that the mailbox keeps: how routes hand them over, how clients follow them, and chats."""
+"""Answers that the mailbox makes and keeps: of chats and of responses. Routes of kept chats."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ async def find_answer(
 
 
 def _work_of(api: Api, requests: Sequence[Request], form: bytes) -> Work:
-    """The work that the mailbox stores, from which it can make these requests again. They are the
-    answers to one prompt.
+    """The work that the mailbox stores, from which it can make these requests again. The requests
+    are for one or more answers to one prompt.
     """
     first = requests[0]
     task = first.task
     assert isinstance(task, Generate)
-    # A constraint that can only be enforced in part is refused: a client that fetches the answer
-    # later doesn't get the header with the rest.
+    # `whole`: a constraint that can only be enforced in part is refused. A client that fetches the
+    # answer later would not get the header that names the parts that are not enforced.
     constraint, tools = task.constraint, task.tools
     task = msgspec.structs.replace(
         task,
@@ -118,12 +118,12 @@ async def accept(
     """Have the mailbox make the answers to these requests, within X-Deadline-S or else
     mailbox.deadline_s.
 
-    From `form` the API's family makes the writer. Clients get `body` until the answer is complete.
-    With `streams` a client follows the events from the beginning.
+    The API's family makes the writer of the answers from `form`. Clients get `body` until the
+    answer is complete. With `streams` a client follows the events from the beginning.
 
     Raises:
-        Refusal: the header can't be read, the mailbox's queue is full, the answer can't be written
-            to the mailbox's file, or its name is taken.
+        Refusal: X-Deadline-S can't be read, the mailbox's queue is full, the answer can't be
+            written to the mailbox's file, its name is taken, or the gateway is ending.
     """
     work = _work_of(entry.api, requests, form)
     wait_s = deadline_s(call.http, call.fleet.settings.mailbox.deadline_s)
@@ -212,7 +212,7 @@ class Followed(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _chunks(self, more: asyncio.Event) -> AsyncIterator[bytes]:
-        """The events as they come, and comments while none come."""
+        """The events as they come, and a comment from time to time while no event comes."""
         job, sent = self.job, self._after
         while not (job.over and sent >= len(job.events)):
             more.clear()
@@ -269,10 +269,11 @@ class ChatFamily:
 async def keep(
     call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
 ) -> Followed:
-    """Have the mailbox make and keep the answer, also if its client leaves.
+    """Have the mailbox make and keep the answers, even if the client leaves.
 
     Raises:
-        Refusal: it can't be written to the mailbox's file, or its id is taken.
+        Refusal: X-Deadline-S can't be read, the answer can't be written to the mailbox's file, or
+            its id is taken.
     """
     entry = new_entry(call, f"chatcmpl-{requests[0].id}", "chat")
     # The request waits in the model's queue, like those of other chats, not in the mailbox's.
@@ -296,7 +297,7 @@ async def retrieve(request: HttpRequest) -> Response:
     if found.entry.pending:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     elif found.http_status != 200:
-        # The outcome stays the same.
+        # Another try would get the same outcome.
         headers["x-should-retry"] = "false"
     body = _with_status(found.entry, found.body)
     return Response(
@@ -364,6 +365,3 @@ def _listed(entry: MailboxEntry, body: bytes) -> bytes:
     failed = PendingBody(entry.id, int(entry.created_at), entry.model, status="failed")
     error = msgspec.json.decode(body, type=dict[str, Raw])["error"]
     return msgspec.json.encode({**msgspec.structs.asdict(failed), "error": error})
-
-
-# The answer has the status that the chat itself would have had.

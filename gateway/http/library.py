@@ -1,4 +1,4 @@
-"""The models: /v1/models, those on this machine's disks, and downloads."""
+"""Routes of models: /v1/models, the models on this machine's disks, and downloads."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def removal(request: HttpRequest) -> Response:
 )
 async def remove(request: HttpRequest) -> Response:
     if "dry_run" in request.query_params:
-        # The client means to ask only.
+        # The client only means to ask whether the files can be removed.
         raise invalid(
             "dry_run: nothing was removed. GET /admin/v1/removals/NAME answers without removing.",
             "dry_run",
@@ -149,7 +149,7 @@ class PullList(Struct):
     ),
 )
 async def begin(request: HttpRequest) -> Response:
-    """Begin a download and answer 202. If one of the same model runs, the client joins it."""
+    """Begin a download and answer 202. If a download of the model runs, answer with that one."""
     wanted = await read_json(request, NewPull)
     fleet: Fleet = request.app.state.fleet
     fleet.check_serves()

@@ -87,11 +87,12 @@ async def _follow(
     wait_s: float,
     pause_s: float = 0.0,
 ) -> AsyncIterator[bytes]:
-    """The messages of the kept events, and then of all new ones at a time; no message if no event
-    came within `wait_s`. `write` may add to the messages.
+    """Yield the messages of the kept events, and then again and again those of all new events, or
+    none if no event came within `wait_s`. `write` may add to the messages. During `pause_s` events
+    gather that come together.
     """
     with log.follow() as follower:
-        # Only now, so that no event falls between those that are kept and those that are followed.
+        # `kept` is called only now: an event before this would be neither kept nor followed.
         yield write(kept())
         while not follower.ended:
             await asyncio.sleep(pause_s)
@@ -220,7 +221,7 @@ _DEFAULT_LINES: Final = 200
 # The answer is built in memory.
 _MOST_LINES: Final = 10_000
 _POLL_S: Final = 0.2
-# To read up to 10,000 lines, after the reads for other clients.
+# The longest wait for up to 10,000 lines, which are read after the reads for other clients.
 _ANSWER_S: Final = 20.0
 
 _lane: Final = Lane("log reader")
@@ -303,7 +304,7 @@ async def _follow_log(
 
 
 async def _beside(call: Callable[[], T], path: Path) -> T:
-    """Raises: Refusal: the disk doesn't answer."""
+    """Raises: Refusal: the log can't be read, or its disk doesn't answer."""
     try:
         return await _lane.run(call, _ANSWER_S, str(path))
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Clocks and deadlines that stand still while the gateway can't look: asleep, stopped, too busy.
+"""Clocks and deadlines that stand still while the process is absent: asleep, stopped, or stuck.
 
 The event loop's own clock goes on while the machine sleeps, so at the wake all deadlines would have
-passed at once. These clocks count only the time in which the gateway could act: how long a worker
-has owed an answer, how long a model was idle, how long a load has waited for memory.
+passed at once. The clocks here count only the time in which the gateway could act. They measure how
+long a worker has owed an answer, how long a model was idle, how long a load has waited for memory.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from typing import Final
 
 # The longest time between two looks at a clock.
 LOOK_S: Final = 1.0
-# After a longer time the process was stopped or asleep, and not only busy.
+# A longer time between two looks is an absence. A shorter one only means that the process is busy.
 _ABSENCE_S: Final = 5.0
 
 
 class Presence:
-    """Measures the absences of its caller, which has to look every `LOOK_S` at least."""
+    """Measures absences of the caller, who must call `absent_s` every `LOOK_S` at least."""
 
     def __init__(self, now: float) -> None:
         self._looked_at = now
 
     def absent_s(self, now: float) -> float:
-        """How long the caller was away since its last look; 0.0 if it wasn't."""
+        """Seconds of absence since the last call; 0.0 if there was no absence."""
         elapsed_s, self._looked_at = now - self._looked_at, now
         return elapsed_s - LOOK_S if elapsed_s > _ABSENCE_S else 0.0
 
 
 class Countdown:
-    """A deadline that an absence puts off."""
+    """A deadline that each absence puts off by its length."""
 
     def __init__(self, seconds: float, now: float) -> None:
         self._ends_at = now + seconds
         self._presence = Presence(now)
 
     def left_s(self, now: float) -> float:
-        """Seconds until the deadline, 0.0 once it has passed; call this every `LOOK_S` at least."""
+        """Seconds until the deadline, then 0.0. Call this every `LOOK_S` at least."""
         self._ends_at += self._presence.absent_s(now)
         return max(0.0, self._ends_at - now)
 
     def pause_s(self, now: float) -> float:
-        """Seconds until the next call of `left_s`."""
+        """Seconds to wait before the next call of `left_s`."""
         return min(LOOK_S, self.left_s(now))
 
 
 class PresentClock:
-    """A clock that stands still during an absence. It has to be read every `LOOK_S` at least."""
+    """A clock that stands still during absences. Read it every `LOOK_S` at least."""
 
     def __init__(self, time: Callable[[], float]) -> None:
-        """`time` gives seconds, and goes on during an absence."""
+        """`time` reads a clock, in seconds, that goes on during absences."""
         self._time = time
         self._presence = Presence(time())
         self._away_s = 0.0
@@ -62,7 +62,7 @@ class PresentClock:
         return self._away_s
 
     def restore(self, away_s: float) -> None:
-        """Continue the clock of an earlier process, so that its times stay valid here."""
+        """Continue the clock of an earlier process, so that times of that clock stay valid."""
         self._away_s = away_s
 
     def now(self) -> float:
@@ -78,7 +78,7 @@ _clocks: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, PresentClock
 
 
 def present_clock() -> PresentClock:
-    """The one clock of the running event loop."""
+    """The clock of the running event loop; each loop has one."""
     loop = asyncio.get_running_loop()
     if loop not in _clocks:
         # The clock of a loop must not keep the loop alive.
@@ -96,7 +96,7 @@ def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float
 
 
 async def until_set(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for the event; whether it was set in time."""
+    """Wait for the event. Return whether it was set within `seconds`."""
     loop = asyncio.get_running_loop()
     countdown = Countdown(seconds, loop.time())
     while not event.is_set() and countdown.left_s(loop.time()) > 0.0:
@@ -109,7 +109,7 @@ async def until_set(event: asyncio.Event, seconds: float) -> bool:
 
 
 class Timer:
-    """Calls `passed` after so many seconds, unless it is cancelled before."""
+    """Calls `passed` after `seconds`, not counting absences, unless `cancel` is called before."""
 
     def __init__(self, seconds: float, passed: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Events of models and workers: kept for a while, logged, and passed to followers."""
+"""Events of models and workers: the last ones are kept, all are logged and passed to followers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _KEPT: Final = 1000
 # Fields with seconds are kept to the millisecond.
 _DECIMALS: Final = 3
 _IDS_PER_S: Final = 1_000_000
-# The events that wait for a slow follower before it misses some.
+# The most events that wait for a slow follower. Beyond that it misses the oldest ones.
 _BEHIND: Final = 1000
 _WARNINGS: Final = (
     "overgrown",
@@ -78,7 +78,7 @@ class Event(Struct, frozen=True):
     fields: dict[str, Any]
 
     def as_json(self) -> bytes:
-        """One flat JSON object."""
+        """The event as a JSON object, in which `fields` stand beside the other keys."""
         return msgspec.json.encode(
             {
                 "id": self.id,
@@ -91,14 +91,14 @@ class Event(Struct, frozen=True):
 
 
 class EventLog:
-    """The last events, in memory. `counts` has their numbers by kind and model. Everything runs on
-    the event loop.
+    """Keeps the last events in memory. `counts` has the numbers of all events of this process, by
+    kind and model. Call all methods on the event loop.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Kind, str | None]] = Counter()
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        # Higher than the ids of an earlier gateway, so that a follower that returns misses nothing.
+        # Ids begin above those of an earlier gateway: a follower that returns then misses no event.
         self._last_id = int(time.time()) * _IDS_PER_S
         self._followers: set[EventFollower] = set()
 
@@ -118,7 +118,7 @@ class EventLog:
 
     @property
     def kept(self) -> tuple[Event, ...]:
-        """The events that are kept, for the gateway that replaces this one."""
+        """The last events, for the gateway that replaces this one."""
         return tuple(self._events)
 
     def restore(self, events: Iterable[Event]) -> None:
@@ -130,7 +130,7 @@ class EventLog:
             self._last_id = max(self._last_id, *(each.id for each in self._events))
 
     def after(self, event_id: int) -> list[Event]:
-        """The kept events that came after the one with this id."""
+        """The kept events with a higher id than `event_id`."""
         return [each for each in self._events if each.id > event_id]
 
     @contextmanager
@@ -149,7 +149,7 @@ class EventLog:
 
 
 class EventFollower:
-    """The events for one reader. `missed` counts those that it was too slow for."""
+    """The new events for one reader. `missed` counts events that were dropped for a slow reader."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -169,7 +169,7 @@ class EventFollower:
         self._arrived.set()
 
     async def take(self) -> list[Event]:
-        """The events since the last call; none once the log is closed."""
+        """Wait for events; return all since the last call, or none if the log is closed."""
         while not self._events and not self.ended:
             self._arrived.clear()
             await self._arrived.wait()
@@ -179,7 +179,7 @@ class EventFollower:
 
 
 def _rounded(value: Any) -> Any:
-    """Differences of clocks have more digits than were measured."""
+    """Round a float, since a difference of two times has more digits than were measured."""
     return round(value, _DECIMALS) if isinstance(value, float) else value
 
 

@@ -1,7 +1,7 @@
-"""Blocking calls beside the event loop: each owner has a lane, and a call that hangs stays in it.
+"""Blocking calls on threads beside the event loop: a call that hangs blocks only its own lane.
 
 asyncio's default executor would not do: all owners share its few threads, so some files on a dead
-mount would hold up every other call, and the end of the process waits for all of its threads.
+mount would hold up every other call, and the process can't end before all these threads do.
 `Inquiries` are for callers without an event loop.
 """
 
@@ -22,12 +22,11 @@ from gateway.system.clock import Countdown
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """A daemon thread.
+    """Start a daemon thread.
 
     Raises:
-        OSError: the system gives no other thread, for want of memory or by a limit of processes.
-            `threading` raises a RuntimeError for that, which callers that handle OSError would
-            miss.
+        OSError: the system gives no thread, for want of memory or because of a limit of processes.
+            `threading` raises a RuntimeError, which callers that expect OSError would miss.
     """
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
@@ -43,14 +42,14 @@ T = TypeVar("T")
 
 
 class HangsError(OSError):
-    """No answer came in time; the text names the call, and how long was waited."""
+    """A call did not return in time. The text names the call and the length of the wait."""
 
 
 class Lane:
-    """Makes calls one after the other, on one thread at most, which ends when no call is left.
+    """Makes calls one after the other on one thread, which ends when no call is left.
 
-    As long as a call hangs that was given up, others are refused at once: a lane whose disk or
-    device doesn't answer never takes a second thread.
+    `run` gives up a call at its deadline. Until that call returns, `run` refuses other calls at
+    once. So a lane whose disk or device doesn't answer never takes a second thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,11 +61,11 @@ class Lane:
         self._hangs = False
 
     async def run(self, call: Callable[[], T], deadline_s: float, what: str) -> T:
-        """Return what the call returns, or raise its exception. The deadline includes the wait for
-        earlier calls. `what` names the call in an error.
+        """Return the result of the call, or raise its exception. The deadline includes the wait for
+        earlier calls. `what` names the call in error messages.
 
         Raises:
-            HangsError: no answer came within the deadline, or an earlier call still hangs.
+            HangsError: the call did not return within the deadline, or an earlier call still hangs.
             OSError: no thread can be started.
         """
         with self._lock:
@@ -90,18 +89,18 @@ class Lane:
                 return answer.result()
         finally:
             if not answer.cancel() and not answer.cancelled():
-                # Read it, or asyncio logs that the exception was never retrieved.
+                # Read the exception, or asyncio logs that it was never retrieved.
                 answer.exception()
         with self._lock:
             self._hangs = self._works
         raise HangsError(f"{what} did not answer within {deadline_s:g} s")
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Make this call after those that are in the lane, also after one that hangs. Its exception
-        is logged.
+        """Queue the call and return at once, even if an earlier call hangs. If the call raises, the
+        exception is logged.
         """
         self._add(call)
-        # Without a thread it waits for the next call's.
+        # If no thread can be started, the call waits until a later call starts one.
         with contextlib.suppress(OSError):
             self._begin()
 
@@ -165,22 +164,23 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Inquiries(Generic[K, T]):
-    """Calls by a key, each on a thread of its own. A call that hangs is not made a second time."""
+    """Blocking calls by key, each on its own thread. While a call hangs, it is not made again."""
 
     def __init__(self) -> None:
-        # The time when each was asked, and its answer.
+        # For each key: when its call began, and the answer of the call.
         self._asked: dict[K, tuple[float, Future[T]]] = {}
 
     def ask(self, what: K, call: Callable[[], T], name: str) -> None:
-        """Begin the call, unless its last one still runs. `name` is the thread's."""
+        """Begin the call, unless an earlier call for `what` still runs. `name` is the thread's."""
         if what not in self._asked or self._asked[what][1].done():
             self._asked[what] = (time.monotonic(), _ask(call, name))
 
     def answer(self, what: K, within_s: float) -> T:
-        """Return what the call returns, or raise its exception. The time counts from `ask`; blocks.
+        """Return the result of the call, or raise its exception. Blocks until `within_s` seconds
+        after `ask` began the call.
 
         Raises:
-            TimeoutError: there is no answer yet.
+            TimeoutError: the call has not returned by then.
             OSError: no thread can be started.
         """
         began, answer = self._asked[what]

@@ -20,22 +20,22 @@ from typing import BinaryIO, Final, Self, cast
 from gateway.system.state_file import make_folder
 
 FILE_BYTES: Final = 10_000_000
-# Beside the file that is written.
+# The number of older files that a log keeps beside the file that is written.
 OLDER_FILES: Final = 2
 _STAMP: Final = re.compile(r'(?:\{"time": ")?(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)')
 
 
 def rotated_paths(path: Path) -> list[Path]:
-    """The files of a log, the newest first."""
+    """The paths of a log's files, the newest first. Some files may not exist."""
     older = (path.with_name(f"{path.name}.{number}") for number in range(1, OLDER_FILES + 1))
     return [path, *older]
 
 
 class RotatedFile(RotatingFileHandler):
-    """Writes records to a file. Thread-safe.
+    """Writes records to a log file, and rotates it. Thread-safe.
 
-    Records that can't be written are lost, as when the disk is full or the folder is gone;
-    `on_failure` is called once with a sentence that says so.
+    A record that can't be written, as when the disk is full, is lost. `on_failure` is called once
+    with a sentence that says so.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RotatedFile(RotatingFileHandler):
             )
 
     def close(self) -> None:
-        """Records in its buffer may be lost as well."""
+        """Close the file. If that fails, records in its buffer are lost too."""
         try:
             super().close()
         except OSError as error:
@@ -87,7 +87,7 @@ class RotatedFile(RotatingFileHandler):
 
 
 def _ends_in_mid_line(path: Path) -> bool:
-    """Whether the last line has no end, as after a kill or on a disk that was full."""
+    """Whether the last line has no newline, as after a kill or on a disk that was full."""
     with path.open("rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return False
@@ -103,7 +103,9 @@ _LOG: Final = re.compile(r"(?P<log>.+\.log)(\.\d+)?")
 
 
 def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _BYTES) -> None:
-    """Remove the oldest logs that aren't in use until the others hold no more than the bound."""
+    """Remove the oldest log files of logs that aren't in use, until the rest of these files have
+    `bound_bytes` at most. `in_use` are paths of logs, without the numbers of rotated files.
+    """
     names = {each.name for each in in_use}
     try:
         found = [
@@ -123,8 +125,8 @@ def remove_leftovers(folder: Path, in_use: Iterable[Path], bound_bytes: int = _B
 
 
 def shorten_crashes(path: Path, bound_bytes: int = _CRASH_BYTES) -> None:
-    """Copy a long file of crashes, and empty it. The service manager holds it open, so it can't be
-    renamed.
+    """If the file of crashes at `path` is longer than `bound_bytes`, copy it and empty it. The
+    service manager holds the file open, so a rename would not end its use.
     """
     try:
         if path.stat().st_size > bound_bytes:
@@ -141,21 +143,22 @@ _BLOCK_BYTES: Final = 65536
 
 
 class LogReader:
-    """Reads a log from its present end on, or its last lines. The log may not exist yet.
+    """Reads a log: `last` the lines before its present end, `read` the lines after that. The log
+    may not exist yet.
 
-    The reader holds its files open, so a renamed file is still read to its end: lines are missed
-    only if the log is rotated several times while one file is read.
+    The reader holds the files open, so it reads a renamed file to its end. It misses lines only if
+    the log is rotated several times while it reads one file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Newest first.
+        # The files that exist now, the newest first, for `last`.
         self._files = _open_files(path)
         self._ends = [_end_of_lines(each) for each in self._files]
         self._file = self._files[0] if self._files else None
         if self._file is not None:
             self._file.seek(self._ends[0])
-        # The files that are newer than the one that is read, the next one first.
+        # The files that are newer than `_file`, the oldest of them first.
         self._newer: deque[BinaryIO] = deque()
         self._unfinished = b""
 
@@ -164,7 +167,8 @@ class LogReader:
         return self._file is not None
 
     def last(self, lines: int | None, since: str | None = None) -> list[str]:
-        """The last lines before the end: at most `lines`, and none older than the stamp `since`.
+        """The last lines before the end, in order: at most `lines` (None: all), and none older than
+        the stamp `since`.
 
         Call this once, before `read`.
         """
@@ -182,14 +186,14 @@ class LogReader:
         return taken[::-1]
 
     def read(self) -> list[str]:
-        """Some of the lines that were written since the last call; none if there are no more."""
+        """The next lines, a block of them at most; none if no line was written since."""
         if self._file is None and not self._begin():
             return []
         while True:
             block = self._block()
             if not block and not self._rotated():
                 return []
-            # The writer closes a file before it renames it: now the file is complete.
+            # The writer has begun a newer file, and closed this one before: this file is complete.
             if block := block or self._block():
                 *lines, self._unfinished = (self._unfinished + block).split(b"\n")
             else:
@@ -243,8 +247,8 @@ class LogReader:
 def _open_files(path: Path) -> list[BinaryIO]:
     """The files of a log, the newest first.
 
-    A rotation during this loop only moves files to names that it has not reached yet, so it misses
-    none, but may find one twice.
+    A rotation during this loop only moves files to names that the loop has not reached yet. So the
+    loop misses no file, but may find a file twice.
     """
     files: dict[tuple[int, int], BinaryIO] = {}
     for each in rotated_paths(path):
@@ -258,7 +262,7 @@ def _open_files(path: Path) -> list[BinaryIO]:
 
 
 def _identity(file: BinaryIO) -> tuple[int, int]:
-    """Device and inode, which no other file can have while this one is open."""
+    """The file's device and inode, which no other file can have while this file is open."""
     status = os.fstat(file.fileno())
     return status.st_dev, status.st_ino
 
@@ -285,7 +289,7 @@ def _end_of_lines(file: BinaryIO) -> int:
 
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """The lines that end at or before `end`, the last first. `end` is where a line ends."""
+    """The lines before the position `end`, at which a line ends. The last line comes first."""
     if end == 0:
         return
     end -= 1
@@ -300,7 +304,7 @@ def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
 
 
 def stamp_of(line: str) -> str | None:
-    """The stamp that a line of either kind of log begins with."""
+    """The stamp at the beginning of a line of the gateway's log or a worker's log, if any."""
     found = _STAMP.match(line)
     return found[1] if found else None
 

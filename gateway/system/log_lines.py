@@ -1,8 +1,8 @@
-"""The gateway's log: its lines, their times, and the threads and files that they go through.
+"""The gateway's log: the form of its lines, and the threads and files that they go through.
 
 A line is a flat JSON object for tools, and a sentence for people. Lines go to a rotated file, and
-to stderr unless a service manager keeps that. A thread of its own writes them, so that a slow disk
-doesn't hold up the event loop.
+to stderr unless the operator chose the file alone. A separate thread writes the lines, so that a
+slow disk doesn't hold up the event loop.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from gateway import VERSION
 from gateway.system.log_files import RotatedFile, remove_leftovers, shorten_crashes
 from gateway.system.state_dir import StateDir
 
-# Keys that a sentence shows in a place of their own, or not at all.
+# Keys that `human` doesn't write as KEY=VALUE.
 _PLACED: Final = ("time", "level", "logger", "id")
 
 
 def stamp(at: float) -> str:
-    """A Unix time in seconds as ISO 8601, in UTC and of one width, so that it sorts as text."""
+    """The Unix time `at` as ISO 8601 in UTC. All stamps have one width, so they sort as texts."""
     text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def about(**values: Any) -> dict[str, Any]:
-    """The `extra` of a log call, so that its line has these keys beside the message."""
+    """The `extra` of a log call: `values` become keys of the line, beside the message."""
     return {"fields": values}
 
 
 def structured(record: logging.LogRecord) -> dict[str, Any]:
-    """The keys of a record's line. The line of an event has its fields, and no message."""
+    """The line of a record. For an event the line has the event's fields and no message."""
     given: dict[str, Any] = getattr(record, "fields", {})
     line: dict[str, Any] = {
         "time": stamp(record.created),
@@ -66,12 +66,12 @@ def structured(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def as_json(line: Mapping[str, Any]) -> str:
-    """One line of ASCII without control characters, whatever the values hold."""
+    """The line in JSON: ASCII without control characters, whatever the values hold."""
     return json.dumps(line, default=str).replace("\x7f", "\\u007f")
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """The keys of a line that `as_json` has written; None for any other text."""
+    """The line that `as_json` has written as `text`; None for any other text."""
     try:
         line: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeEncodeError):
@@ -82,7 +82,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 def human(line: Mapping[str, Any]) -> str:
-    """Local time, level and text; a traceback follows in indented lines."""
+    """The line for people: local time, level and text. A traceback follows, indented."""
     if "event" in line:
         text = " ".join(
             f"{escaped(key)}={_value(value)}" for key, value in line.items() if key not in _PLACED
@@ -95,15 +95,15 @@ def human(line: Mapping[str, Any]) -> str:
 
 
 def readable(text: str) -> str:
-    """A line of the gateway's log as a sentence; of any other text its control characters are
-    escaped.
+    """A JSON line of the gateway's log in the form of `human`. Any other text only gets its control
+    characters escaped.
     """
     line = parsed(text)
     return escaped(text) if line is None else human(line)
 
 
 def local_time(text: str) -> str:
-    """A stamp in this machine's zone, to the second."""
+    """A stamp in this machine's time zone, to the second; a text that is no stamp, escaped."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
@@ -111,7 +111,7 @@ def local_time(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text with an escape, as in \\x1b, for each character that steers a terminal."""
+    """The text with an escape such as \\x1b for each character that could control a terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -133,12 +133,13 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def since_stamp(text: str, now: float) -> str:
-    """The stamp for `10m`, `2h`, or an ISO 8601 time, which without a zone is in this machine's.
+    """The stamp of a time that `text` names: a duration before `now`, such as 10m or 2h, or an
+    ISO 8601 time, by default in this machine's zone.
 
     `now` is a Unix time in seconds.
 
     Raises:
-        ValueError: it is neither; the text has examples of both.
+        ValueError: `text` is neither. The message has examples of both.
     """
     try:
         if ago := _AGO.fullmatch(text):
@@ -161,14 +162,15 @@ _FLUSH_S: Final = 5.0
 def gateway_logs(
     state_dir: StateDir, model_ids: Iterable[str], level: str, *, to_stderr: bool
 ) -> Iterator[None]:
-    """Log to the state folder, and to stderr: in sentences if that is a terminal, else in JSON.
+    """Log to the state folder, and with `to_stderr` to stderr too. On a terminal the lines are
+    sentences, otherwise JSON.
 
-    An exception that ends the gateway is logged before it is raised on.
+    An exception that ends the gateway is logged, and raised again.
     """
     file = RotatedFile(state_dir.gateway_log_path, _complain)
     file.setFormatter(_Form(as_json))
     handlers: list[logging.Handler] = [file]
-    # It is None if it was closed before the start.
+    # sys.stderr is None if it was closed before the start.
     if to_stderr and sys.stderr is not None:
         stderr = logging.StreamHandler(sys.stderr)
         stderr.setFormatter(_Form(_for_stderr))
@@ -179,7 +181,7 @@ def gateway_logs(
     root.setLevel(level.upper())
     root.addHandler(entrance)
     if not root.isEnabledFor(logging.DEBUG):
-        # It logs each request at INFO; those to agents of other hosts come twice a second.
+        # httpx logs each request at INFO, and the gateway asks each agent twice a second.
         logging.getLogger("httpx").setLevel(logging.WARNING)
     writer.start()
     if sys.stderr is not None:
@@ -198,15 +200,15 @@ def gateway_logs(
         threading.excepthook = threading.__excepthook__
         root.removeHandler(entrance)
         writer.stop()
-        # logging.shutdown would wait for the locks of all handlers, also of workers' logs, and
-        # these may hang. Every line was flushed when it was written.
+        # logging.shutdown would wait for the locks of all handlers. Handlers of workers' logs may
+        # hang with their locks. Nothing is lost: each line is flushed when it is written.
         atexit.unregister(logging.shutdown)
         if not writer.hangs:
             file.close()
 
 
 class _Entrance(QueueHandler):
-    """Takes records from any thread without a wait, and drops them when too many wait."""
+    """Queues records from any thread without a wait, and drops them while the queue is full."""
 
     queue: queue.Queue[logging.LogRecord | None]
 
@@ -215,19 +217,19 @@ class _Entrance(QueueHandler):
         self.dropped = 0
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        # Arguments may change until the line is written, and tracebacks hold frames.
+        # Format now: arguments may change before the line is written, and tracebacks hold frames.
         return logging.makeLogRecord({"levelno": record.levelno, "line": structured(record)})
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             self.queue.put_nowait(record)
         except queue.Full:
-            # Handlers are called under their lock, so this count needs no other.
+            # This handler is called under its own lock, so the count needs no other lock.
             self.dropped += 1
 
 
 class _Writer(QueueListener):
-    """Writes the records of the entrance, and logs how many were dropped once there is room."""
+    """Writes the records that `_Entrance` queues, and logs how many records it dropped."""
 
     def __init__(self, entrance: _Entrance, *handlers: logging.Handler) -> None:
         super().__init__(entrance.queue, *handlers)
@@ -248,7 +250,7 @@ class _Writer(QueueListener):
             self._entrance.queue.put(None, timeout=_FLUSH_S)
 
     def stop(self) -> None:
-        """Write the records that are left, without a wait for a disk that hangs."""
+        """Write the records that are left, but give up after some seconds if the disk hangs."""
         if (thread := self._thread) is not None:
             self.enqueue_sentinel()
             thread.join(_FLUSH_S)
@@ -266,8 +268,8 @@ class _Form(logging.Formatter):
 
 
 def _for_stderr(line: Mapping[str, Any]) -> str:
-    """The form of a line. It is chosen for each, as a successor gets the terminal of the gateway
-    before it later.
+    """The text of a line for stderr. Each line looks anew whether stderr is a terminal: a gateway
+    that takes over gets the earlier gateway's terminal some time after its start.
     """
     return human(line) if sys.stderr.isatty() else as_json(line)
 

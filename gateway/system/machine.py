@@ -1,8 +1,8 @@
 """The operating system: boots, open files, freed memory, sleep, disks, and systemd's notifications.
 
-macOS denies a program some files although their permissions allow them: for folders such as Desktop
-and for every removable disk a user must agree at the screen. A program that launchd starts without
-that agreement gets EPERM, where permissions give EACCES.
+macOS denies a program some files although their permissions allow access: for folders such as
+Desktop and for every removable disk a user must agree on the screen. Without that agreement a
+program that launchd starts gets EPERM. A lack of permissions gives EACCES.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.system.lane import start_thread
 if sys.platform == "linux":
 
     def present_boot() -> str:
-        """What differs between boots and doesn't change within one."""
+        """An identifier of the present boot."""
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 else:
@@ -35,24 +35,23 @@ else:
 
     @functools.cache
     def present_boot() -> str:
-        """What differs between boots and doesn't change within one.
-
-        Not kern.boottime, which psutil tells: it is moved whenever the clock is set.
+        """An identifier of the present boot. kern.boottime, which psutil reads, would not do: it
+        changes whenever the clock is set.
         """
         return Sysctl().text("kern.bootsessionuuid")
 
 
-# macOS refuses more than OPEN_MAX (<sys/syslimits.h>).
+# The highest limit of open files that macOS accepts: OPEN_MAX of <sys/syslimits.h>.
 MOST_FILES: Final = 10240
 
 
-# mlx-lm sets this limit when it is imported (mlx_lm/utils.py): under a lower hard limit no worker
-# can start.
+# mlx-lm sets this limit of open files when it is imported (mlx_lm/utils.py). If the hard limit is
+# lower, no worker can start.
 LEAST_FILES: Final = 4096
 
 
 def attainable_files() -> int:
-    """The limit of open files that a gateway started from here can have; macOS begins with 256."""
+    """The limit of open files that a gateway can give itself here. On macOS it starts with 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     attainable = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     return attainable if soft == resource.RLIM_INFINITY else max(soft, attainable)
@@ -75,9 +74,9 @@ _THRESHOLD_BYTES: Final = 1 << 20
 
 
 def give_large_buffers_back() -> None:
-    """Have glibc map buffers larger than a megabyte, as of long prompts, and unmap them when they
-    are freed. By default glibc raises that bound, up to 32 MB, to the sizes that were freed
-    (mallopt(3)), and memory that one thread has freed stays with that thread. The allocators of
+    """Have glibc map each buffer of a megabyte or more, such as a long prompt, and unmap it when it
+    is freed. By default glibc raises this threshold to the size of a freed buffer, up to 32 MB
+    (mallopt(3)), and keeps the memory that a thread has freed for that thread. The allocators of
     other systems need no such setting.
     """
     if sys.platform != "linux":
@@ -90,18 +89,18 @@ def give_large_buffers_back() -> None:
 
 logger = logging.getLogger(__name__)
 
-# The command that keeps a system awake, by system; the gateway's pid follows. With `-w` it ends
-# with the gateway, however that ends (caffeinate(8)). Other systems have no command.
+# The command that keeps the machine awake, by system. The gateway's pid is appended: with `-w`
+# caffeinate ends when that process ends (caffeinate(8)). Other systems have no command.
 _COMMANDS: Final = {"darwin": ("/usr/bin/caffeinate", "-i", "-w")}
-# An agent's next request often comes within this time, and needs no new process then.
+# A client's next request often comes within this time. The command then still runs.
 _LINGER_S: Final = 10.0
-# The pause before it is started again if it has ended by itself.
+# The least time between two starts of the command if it ends by itself.
 _AGAIN_S: Final = 60.0
 
 
 class Wakefulness:
-    """Keeps the machine from sleep while there is work. `tick` has to be called a few times a
-    second, with the time in seconds.
+    """Keeps the machine from sleep while there is work. Call `tick` a few times a second, with the
+    time in seconds.
     """
 
     def __init__(self) -> None:
@@ -135,7 +134,7 @@ def _begin(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # As workers are started: by posix_spawn on macOS.
+        # Python can then use posix_spawn on macOS, as it does for workers.
         close_fds=False,
     )
     try:
@@ -147,12 +146,13 @@ def _begin(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
     return assertion
 
 
-# How many names below each folder name a disk: Linux has a folder for each account.
+# Folders in which disks are mounted, and how many further names lead to a disk: on Linux such a
+# folder may have a folder for each account.
 _PARENTS: Final = ((Path("/Volumes"), 1), (Path("/media"), 2), (Path("/run/media"), 2))
 
 
 class AwayError(ValueError):
-    """A disk isn't mounted; the text is a sentence that says what to do."""
+    """A disk isn't mounted. The text is a sentence that says what to do."""
 
     def __init__(self, volume: Path) -> None:
         super().__init__(
@@ -171,10 +171,10 @@ def volume_of(path: Path) -> Path | None:
 
 
 def is_mounted(volume: Path) -> bool:
-    """Blocks as long as the disk takes. macOS has a link for the disk that it was started from, and
-    sometimes leaves a folder where a disk was.
+    """Whether a disk is mounted at `volume`. Blocks until the disk answers. In /Volumes macOS has a
+    link for its start disk, and sometimes leaves a folder where a disk was.
     """
-    if os.path.islink(volume):  # noqa: PTH114 - unlike Path's, these never raise.
+    if os.path.islink(volume):  # noqa: PTH114 - Path.is_symlink can raise.
         return os.path.exists(volume)  # noqa: PTH110
     return os.path.ismount(volume)
 
@@ -188,7 +188,7 @@ def away(path: Path) -> AwayError | None:
 
 
 class DeniedError(ValueError):
-    """The system denies this program some files; the text is a sentence that says what to do."""
+    """The system denies this program some files. The text is a sentence that says what to do."""
 
 
 def denied(error: BaseException) -> str | None:
@@ -200,9 +200,9 @@ def denied(error: BaseException) -> str | None:
 
 
 def is_denied(path: str | os.PathLike[str]) -> bool:
-    """Whether the system denies even a look at the path."""
+    """Whether the system denies this program even the status of the path."""
     try:
-        os.stat(path)  # noqa: PTH116 - an invalid path raises the same in both.
+        os.stat(path)  # noqa: PTH116 - Path.stat raises the same errors.
     except (OSError, ValueError) as error:
         return denied(error) is not None
     return False
@@ -223,29 +223,29 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 _US_PER_S: Final = 1_000_000
-# sd_watchdog_enabled(3) recommends half of the time after which the service is called hung.
+# A sign of life is due after half of the watchdog's time, as sd_watchdog_enabled(3) recommends.
 _SHARE: Final = 0.5
 
 
 class Notifier:
     """Tells systemd the state of the gateway, by the protocol of sd_notify(3). Without systemd
-    every call does nothing. No call blocks: a state that the socket can't take at once is lost.
+    every call does nothing. No call blocks: a message that can't be sent at once is lost.
     """
 
     def __init__(self, address: str | None = None, watchdog_s: float | None = None) -> None:
-        """`address` is a path, or a name in the abstract namespace behind an `@`. After
-        `watchdog_s` without a sign of life systemd ends the process, so one is due every
-        `period_s`.
+        """`address` is the path of systemd's socket, or `@` and a name in the abstract namespace.
+        After `watchdog_s` without a sign of life systemd ends the process. A sign of life is due
+        every `period_s`; None: systemd expects none.
         """
         self._address = address.replace("@", "\0", 1) if address else None
         self._given = (address, watchdog_s)
         self.period_s = None if watchdog_s is None or address is None else watchdog_s * _SHARE
-        # It stays open, as a sign of life must not fail for want of a descriptor.
+        # The socket stays open: a sign of life must not fail for want of a descriptor.
         self._socket: socket.socket | None = None
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> Notifier:
-        """As systemd has set it. Its variables are removed, as they are not meant for workers."""
+        """A notifier by systemd's variables, which are removed: workers must not get them."""
         address = environment.pop("NOTIFY_SOCKET", None)
         meant_for = environment.pop("WATCHDOG_PID", None)
         watchdog_us = environment.pop("WATCHDOG_USEC", "")
@@ -255,7 +255,7 @@ class Notifier:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that systemd has set, for the next gateway."""
+        """The variables from which the next gateway makes its notifier."""
         address, watchdog_s = self._given
         if address is None:
             return {}
@@ -272,7 +272,7 @@ class Notifier:
         self._send("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """The configuration is read again; `ready` ends this."""
+        """Say that the configuration is being read again; `ready` says that this is done."""
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
@@ -280,13 +280,13 @@ class Notifier:
         self._send("STOPPING=1", f"STATUS={status}")
 
     async def sign_of_life(self) -> None:
-        """Has to be called by the event loop every `period_s`, unless that is None."""
+        """The event loop must call this every `period_s`, unless `period_s` is None."""
         self._send("WATCHDOG=1")
 
     def _send(self, *assignments: str) -> None:
         if self._address is None:
             return
-        # A line ends an assignment.
+        # A newline ends an assignment, so values must have none.
         text = "\n".join(each.replace("\n", " ") for each in assignments)
         try:
             if self._socket is None:

@@ -1,4 +1,4 @@
-"""The memory of processes and of the machine: each system's figures by one set of names.
+"""The memory of processes and of the machine, under the same names on macOS and on Linux.
 
 The footprint of a process is the memory that the system would get back if the process ended. The
 resident size misleads in both directions: on macOS it leaves out Metal's memory, and everywhere it
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class HostMemory(Struct, frozen=True):
-    """Bytes. `wired_bytes` can't be paged out. A figure that the system doesn't give is None."""
+    """The machine's memory. `wired_bytes` can't be paged out. None: the system doesn't tell."""
 
     total_bytes: int
     available_bytes: int
@@ -58,7 +58,7 @@ def host_memory() -> HostMemory:
 
 
 def _known(read: Callable[[], T]) -> T | None:
-    """A figure of the machine; None if the system doesn't give it."""
+    """The figure that `read` returns; None if the system doesn't give this figure."""
     try:
         return read()
     except HostError:
@@ -66,14 +66,14 @@ def _known(read: Callable[[], T]) -> T | None:
 
 
 def card_memory(pids: Collection[int]) -> CardMemory | None:
-    """The memory of the cards that these processes use; None if they use none, as on every Mac.
+    """The memory of the NVIDIA cards that these processes use; None if they use no card.
 
     Raises:
-        FootprintError: there is a driver, and it doesn't give the figures.
+        FootprintError: there is an NVIDIA driver, but it doesn't give the figures.
     """
     if not has_driver():
         return None
-    # Slow to import, and of use only where there is a driver.
+    # This module is slow to import, and useful only where there is a driver.
     from gateway.system import memory_nvidia
 
     return memory_nvidia.card_memory(pids)
@@ -84,8 +84,8 @@ _PROBE_S: Final = 30.0
 
 
 class DeviceMemory(Struct, frozen=True):
-    """The most that models may take of a device's memory. With `is_card` it is a card's own memory,
-    beside the machine's.
+    """The most bytes that models may take of a device's memory. With `is_card` the device is a card
+    with memory of its own, beside the machine's.
     """
 
     most_bytes: int
@@ -93,10 +93,11 @@ class DeviceMemory(Struct, frozen=True):
 
 
 def device_memory(info: dict[str, Any]) -> DeviceMemory | None:
-    """Of a `device_info`; None where MLX computes in the machine's memory and names no bound.
+    """The memory of the device with this `device_info`. None: MLX computes in the machine's memory
+    and gives no bound.
 
-    Metal names max_recommended_working_set_size, which follows iogpu.wired_limit_mb. CUDA names the
-    card's total_memory, and the CPU back end names nothing.
+    Metal gives max_recommended_working_set_size, which depends on iogpu.wired_limit_mb. CUDA gives
+    the card's total_memory. The CPU back end gives neither.
     """
     if recommended_bytes := _bytes(info, "max_recommended_working_set_size"):
         return DeviceMemory(recommended_bytes)
@@ -106,10 +107,10 @@ def device_memory(info: dict[str, Any]) -> DeviceMemory | None:
 
 
 def device_info() -> dict[str, Any]:
-    """mx.device_info() of another process. Blocks for an import of MLX, 0.1 to 0.3 s.
+    """mx.device_info() of a new process. Blocks until that has imported MLX, 0.1 to 0.3 s.
 
     Raises:
-        OSError, ValueError, subprocess.SubprocessError: MLX can't be asked.
+        OSError, ValueError, subprocess.SubprocessError: the process fails, or doesn't end in time.
     """
     done = subprocess.run(
         [sys.executable, "-P", str(_PROBE), "device"],
@@ -123,7 +124,7 @@ def device_info() -> dict[str, Any]:
 
 
 def _bytes(info: dict[str, Any], key: str) -> int:
-    """The size by this name; 0 if it is missing, or is no size."""
+    """The size in `info` under this key; 0 if the key is missing or its value is no size."""
     size = info.get(key)
     return size if isinstance(size, int) and size > 0 else 0
 
@@ -140,8 +141,8 @@ class BackEnd(StrEnum):
 
 @functools.cache
 def back_end() -> BackEnd:
-    """The back end of this environment. Models with an interpreter of their own are assumed to have
-    the same.
+    """MLX's back end in this Python environment. Models with an interpreter of their own are
+    assumed to have the same back end.
     """
     if sys.platform == "darwin":
         return BackEnd.METAL

@@ -77,7 +77,7 @@ class LibProc:
 
         Raises:
             FootprintError: there is no such process (ESRCH), it is another user's (EPERM), or it is
-                exiting: for a zombie the call succeeds, and gives 0 before the memory is freed.
+                exiting. For a zombie proc_pid_rusage gives 0, even before the memory is freed.
         """
         info = self._usage(pid)
         if info.ri_proc_exit_abstime != 0:
@@ -88,8 +88,8 @@ class LibProc:
         )
 
     def started(self, pid: int) -> int:
-        """When a process has started, in ticks of mach_absolute_time. A change of the clock doesn't
-        move them, as it does psutil's create_time.
+        """When a process has started, in ticks of mach_absolute_time. Unlike psutil's create_time,
+        this time doesn't change when the clock is set.
 
         Raises:
             FootprintError: there is no such process (ESRCH), or it is another user's (EPERM).
@@ -105,7 +105,7 @@ class LibProc:
 
 @functools.cache
 def _libproc() -> LibProc:
-    """On the system's library."""
+    """The functions of the system's library."""
     return LibProc()
 
 
@@ -115,7 +115,7 @@ def footprint(pid: int) -> Footprint:
 
 
 class FootprintGauge:
-    """The footprint of one process, for reading every second: here that takes microseconds."""
+    """Reads the footprint of one process. A reading takes microseconds."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -130,7 +130,7 @@ def started(pid: int) -> int:
     return _libproc().started(pid)
 
 
-# More than any text that is read here; the kernel fails rather than cut one short.
+# More than any text here has. If a text were longer, the kernel would fail, and not cut it.
 _TEXT_BYTES: Final = 128
 
 
@@ -165,7 +165,7 @@ class Sysctl:
         return value.value.decode("ascii", "replace")
 
     def number(self, name: str, value: ctypes.c_int | ctypes.c_int64) -> int:
-        """Raises: HostError. `value` is as wide as the kernel's, and zero."""
+        """Raises: HostError. `value` must be zero, and as wide as the kernel's number."""
         try:
             self._read(name, value)
         except OSError as error:
@@ -181,7 +181,7 @@ class Sysctl:
 
     def wired_limit_mb(self) -> int:
         """Raises: HostError: there is no such GPU."""
-        # Zeroed, and wide enough for 32 and for 64 bits, as no header declares the width.
+        # No header declares the width. A 64-bit number that is 0 can take 32 bits as well.
         return self.number(_WIRED_LIMIT, ctypes.c_int64(0))
 
     def _read(
@@ -196,7 +196,7 @@ class Sysctl:
 
 @functools.cache
 def _sysctl() -> Sysctl:
-    """On the system's library."""
+    """The functions of the system's library."""
     return Sysctl()
 
 
@@ -211,7 +211,7 @@ def wired_limit_mb() -> int | None:
 
 
 def unlisted_free_bytes() -> int:
-    """0, as psutil's figure includes all free pages."""
+    """0, since psutil's figure of available memory includes all free pages."""
     return 0
 
 

@@ -1,7 +1,7 @@
 """Linux: footprints, and the machine's memory by /proc/meminfo and pressure stall information.
 
-A footprint corresponds to macOS's phys_footprint: anonymous, shared and swapped memory. The memory
-that the process has on NVIDIA's cards is counted beside it.
+A footprint corresponds to macOS's phys_footprint: anonymous, shared and swapped memory. The
+process's memory on NVIDIA's cards is a figure of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 
 from gateway.system.memory_reading import Footprint, FootprintError, HostError, Pressure
 
-# Clean file pages are left out, as in phys_footprint.
+# The fields that make up a footprint. Clean file pages are left out, as in phys_footprint.
 _COUNTED: Final = ("Pss_Anon", "Pss_Shmem", "SwapPss")
-# The devices of NVIDIA's own driver, and of WSL's. A driver may be loaded at its first use.
+# The device files of NVIDIA's driver, and of WSL's. A driver may be loaded at its first use.
 _DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-# The change that a gauge ignores, and for how long it does.
+# A gauge ignores a smaller change of the kernel's counters, but only for some seconds.
 _MOVED_BYTES: Final = 1 << 20
 _READ_AGAIN_S: Final = 10.0
 
@@ -35,11 +35,11 @@ def footprint(pid: int) -> Footprint:
 
 
 class FootprintGauge:
-    """The footprint of one process, for reading every second.
+    """Reads the footprint of one process; cheap enough for every second.
 
-    To count shared pages Linux walks all pages of a process: that takes some milliseconds of
-    processor time for each gigabyte, and holds the lock of the process's memory. The kernel's own
-    counters cost nothing, and show whether anything has changed.
+    To count shared pages Linux walks all pages of a process. That takes some milliseconds of
+    processor time for each gigabyte, and holds the lock of the process's memory. The counters in
+    /proc/PID/status cost nothing, and show whether the memory has changed.
     """
 
     def __init__(self, pid: int) -> None:
@@ -64,7 +64,7 @@ class FootprintGauge:
 
 
 def has_driver() -> bool:
-    """Whether processes may use NVIDIA cards here."""
+    """Whether this machine has an NVIDIA driver, so that processes may use cards."""
     return any(each.exists() for each in _DRIVERS)
 
 
@@ -78,15 +78,15 @@ def _host_bytes(pid: int) -> int:
 
 
 def _host_peak_bytes(pid: int) -> int:
-    """The highest resident size less the file pages that are resident now, as those are mostly
-    libraries, which stay. Linux keeps no other peak.
+    """The highest resident size so far, less the file pages that are resident now: these are mostly
+    libraries, and stay resident. Linux keeps no other peak.
     """
     counted = _fields(pid, "status", ("VmHWM", "RssFile"))
     return counted["VmHWM"] - counted["RssFile"]
 
 
 def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
-    """Fields of a file of /proc/PID, in bytes."""
+    """The `wanted` fields of the file `name` in /proc/PID, in bytes."""
     try:
         text = Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace")
     except OSError as error:
@@ -105,14 +105,14 @@ def _fields(pid: int, name: str, wanted: tuple[str, ...]) -> dict[str, int]:
 def _card_bytes(pid: int) -> int:
     if not has_driver():
         return 0
-    # Slow to import, and of use only where there is a driver.
+    # This module is slow to import, and useful only where there is a driver.
     from gateway.system.memory_nvidia import card_bytes
 
     return card_bytes(pid)
 
 
 _ZONEINFO: Final = Path("/proc/zoneinfo")
-# In "pagesets", one for each CPU and zone.
+# The free pages that one CPU has of one zone, in the part "pagesets".
 _PER_CPU: Final = re.compile(r"^\s+count:\s+(\d+)$", re.MULTILINE)
 _MEMINFO: Final = Path("/proc/meminfo")
 _PRESSURE: Final = Path("/proc/pressure/memory")

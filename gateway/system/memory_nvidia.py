@@ -1,4 +1,4 @@
-"""Memory of NVIDIA's cards, by process and by card. NVML gives it, a library of the driver."""
+"""Memory of NVIDIA's cards, by process and by card, from NVML, a library of the driver."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pynvml
 
 from gateway.system.memory_reading import CardMemory, FootprintError
 
-# The first namespace has this number on every Linux (PROC_PID_INIT_INO of <linux/proc_ns.h>).
+# The host's PID namespace has this number on every Linux (PROC_PID_INIT_INO, <linux/proc_ns.h>).
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
-# NVIDIA's driver, and that of WSL.
+# How the paths of device files begin: of NVIDIA's driver, and of WSL's.
 _DEVICES: Final = ("/dev/nvidia", "/dev/dxg")
 
 
@@ -22,9 +22,9 @@ def card_bytes(pid: int) -> int:
     """The memory that a process has on all cards; 0 if it uses none.
 
     Raises:
-        FootprintError: NVML doesn't give it. In a container NVML's library may be missing although
-            the devices are there (NVIDIA_DRIVER_CAPABILITIES without "utility"), and NVML may not
-            list a process: for a process that has a device open the memory is then unknown, not 0.
+        FootprintError: the memory is unknown. In a container NVML's library may be missing although
+            the devices are there (NVIDIA_DRIVER_CAPABILITIES without "utility"), or NVML may not
+            list the process. If the process has a device open, 0 would then be wrong.
     """
     with _errors():
         try:
@@ -52,7 +52,7 @@ def card_memory(pids: Collection[int]) -> CardMemory | None:
     """The memory of all cards on which one of these processes computes; None if none does.
 
     Raises:
-        FootprintError: NVML doesn't give it.
+        FootprintError: NVML doesn't give the memory of a card.
     """
     with _errors():
         try:
@@ -81,7 +81,7 @@ def has_open(pid: int, devices: tuple[str, ...]) -> bool:
     except OSError as error:
         raise FootprintError(f"pid {pid}: {error.strerror}") from error
     for each in descriptors:
-        # It may have been closed meanwhile.
+        # The process may have closed the file meanwhile.
         with contextlib.suppress(FileNotFoundError):
             if str(each.readlink()).startswith(devices):
                 return True
@@ -89,7 +89,7 @@ def has_open(pid: int, devices: tuple[str, ...]) -> bool:
 
 
 def _cards() -> list[Any]:
-    """Handles of all cards; none where the driver isn't loaded."""
+    """NVML's handles of all cards; none where the driver isn't loaded."""
     try:
         _start()
     except pynvml.NVMLError_DriverNotLoaded:
@@ -107,8 +107,8 @@ def _start() -> None:
 
 @functools.cache
 def _sees_all() -> bool:
-    """Whether NVML has the process ids of this system. In a container with process ids of its own
-    it may have others.
+    """Whether NVML lists processes by the ids that they have here. In a container with a PID
+    namespace of its own NVML may have other ids.
     """
     return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
 

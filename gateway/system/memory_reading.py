@@ -11,8 +11,8 @@ Pressure: TypeAlias = Literal["normal", "warn", "critical"]
 
 
 class Footprint(Struct, frozen=True):
-    """Bytes that a process has of the machine's memory, and of cards with memory of their own. The
-    peak is the highest figure so far; None where the system doesn't keep it.
+    """Bytes that a process has of the machine's memory, and of cards with memory of their own.
+    `host_peak_bytes` is the highest `host_bytes` so far; None where the system keeps no peak.
     """
 
     host_bytes: int
@@ -22,8 +22,8 @@ class Footprint(Struct, frozen=True):
     @property
     def current_bytes(self) -> int:
         """The bytes that count against the budget. A process that computes on a card has its model
-        there, so the card's memory is the scarce one; its part of the machine's memory is guarded
-        by the watch on pressure. A sum of both would describe neither.
+        there, so only the card's memory counts. The watch on memory pressure guards the machine's
+        memory. A sum of both would describe neither.
         """
         return self.card_bytes or self.host_bytes
 
@@ -35,7 +35,7 @@ class Footprint(Struct, frozen=True):
 
 def together(footprints: Sequence[Footprint]) -> Footprint:
     """One footprint for several ranks. Their peaks are added, although they may be of different
-    moments. Each rank has a card of its own, if any, and the budget is that of one card, so the
+    moments. On cards each rank has its own card, and the budget is that of one card, so the
     fullest card counts.
     """
     peaks = [each.host_peak_bytes for each in footprints]
@@ -55,7 +55,7 @@ class CardMemory(Struct, frozen=True):
 
 
 class FootprintError(Exception):
-    """The footprint can't be read. It must not count as 0, as memory that was freed would."""
+    """A footprint can't be read. It must not count as 0: the memory may still be in use."""
 
 
 class HostError(Exception):

@@ -9,7 +9,7 @@ from decimal import Decimal
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
-# Decimal, as macOS counts memory and disks; the binary units have names of their own.
+# kB, MB, GB and TB are decimal, as macOS counts memory and disks. KiB and so on are binary.
 _SIZE_UNITS: Final = {
     "": 1,
     "B": 1,
@@ -32,10 +32,10 @@ PERCENT_PATTERN: Final = r"\d{1,3}(\.\d{1,20})?\s*%"
 
 
 def parse_size(value: int | str, total_bytes: int | None = None) -> int:
-    """Bytes of `12000`, `"12GB"`, `"1.5GiB"`, or `"75%"` where a total is given.
+    """The bytes of `12000`, `"12GB"`, `"1.5GiB"`; with `total_bytes` also of `"75%"`.
 
     Raises:
-        ValueError: with a sentence for the operator.
+        ValueError: the text is no size. The message is a sentence for the operator.
     """
     text = str(value).strip()
     if total_bytes is not None and (percent := _PERCENT.fullmatch(text)):
@@ -59,7 +59,7 @@ def is_share(value: int | str) -> bool:
 
 
 def format_size(size_bytes: int) -> str:
-    """`1.2 GB`, `418 MB`: with three digits at most."""
+    """A size for people, such as `1.2 GB` or `418 MB`: one decimal, or none from 100 on."""
     value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
     while abs(value) >= 1000 and len(units) > 1:
         value /= 1000
@@ -90,7 +90,7 @@ def parse_time(text: str) -> float:
 
 
 def format_time(seconds: float) -> str | None:
-    """A text that `parse_time` reads as exactly this time, such as 10m; None if there is none."""
+    """A text with one unit that `parse_time` reads as exactly this time; None if there is none."""
     for unit, unit_s in _TIME_UNITS.items():
         count = round(seconds / unit_s)
         if count and parse_time(text := f"{count}{unit}") == seconds:
@@ -98,7 +98,8 @@ def format_time(seconds: float) -> str | None:
     return None
 
 
-# A comparison takes as long as the product of the lengths, and names come from clients.
+# Longer names aren't compared: the time grows with the product of the lengths, and names come
+# from clients.
 _LONGEST: Final = 100
 _LEAST_PART: Final = 3
 
@@ -111,8 +112,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_model(name: str, known: Iterable[str]) -> str | None:
-    """The same for ids of models, which people shorten: they write another case, leave out the part
-    before the last slash, or write only the beginning.
+    """The known id of a model that was most likely meant; None if none is similar. People write ids
+    in another case, without the part before the last slash, or only in part.
     """
     if len(name) > _LONGEST:
         return None
@@ -134,7 +135,7 @@ def nearest_model(name: str, known: Iterable[str]) -> str | None:
 
 
 def alike(name: str, known: Iterable[str]) -> list[str]:
-    """Ids of models that are similar, the likeliest first."""
+    """The known ids of models that are similar to `name`, the likeliest first."""
     if len(name) > _LONGEST:
         return []
     ids = {each.lower(): each for each in known}
@@ -144,7 +145,7 @@ def alike(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggestion(found: str | None) -> str:
-    """A sentence that can follow another one, or an empty text."""
+    """A question that follows an error message: whether `found` was meant. Empty without it."""
     return "" if found is None else f" Did you mean {found!r}?"
 
 
@@ -173,6 +174,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_loopback_address(address: IPv4Address | IPv6Address) -> bool:
-    """Whether it is in 127.0.0.0/8, also when written as IPv6, or is ::1."""
+    """Whether the address is ::1, or in 127.0.0.0/8, also as an IPv4-mapped IPv6 address."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return (mapped or address).is_loopback

@@ -1,4 +1,4 @@
-"""Processes, told apart from later ones with the same pid, and their descendants."""
+"""Processes, told apart from later processes with the same pid, and their descendants."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if sys.platform == "linux":
     _START_FIELD: Final = 19
 
     def _started(pid: int) -> str:
-        """Clock ticks since this boot, which a change of the clock doesn't move."""
+        """The boot, and the start in clock ticks since it. Setting the clock changes neither."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
-            # A file that we may not read is of another user's process, and none of ours.
+            # A process whose file can't be read is another user's, so no gateway here started it.
             raise ProcessGoneError(str(error)) from error
         return f"{_BOOT}:{stat.rpartition(')')[2].split()[_START_FIELD]}"
 
@@ -52,8 +52,8 @@ else:
     from gateway.system.memory_reading import FootprintError
 
     def _started(pid: int) -> str:
-        """Ticks since this boot, which a change of the clock doesn't move. A process whose start
-        can't be read is another user's, and none of ours.
+        """The boot, and the start in ticks since it. Setting the clock changes neither. A process
+        whose start can't be read is another user's, so no gateway here started it.
         """
         try:
             return f"{_BOOT}:{started(pid)}"
@@ -62,15 +62,15 @@ else:
 
 
 def identify(pid: int) -> ProcessIdentity:
-    """Raises: ProcessGoneError; OSError: it can't be found out, as without a free descriptor."""
+    """Raises: ProcessGoneError; OSError: the start can't be read, as without a free descriptor."""
     return ProcessIdentity(pid, _started(pid))
 
 
 def alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process still runs. A zombie, which has no memory, doesn't.
+    """Whether this very process still runs. A zombie, which has no memory, doesn't count.
 
     Raises:
-        OSError: it can't be found out.
+        OSError: the system doesn't tell, as without a free descriptor.
     """
     try:
         return (
@@ -82,24 +82,24 @@ def alive(identity: ProcessIdentity) -> bool:
 
 
 def send(identity: ProcessIdentity, *signals: signal.Signals) -> None:
-    """Signal this very process, if it still runs.
+    """Send the signals to this very process, as long as it runs.
 
     Raises:
-        OSError: it can't be found out whether it runs.
+        OSError: the system doesn't tell whether the process runs.
     """
     for number in signals:
         if alive(identity):
-            # It may end at any time.
+            # The process may end at any time.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(identity.pid, number)
 
 
 def descendants(pids: Iterable[int]) -> dict[int, set[ProcessIdentity]]:
-    """The children of each of these, their children and so on, from one look at all processes.
+    """For each pid the children of the process, their children and so on.
 
-    They are found by parentage and not by group, as workers share the gateway's group. A process
-    that has lost its parent can't be found any more, so a caller that wants to end the descendants
-    must look before the parent ends.
+    Descendants are found by their parents, not by their process group: workers share the gateway's
+    group. A process that has lost its parent can't be found any more, so a caller that wants to end
+    the descendants must look for them before the parent ends.
     """
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter():
@@ -129,12 +129,12 @@ logger = logging.getLogger(__name__)
 
 # The longest wait for a look at all processes, which usually takes some ten milliseconds.
 _LOOK_S: Final = 0.5
-# So many tries to signal a process, a second apart.
+# How often to try to kill a process; the tries are a second apart.
 _TRIES: Final = 5
 
 
 class Descendants:
-    """The descendants of the worker `pid`, by the last look."""
+    """The descendants of the worker `pid`, as the last look found them."""
 
     def __init__(self, pid: int, lane: Lane) -> None:
         self._pid = pid
@@ -143,7 +143,7 @@ class Descendants:
         self._loop = asyncio.get_running_loop()
 
     async def look(self) -> None:
-        """Look for them now; without an answer in time the known ones stay."""
+        """Look for descendants now. If the look takes too long, the known ones stay."""
         try:
             found = await self._lane.run(
                 functools.partial(descendants, [self._pid]), _LOOK_S, "the list of processes"
@@ -159,11 +159,12 @@ class Descendants:
             self.note(found[self._pid])
 
     def note(self, found: set[ProcessIdentity]) -> None:
-        # If none are found, the worker may have just ended, and they have lost their parent.
+        # If none are found, the worker may have just ended, and the descendants have lost their
+        # parent.
         self._known = found or self._known
 
     def end(self) -> None:
-        """Kill them at once."""
+        """Kill the known descendants at once."""
         self._end(_TRIES)
 
     def _end(self, tries: int) -> None:

@@ -1,4 +1,4 @@
-"""Refusals of requests, by the error codes of the HTTP surface."""
+"""Refusals of requests, with the error codes of the HTTP API."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def status_of(code: Code) -> int:
 
 
 class RefusalState(Struct, frozen=True):
-    """A refusal as data."""
+    """A refusal as data, to be stored or sent to another process."""
 
     code: Code
     message: str
@@ -71,10 +71,10 @@ class RefusalState(Struct, frozen=True):
 
 
 class Refusal(Exception):
-    """An error for the client: a code of the surface and a sentence.
+    """An error for the client: an error code of the HTTP API, and a message.
 
     `retry_after_s` is None if another try is pointless, or if it isn't known when one would help.
-    With `lasting` clients are told not to retry, as the official ones do for every 5xx otherwise.
+    With `lasting` clients are told not to retry. Official clients otherwise retry after every 5xx.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Refusal(Exception):
         return RefusalState(self.code, self.message, self.param, self.retry_after_s, self.lasting)
 
     def anew(self) -> Refusal:
-        """A copy to be raised. A raised exception holds the frames that it went through, and all
-        their objects, so a refusal that is kept must not be raised itself.
+        """A copy to be raised. A raised exception keeps alive the frames that it went through and
+        all their objects, so a refusal that is stored must not be raised itself.
         """
         return Refusal.of(self.state)
 

@@ -21,12 +21,12 @@ from gateway.system.state_file import make_folder, no_files, read_state, untrust
 from protocol.message import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
-# Names of log files that no model can have.
+# Names of the gateway's own log files, which no model's log may have.
 _TAKEN_NAMES: Final = ("gateway", "crash")
 
 
 class StateDirError(Exception):
-    """The state folder can't be used; the text says why and what to do."""
+    """The state folder can't be used. The text says why and what to do."""
 
 
 def default_state_dir() -> Path:
@@ -36,16 +36,16 @@ def default_state_dir() -> Path:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The pid of the gateway that uses a state folder; None if none does, or it can't be read."""
+    """The pid of the gateway or agent that holds the lock; None: none does, or it can't be read."""
     try:
-        # To open a named pipe would wait for a writer.
+        # Without O_NONBLOCK the open of a named pipe would wait for a writer.
         lock = os.open(path / "gateway.lock", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     try:
         pid = os.read(lock, 20).decode("ascii", "replace").strip()
-        # The lock is tried only if the process exists: a gateway that is starting must not find
-        # the lock taken by this look.
+        # Try the lock only if the process exists: a gateway that is starting at this moment must
+        # not find the lock taken by this look.
         if not pid.isdigit() or not psutil.pid_exists(int(pid)):
             return None
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,17 +89,17 @@ class StateDir:
         self.gateway_log_path = self.logs / "gateway.log"
         # Where a service manager sends the gateway's stderr.
         self.crash_log_path = self.logs / "crash.log"
-        # Ids of models are quoted in names of files, and quoted ids have no parentheses.
+        # No model has a log of this name: ids are quoted, and quoted ids have no parentheses.
         self.spare_log_path = self.logs / "(spare).log"
-        # Of ranks that an agent has started.
+        # The log of the ranks that an agent has started.
         self.ranks_log_path = self.logs / "(ranks).log"
-        # `UncleanStarts`, `NextGateway` and `Address`.
+        # The files with `UncleanStarts`, `NextGateway` and `Address`.
         self.starts_path = self.path / "starts.json"
         self.successor_path = self.path / "successor.json"
         self.address_path = self.path / "address.json"
-        # The memory that did not come back since the boot.
+        # The memory that is stranded since the boot.
         self.stranded_path = self.path / "stranded.json"
-        # How much memory models took, as measured.
+        # How much memory models took, by measurements.
         self.learned_path = self.path / "learned.json"
         # The pulls that have not ended.
         self.pulls_path = self.path / "pulls.json"
@@ -110,7 +110,7 @@ class StateDir:
         # The API keys, as hashes, and the usage under each.
         self.keys_path = self.path / "keys.json"
         self.usage_path = self.path / "usage.json"
-        # The operator's own key, as it is.
+        # The admin key, in plain text.
         self.admin_key_path = self.path / "admin.key"
         # The certificate that the gateway shows, without its key.
         self.served_path = self.path / "served.crt"
@@ -121,9 +121,9 @@ class StateDir:
         """Create the folder, take the lock, remove sockets of an earlier gateway.
 
         Raises:
-            StateDirError: another gateway uses it, its path is too long or not UTF-8, it can't be
-                written, others may write to it, or something other than a file is in a file's
-                place.
+            StateDirError: another gateway or agent uses the folder; its path is too long or not
+                UTF-8; it can't be written; other accounts may write to it; or a folder, a pipe or
+                the like is in the place of a file.
         """
         try:
             endpoint(self.longest_socket_path)
@@ -142,7 +142,7 @@ class StateDir:
             raise self._unusable(error.strerror or str(error)) from error
 
     def inherit(self, lock: int) -> None:
-        """Own the folder by the lock of the gateway that is being replaced."""
+        """Own the folder with the descriptor `lock` of the gateway that this one replaces."""
         self._lock = lock
 
     @property
@@ -157,7 +157,7 @@ class StateDir:
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
 
     def obstacles(self) -> Iterator[str]:
-        """Why the folder can't be used, besides missing rights, in sentences without full stop."""
+        """Why the folder can't be used, except missing rights, in sentences without full stop."""
         for folder in self.folders:
             if (reason := untrusted(folder)) is not None:
                 yield reason
@@ -174,20 +174,20 @@ class StateDir:
         secret += [self.admin_key_path, self.usage_path, self.served_path]
         files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
-        # Everything else among the sockets is removed.
+        # `acquire` removes everything else in the folder of sockets.
         files += [each for each in _entries(self.sockets) if each.is_dir()]
         yield from no_files(files)
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folder and those in it that exist while it is used."""
+        """The state folder, and the folders in it that exist while it is used."""
         return (self.path, self.sockets, self.logs, self.workers, self.prompts)
 
     def _unusable(self, reason: str) -> StateDirError:
         return StateDirError(f"The state folder {self.path} can't be used: {reason}.")
 
     def _take_lock(self) -> None:
-        """Raises: OSError: it can't be made; StateDirError: another gateway has it."""
+        """Raises: OSError: the lock can't be made; StateDirError: another process has it."""
         lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,11 +209,11 @@ class StateDir:
             self._lock = None
 
     def socket_path(self, incarnation: int) -> Path:
-        """The socket to which a worker that is started now connects. Folders that were removed
-        meanwhile are made again.
+        """The socket for the worker of this incarnation, which is started now. Folders that were
+        removed are made again.
 
         Raises:
-            OSError: they can't be made again, or another gateway has taken them.
+            OSError: a folder can't be made again, or another gateway has taken the lock.
         """
         for folder in (self.path, self.sockets, self.logs, self.workers):
             make_folder(folder)
@@ -225,20 +225,20 @@ class StateDir:
         return self.sockets / f"{incarnation}.sock"
 
     def rank_socket_path(self, incarnation: int) -> Path:
-        """The socket to which the other ranks of that worker connect. Call `socket_path` first."""
+        """The socket for the other ranks of this incarnation. Call `socket_path` first."""
         return self.sockets / f"{incarnation}.rank"
 
     def _holds_lock(self, lock: int) -> bool:
-        """Whether the lock is still the file that other gateways look for."""
+        """Whether the open lock is still the file that other gateways would lock."""
         try:
             return os.path.samestat(os.fstat(lock), self.lock_path.stat())
         except FileNotFoundError:
             return False
 
     def log_path(self, model_id: str) -> Path:
-        """The log of a model, whose id may contain `/`."""
+        """The log of a model. Its name is the id, quoted, since ids may contain `/`."""
         name = quote(model_id, safe=" ")
-        # In any case, as file names on macOS ignore it.
+        # Compare without case, since file names on macOS ignore case.
         if name.lower() in _TAKEN_NAMES:
             name = f"%{ord(name[0]):02X}{name[1:]}"
         return self.logs / f"{name}.log"
@@ -255,8 +255,8 @@ class StateDir:
 
 
 class Address(Struct, frozen=True):
-    """Where the gateway that has the lock is reached. `certificate` is a file with the certificate
-    that it shows now, None for plain HTTP.
+    """The address of the gateway that has the lock. `certificate` is the path of a file with the
+    certificate that the gateway shows now; None for plain HTTP.
     """
 
     url: str
@@ -265,25 +265,25 @@ class Address(Struct, frozen=True):
 
 
 class UncleanStarts(Struct, frozen=True):
-    """Unix times, in seconds, of the starts since the last orderly end."""
+    """Unix times, in seconds, of the latest starts since the last orderly end."""
 
     at: tuple[float, ...] = ()
 
 
 class NextGateway(Struct, frozen=True):
     """`python` is the interpreter that starts the next gateway. No request can name it: only an
-    account that may write to the state folder may have programs run as the gateway's account.
+    account that may write to the state folder chooses what runs as the gateway's account.
     """
 
     python: str | None = None
 
 
-# A gateway may listen on all addresses, but a client needs one.
+# A gateway may listen on all addresses, but a client needs one of them.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 def near_url(host: str, port: int, *, tls: bool) -> str:
-    """The URL by which a program on this machine reaches a gateway that listens there."""
+    """The URL for programs on this machine of a gateway that listens at `host` and `port`."""
     return url(_EVERYWHERE.get(host, host), port, tls=tls)
 
 
@@ -292,7 +292,9 @@ def write_address(state_dir: StateDir, address: Address) -> None:
 
 
 def running_address(state_dir: StateDir) -> Address | None:
-    """The address of the gateway that has the folder's lock; None if none has it."""
+    """The address of the gateway that has the folder's lock. None: no gateway has the lock, or its
+    address isn't written yet.
+    """
     holder = lock_holder(state_dir.path)
     if holder is None or not state_dir.address_path.exists():
         return None

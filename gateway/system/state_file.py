@@ -19,7 +19,7 @@ T = TypeVar("T", bound=Struct)
 
 
 def read_state(path: Path, kind: type[T]) -> T | None:
-    """The content of a file; None if it is missing, or can't be read, which is logged."""
+    """The content of a state file. None: it is missing, or can't be read, which is logged."""
     try:
         return msgspec.json.decode(_read(path, forbidden=0), type=kind)
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def read_state(path: Path, kind: type[T]) -> T | None:
 
 
 def write_state(path: Path, content: Struct) -> None:
-    """Replace the file. A failure is only logged, as a full disk must not stop the serving."""
+    """Replace a state file. A failure is only logged: a full disk must not stop the gateway."""
     unfinished = path.with_suffix(".new")
     try:
         unfinished.write_bytes(msgspec.json.encode(content))
@@ -40,8 +40,8 @@ def write_state(path: Path, content: Struct) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parent, for this account alone. They may have been removed while the
-    gateway runs.
+    """Make a folder and its parent, for this account alone, if they are missing. Somebody may have
+    removed them while the gateway runs.
 
     Raises OSError.
     """
@@ -64,7 +64,7 @@ def write_secret(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             if os.geteuid() == 0:
-                # The gateway that reads it may run as the folder's owner.
+                # The gateway that reads the file may run as the folder's owner.
                 owner = path.parent.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(content)
@@ -78,17 +78,17 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Raises: OSError, also if other accounts may write to it, or it is no file."""
+    """Raises: OSError; PermissionError: other accounts may write to the file."""
     return _read(path, forbidden=stat.S_IWGRP | stat.S_IWOTH)
 
 
 def read_secret(path: Path) -> bytes:
-    """Raises: OSError; PermissionError if other accounts may read it."""
+    """Raises: OSError; PermissionError: other accounts have rights to the file."""
     return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO)
 
 
 def _read(path: Path, forbidden: int) -> bytes:
-    # To open a named pipe would wait for a writer.
+    # Without O_NONBLOCK the open of a named pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -120,8 +120,8 @@ _KINDS: Final = {
 
 
 def untrusted(folder: Path) -> str | None:
-    """Why other accounts than the gateway's could write to a folder; None if they can't, or if the
-    folder is missing. The gateway trusts its records there: it ends processes by them.
+    """Why other accounts could write to a folder, or why it is no folder; None: they can't, or it
+    is missing. The gateway must trust its records there: it ends the processes that they name.
     """
     try:
         found = folder.stat()
@@ -141,7 +141,7 @@ def untrusted(folder: Path) -> str | None:
 
 
 def no_files(paths: Iterable[Path]) -> Iterator[str]:
-    """Sentences about those of the paths that exist and are no files."""
+    """A sentence for each path at which something other than a file is."""
     for path in paths:
         try:
             mode = path.stat().st_mode

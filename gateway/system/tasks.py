@@ -28,11 +28,11 @@ class Tasks:
         return task
 
     def keep(self, turn: Callable[[], Awaitable[None]], name: str, every_s: float) -> None:
-        """Call `turn` now, and again and again `every_s` after each end, also after failures."""
+        """Call `turn` again and again, each time `every_s` after its end, also after failures."""
         self.start(self._keep(turn, name, every_s), name)
 
     def attempt(self, step: Callable[[], object], name: str) -> None:
-        """Call `step`; its failure is reported, and the caller goes on."""
+        """Call `step`. Report an exception instead of raising it."""
         try:
             step()
         except Exception as error:
@@ -63,15 +63,15 @@ class Tasks:
 
 
 class Histogram:
-    """A histogram for one thread. That of prometheus_client takes a lock and walks its buckets for
-    each value, which takes ten times as long: too long for every token.
+    """A histogram for one thread. prometheus_client's histogram takes a lock and walks its buckets
+    for each value. That takes ten times as long, too long for every token.
     """
 
     __slots__ = ("_bounds", "_counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """`bounds` ascend, and each is the highest value of its bucket. One more bucket has the
-        values beyond the last. `sum` is the sum of all values.
+        """`bounds` ascend. Each bound is the highest value of its bucket; one more bucket has the
+        values beyond the last bound. `sum` is the sum of all values.
         """
         self.sum = 0.0
         self._bounds = bounds
@@ -87,7 +87,7 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Each bound, infinity as the last, with the number of values up to it."""
+        """Each bound with the number of values up to this bound. The last bound is infinity."""
         return list(zip((*self._bounds, math.inf), accumulate(self._counts), strict=True))
 
 
@@ -106,8 +106,8 @@ class LoopLag:
         tasks.keep(self._look, "lag of the event loop", 0.0)
 
     async def _look(self) -> None:
-        # The loop's own clock stands still while the loop is busy, and runs while the machine
-        # sleeps.
+        # The loop's own clock would not do: it stands still while the loop is busy, and goes on
+        # while the machine sleeps.
         due = time.monotonic() + _EVERY_S
         await asyncio.sleep(_EVERY_S)
         self.late_s.observe(max(0.0, time.monotonic() - due))
@@ -115,8 +115,9 @@ class LoopLag:
 
 logger = logging.getLogger(__name__)
 
-# A fault that comes again is logged again after so long; one that doesn't is forgotten.
+# A fault that occurs again and again is logged once in this time.
 _SAID_AGAIN_S: Final = 60.0
+# A fault that hasn't occurred again within this time is forgotten.
 _REMEMBERED_S: Final = 600.0
 _KINDS: Final = 50
 _LONGEST_REASON: Final = 500
@@ -141,7 +142,7 @@ class Faults:
         self._said_at: dict[tuple[str, str], float] = {}
 
     def note(self, what: str, error: BaseException, now: float) -> bool:
-        """Remember a fault; whether it should be logged. `now` is a Unix time."""
+        """Remember a fault. Return whether to log it. `now` is a Unix time."""
         kind = (what, type(error).__name__)
         reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
         # The newest fault is the last.
@@ -168,15 +169,15 @@ class Faults:
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is None or "transport" in context:
-            # It is about a client's connection, or no failure.
+            # The context is about a client's connection, or about no failure.
             loop.default_exception_handler(context)
             return
-        # The loop's own sentences have addresses of objects in them.
+        # The loop's own messages have addresses of objects in them, so each message would differ.
         what = "a callback of the event loop" if "handle" in context else context["message"]
         if self.note(what, error, time.time()):
             logger.error("%s", context["message"], exc_info=error)
 
 
 def _is_recent(at: float, now: float) -> bool:
-    """A time later than now was noted before the clock was set back."""
+    """Whether a fault is still remembered. A fault after `now` isn't: the clock was set back."""
     return 0.0 <= now - at < _REMEMBERED_S

@@ -1,5 +1,5 @@
-"""TLS by certificate files: they are loaded, renewed beside open connections, and made if they
-are missing. Blocks.
+"""TLS certificates in files: loading, renewal while connections are open, self-signed ones, and
+fingerprints. Functions that take a path block.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from typing import Final
 from gateway.system.state_file import read_secret, write_secret
 
 _DAY_S: Final = 86400.0
-# A renewal by hand takes some days of notice; programs renew earlier than that.
+# The operator is warned this long before the end: time enough for a renewal by hand. Programs
+# renew certificates earlier.
 _SOON_S: Final = 14 * _DAY_S
 
 
 class CertificateError(ValueError):
-    """The certificate or its key can't be used; the text is a sentence without a full stop."""
+    """The certificate or its key can't be used. The text is a sentence without a full stop."""
 
 
 def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Use both for new connections. Raises CertificateError; then the context may have one of
-    them.
+    """Use the certificate and its key for new connections.
+
+    Raises: CertificateError; then the context may have only one of the two.
     """
     for path in (certificate, key):
         try:
@@ -50,7 +52,7 @@ def load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def check(certificate: Path, key: Path, now: float) -> None:
-    """Raises: CertificateError: clients would refuse the certificate at this Unix time."""
+    """Raises: CertificateError: the files can't be used, or are not valid at `now`."""
     load(new_context(), certificate, key)
     begins, ends = validity(certificate)
     if now < begins:
@@ -60,7 +62,7 @@ def check(certificate: Path, key: Path, now: float) -> None:
 
 
 def ends_soon(certificate: Path, now: float) -> str | None:
-    """A sentence if it expires within days, else None. Raises CertificateError."""
+    """A sentence if the certificate expires within 14 days, else None. Raises CertificateError."""
     _, ends = validity(certificate)
     if ends - now >= _SOON_S:
         return None
@@ -73,7 +75,7 @@ def validity(certificate: Path) -> tuple[float, float]:
 
     Raises CertificateError.
     """
-    # Slow to import, and most gateways have no certificate.
+    # cryptography is slow to import, and most gateways have no certificate.
     from cryptography import x509
 
     try:
@@ -94,30 +96,30 @@ def new_context() -> ssl.SSLContext:
 def trusting(certificate: str) -> ssl.SSLContext:
     """A client's context that trusts only the certificate in this file, whatever names it has.
 
-    Raises: OSError: it can't be read.
+    Raises: OSError: the file can't be read.
     """
     return _trusting_only(ssl.create_default_context(cafile=certificate))
 
 
 def trusting_this(certificate: bytes) -> ssl.SSLContext:
-    """The same for a certificate in DER."""
+    """A client's context that trusts only this certificate, in DER, whatever names it has."""
     pem = ssl.DER_cert_to_PEM_cert(certificate)
     context = _trusting_only(ssl.create_default_context(cadata=pem))
-    # The strict rules are for certificates of authorities, and this one is of none.
+    # The strict rules are for certificates of authorities, not for a self-signed one.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 
 def _trusting_only(context: ssl.SSLContext) -> ssl.SSLContext:
     context.check_hostname = False
-    # The trusted certificate need not be that of an authority.
+    # The trusted certificate need not be an authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 
 def trusting_anybody() -> ssl.SSLContext:
     """A client's context that trusts every server, for requests without secrets."""
-    # It reads no certificates of authorities, which would take time.
+    # ssl.create_default_context would read the certificates of authorities, which takes time.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -125,7 +127,7 @@ def trusting_anybody() -> ssl.SSLContext:
 
 
 def distrust(error: BaseException) -> str | None:
-    """Why a client refused the server's certificate; None if it failed for another reason."""
+    """Why a client refused the server's certificate; None if the error is another one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -150,10 +152,10 @@ logger = logging.getLogger(__name__)
 
 
 class Certificates:
-    """A certificate with its key. `context` keeps the present ones until `renew` has read valid new
-    ones. `served` is a copy of the certificate in use, without its key: the file of the operator
-    may be renewed at any time, and commands of this machine must trust the one that the gateway
-    shows.
+    """A certificate with its key. `context` keeps the present pair until `renew` has read a valid
+    new pair. `served` is the path of a copy of the certificate in use, without its key. The
+    operator may replace the original at any time, but commands on this machine must trust the
+    certificate that the gateway shows.
     """
 
     def __init__(self, certificate: Path, key: Path, served: Path) -> None:
@@ -167,10 +169,10 @@ class Certificates:
     def renew(self) -> None:
         """Read the files again. Blocks.
 
-        Raises: CertificateError: they can't be used, and nothing has changed.
+        Raises: CertificateError: the files can't be used. The present pair stays.
         """
         check(self._certificate, self._key, time.time())
-        # New handshakes use the new one, and open connections keep theirs.
+        # New handshakes use the new certificate. Open connections keep theirs.
         load(self.context, self._certificate, self._key)
         try:
             write_secret(self.served, self._certificate.read_bytes())
@@ -180,7 +182,7 @@ class Certificates:
             )
 
 
-# It is never renewed, as gateways know it by its fingerprint.
+# An agent's certificate is never renewed: gateways know it by its fingerprint.
 _VALID_DAYS: Final = 365 * 30
 _PREFIX: Final = "SHA256:"
 _BASE64: Final = re.compile(r"(?:SHA256:)?[A-Za-z0-9+/]{43}=?")
@@ -188,14 +190,14 @@ _DIGITS: Final = re.compile(r"(?:SHA256:)?((?:[0-9a-f]{2}:?){31}[0-9a-f]{2})", r
 
 
 def ensured_certificate(certificate: Path, key: Path, name: str) -> None:
-    """Make a self-signed certificate and its key unless both exist; `name` is the host's.
+    """Make a self-signed certificate and its key unless both exist. `name` is the host's name.
 
-    Raises: OSError: they can't be written, or other accounts may read the key.
+    Raises: OSError: the files can't be written, or other accounts may read the key.
     """
     if certificate.exists() and key.exists():
         read_secret(key)
         return
-    # Slow to import, and needed only once.
+    # cryptography is slow to import, and needed only once.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
