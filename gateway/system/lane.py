@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from functools import partial
 from typing import Generic, TypeVar
 
 from gateway.system.clock import Countdown
@@ -74,12 +75,14 @@ class Lane:
                 raise HangsError(f"{what} has not answered for {seconds:.0f} s")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        self._add(lambda: _answer(loop, answer, call))
+        queued = partial(_answer, loop, answer, call)
+        self._add(queued)
         try:
             self._begin()
         except OSError:
-            with self._lock:
-                self._calls.pop()
+            with self._lock, contextlib.suppress(ValueError):
+                # A thread that another call began may have taken this one.
+                self._calls.remove(queued)
             raise
         try:
             countdown = Countdown(deadline_s, loop.time())

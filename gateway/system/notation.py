@@ -61,10 +61,10 @@ def is_share(value: int | str) -> bool:
 def format_size(size_bytes: int) -> str:
     """A size for people, such as `1.2 GB` or `418 MB`: one decimal, or none from 100 on."""
     value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while abs(value) >= 1000 and len(units) > 1:
+    while abs(value) >= 999.5 and len(units) > 1:
         value /= 1000
         units.pop(0)
-    digits = 0 if value >= 100 or units[0] == "B" else 1
+    digits = 0 if abs(value) >= 99.95 or units[0] == "B" else 1
     return f"{value:.{digits}f} {units[0]}"
 
 
