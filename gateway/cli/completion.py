@@ -36,12 +36,12 @@ def completion_command(shell: str | None) -> None:
     click.echo(script(root.command, {}, "bulkhead", "_BULKHEAD_COMPLETE").source())
 
 
-# A shell that hangs is worse than no completion.
+# The longest wait for names: a shell that hangs is worse than no completion.
 _DEADLINE_S: Final = 1.0
 
 
 def model_names(gateway: GatewayClient) -> list[str]:
-    """Ids, then aliases; empty if the gateway doesn't answer."""
+    """The ids, then the aliases of the gateway's models; empty if the gateway doesn't answer."""
     try:
         models = gateway.models()
     except CommandError:
@@ -52,7 +52,9 @@ def model_names(gateway: GatewayClient) -> list[str]:
 def complete_model(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """The names of models at the command's gateway; empty if it doesn't answer in time."""
+    """Ids and aliases that begin with `incomplete`, of the gateway that the command line names;
+    empty if the gateway doesn't answer in time.
+    """
     found: list[str] = []
 
     def ask() -> None:
@@ -63,12 +65,12 @@ def complete_model(
             with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
                 found.extend(model_names(gateway))
         except Exception:
-            # A traceback would spoil the line that is being typed; the command reports the failure.
+            # A traceback would spoil the typed line. The verb reports the failure when it runs.
             return
 
-    # A daemon: a late answer doesn't delay the end of the process.
+    # A daemon thread: a late answer doesn't delay the end of the process.
     thread = threading.Thread(target=ask, name="completion", daemon=True)
     thread.start()
     thread.join(_DEADLINE_S)
-    # Shells break names at spaces.
+    # Shells split completions at spaces, so names with spaces are left out.
     return [each for each in found if each.startswith(incomplete) and not set(each) & set(" \t")]

@@ -45,7 +45,7 @@ def key_command() -> None:
 def _check_expires(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> float | None:
-    """A Unix time."""
+    """The Unix time at which the key expires."""
     if text is None:
         return None
     try:
@@ -177,20 +177,20 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
 
 @contextlib.contextmanager
 def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
-    """The key file of the state folder. A running gateway has read the changes at the end."""
+    """The key file of the state folder. At the context's end a running gateway reads the file."""
     _, folder = local_settings(state_dir)
     try:
         yield KeyFile(folder.keys_path)
     except KeyFileError as error:
         raise CommandError(str(error)) from error
-    # The gateway reads the file by itself, too, but not at once.
+    # This request lets the gateway read the file now. By itself it reads the file later.
     with contextlib.suppress(CommandError), own_gateway(state_dir) as client:
         if client is not None:
             client.get(_KEYS)
 
 
 def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:
-    """Warn of names without a model; no error, as the models may come later."""
+    """Warn of names that no model has. They are no error, since the models may be added later."""
     configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:

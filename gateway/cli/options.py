@@ -98,7 +98,7 @@ def _check_url(
 
 
 def _read_key(context: click.Context, parameter: click.Parameter, path: Path | None) -> str | None:
-    """The key in a file that others may not read."""
+    """The admin key in the file, which other accounts may not read."""
     if path is None:
         return None
     try:
@@ -127,8 +127,8 @@ state_dir_option = click.option(
 
 
 def gathers(kind: type[Gathered], *options: Option) -> Callable[[Verb[Gathered, Arguments]], Any]:
-    """A decorator that gives a verb these options, and their values as its first argument: a
-    `kind`, whose fields have the options' names.
+    """A decorator that gives a verb these options. The first argument of the verb is a struct of
+    the type `kind` with their values: its fields have the names of the options.
     """
 
     def decorated(verb: Verb[Gathered, Arguments]) -> Callable[..., None]:
@@ -174,7 +174,7 @@ takes_flags: Final = gathers(
 
 
 class LogFlags(Struct, frozen=True):
-    """The log of a gateway or an agent: its least level, and `stderr` or `file`."""
+    """The log of a gateway or an agent: the least level, and where it goes: `stderr` or `file`."""
 
     log_level: str
     log_to: str
