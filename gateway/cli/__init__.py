@@ -1,4 +1,4 @@
-"""The `bulkhead` command: its verbs, each imported at its use, and advice on mistyped ones."""
+"""The `bulkhead` command and its verbs. The module of a verb is imported when the verb is used."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _NO_LIMIT: Final = 1000
 
 
 class UncutGroup(click.Group):
-    """A group whose help has whole summaries, which click would cut to a line, and which suggests a
-    verb for a mistyped one. `elsewhere` maps other programs' names to its verbs.
+    """A group of commands. Its help has whole summaries, which click would cut to one line each.
+    For a mistyped command it suggests another. `elsewhere` maps commands of other programs to
+    commands of this group.
     """
 
     elsewhere: Mapping[str, str] = {}
@@ -84,7 +85,7 @@ VERBS: Final = {
     "completion": "completion",
 }
 
-# The names of verbs in ollama, llama-swap and shells.
+# Verbs of ollama, llama-swap and shells, with the verbs that do the same here.
 _ELSEWHERE: Final = {
     "download": "pull",
     "get": "pull",
@@ -98,7 +99,7 @@ _ELSEWHERE: Final = {
 
 
 class _Verbs(UncutGroup):
-    """Imports a verb's module at its use: each verb starts fast."""
+    """The group of all verbs. It imports only the module of the used verb: verbs start fast."""
 
     elsewhere = _ELSEWHERE
 
@@ -119,7 +120,7 @@ class _Verbs(UncutGroup):
             if error.errno != errno.ENOSPC:
                 raise
             click.echo(f"bulkhead: The output can't be written: {error.strerror}.", err=True)
-            # Without this, Python would try to write the rest at its exit.
+            # Without this, Python would try to write the rest of the output when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(1)
 

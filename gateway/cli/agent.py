@@ -60,7 +60,7 @@ def _option(annotation: Any, text: str) -> Any:
 
 
 class AgentFlags(Struct, frozen=True):
-    """The command line of `agent`; without a certificate the agent makes one."""
+    """The options of `agent`. If `certificate` is None, the agent makes one at its first start."""
 
     host: str
     port: int
@@ -72,7 +72,7 @@ class AgentFlags(Struct, frozen=True):
 
 
 class AgentFiles(NamedTuple):
-    """Paths of the key that gateways must have, and of the certificate and its key."""
+    """The paths of the key that gateways must send, of the certificate, and of the TLS key."""
 
     key: Path
     certificate: Path
@@ -129,7 +129,7 @@ def agent_command(log: LogFlags, flags: AgentFlags) -> None:
     """
     if (flags.certificate is None) != (flags.certificate_key is None):
         raise WrongUseError("--certificate and --certificate-key go together.")
-    # A gateway may run here as well, in a folder of its own.
+    # A gateway may also run on this machine: the default folder itself is the gateway's.
     folder = StateDir(flags.state_dir or default_state_dir() / "agent")
     try:
         folder.acquire()
@@ -172,8 +172,8 @@ def _files(flags: AgentFlags, folder: StateDir) -> AgentFiles:
 
 
 def first_steps(host: str, port: int, name: str, key_path: Path, fingerprint: str) -> Iterator[str]:
-    """The lines that a gateway's configuration needs for the agent at this host and port. `name` is
-    the name of this machine, for an agent that listens at all its addresses.
+    """Yield the steps that let a gateway use this agent: the copy of the key, and the lines for the
+    gateway's configuration. The agent listens at `host` and `port`; `name` is this machine's name.
     """
     table = name.partition(".")[0] or "other"
     if is_loopback(host):

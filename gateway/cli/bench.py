@@ -22,12 +22,12 @@ from gateway.cli.orders import Progress
 from gateway.cli.output import UNKNOWN, new_table, print_json, printable, stdout_console
 from gateway.http.command_bodies import OpenAIErrorEnvelope
 
-# Ordinary words; most are one token in most models.
+# The words of the prompts. In most models most of these words are one token.
 _WORDS: Final = "the ship has many rooms and each keeps the water out"
 
 
 class Job(Struct, frozen=True):
-    """The work of each stream. `prompt_tokens` is approximate, `tokens` of the answer exact."""
+    """The request of each stream: about `prompt_tokens` of prompt, exactly `tokens` of answer."""
 
     model: str
     prompt_tokens: int
@@ -35,12 +35,13 @@ class Job(Struct, frozen=True):
 
 
 class Level(Struct, frozen=True):
-    """The result of so many streams at once. `prompt_tokens` is the mean of the prompts, as the
-    model counts; `tokens` the sum of the answers.
+    """The result of `streams` streams at once. `prompt_tokens` is the mean length of the prompts,
+    by the model's count. `tokens` is the sum of the lengths of the answers.
 
-    Times to the first token begin when the first request is sent. `stream_tokens_per_s` is the
-    median of the streams' rates after their first token; `tokens_per_s` the rate of all streams
-    together, with the time of their prompts.
+    Times to the first token begin when the first request is sent: `first_token_s` is the median,
+    `worst_first_token_s` the longest. `stream_tokens_per_s` is the median rate of one stream after
+    its first token. `tokens_per_s` is the rate of all streams together, including the time of the
+    prompts.
     """
 
     streams: int
@@ -77,7 +78,7 @@ class _MeasuredChunk(Struct, frozen=True):
 
 
 class _Stream:
-    """One stream, on its own thread."""
+    """A request with a streamed answer, on its own thread."""
 
     def __init__(self, gateway: GatewayClient, job: Job) -> None:
         self._gateway = gateway
@@ -87,7 +88,7 @@ class _Stream:
         self.failure: Exception | None = None
         self.first_at = self.last_at = 0.0
         self.usage: _Usage | None = None
-        # A daemon: Ctrl-C doesn't wait for it.
+        # A daemon thread: Ctrl-C doesn't wait for its end.
         self.thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self.thread.start()
 
@@ -95,7 +96,7 @@ class _Stream:
         try:
             self._read()
         except Exception as error:
-            # `measure` raises it after it has joined the thread.
+            # `measure` raises this error after it has joined the thread.
             self.failure = error
 
     def _read(self) -> None:
@@ -117,11 +118,11 @@ class _Stream:
 
 
 def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
-    """Raises: CommandError if one of the streams gets no answer."""
+    """Measure `streams` streams at once. Raises: CommandError: a stream gets no whole answer."""
     began_at = time.monotonic()
     running = [_Stream(gateway, job) for _ in range(streams)]
     for each in running:
-        # Each read of a stream has a deadline.
+        # The join needs no deadline, since each read of a stream has one.
         each.thread.join()
         if each.failure is not None:
             raise each.failure
@@ -147,7 +148,7 @@ def measure(gateway: GatewayClient, job: Job, streams: int) -> Level:
 
 
 _STREAMS: Final = "1,8,32"
-# The client's limit of connections.
+# httpx opens at most this number of connections at once.
 _MOST_STREAMS: Final = 100
 
 
@@ -241,7 +242,7 @@ def _loaded_model(gateway: GatewayClient) -> str:
 
 
 def _warn_of_others(gateway: GatewayClient) -> None:
-    # The status needs the admin key; the bench doesn't.
+    # Only the status needs the admin key. Without the key `bench` goes on without this warning.
     with contextlib.suppress(CommandError):
         models = gateway.status().models
         if others := sum(each.active_requests + each.queue_depth for each in models):

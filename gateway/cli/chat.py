@@ -10,15 +10,16 @@ from typing import Final
 
 import click
 
-from gateway.cli.client import GatewayClient, local_settings
+from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model, model_names
 from gateway.cli.conversation import Conversation, Parameters
 from gateway.cli.failure import CommandError, WrongUseError
+from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import reaches_gateway
 from gateway.cli.output import printable
 from gateway.cli.transcript import PlainTranscript, ScreenTranscript
 
-# Indexes in a list of termios.
+# Indexes into the list that `tcgetattr` returns.
 _INPUT: Final = 0
 _LOCAL: Final = 3
 _CHARACTERS: Final = 6
@@ -26,8 +27,8 @@ _CHARACTERS: Final = 6
 
 @contextlib.contextmanager
 def unechoed() -> Iterator[None]:
-    """Don't show typed keys while an answer is printed: they wait, unchanged, for the next prompt.
-    Ctrl-C works at once.
+    """Switch off the terminal's echo and line editing. Keys that are typed while an answer is
+    printed aren't shown: the next prompt reads these keys, unchanged. Ctrl-C still works at once.
     """
     terminal = sys.stdin.fileno()
     try:
@@ -36,7 +37,7 @@ def unechoed() -> Iterator[None]:
         yield
         return
     quiet = termios.tcgetattr(terminal)
-    # Without line editing, so that the prompt gets the keys themselves.
+    # Without line editing the next prompt gets every key as it was typed.
     quiet[_INPUT] &= ~termios.ICRNL
     quiet[_LOCAL] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
     quiet[_CHARACTERS][termios.VMIN] = 1

@@ -16,13 +16,13 @@ from gateway.cli.output import printable
 from gateway.cli.transcript import ScreenTranscript, dim
 from gateway.system.notation import nearest
 
-# A path such as /usr/bin begins a message.
+# The form of a command. A path such as /usr/bin doesn't match, since a message begins with it.
 _TYPED: Final = re.compile(r"/(\?|[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
 _NONE: Final = "none"
 
 
 class SlashCommand(Struct, frozen=True):
-    """A line of /help."""
+    """A command of the chat, as /help shows it."""
 
     name: str
     argument: str
@@ -62,7 +62,7 @@ _KEYS: Final = (
 
 
 class Slash:
-    """Carries out the commands on a conversation."""
+    """Carries out the commands of a chat, such as /model, on its conversation."""
 
     def __init__(self, gateway: GatewayClient, conversation: Conversation) -> None:
         self._gateway = gateway
@@ -70,10 +70,10 @@ class Slash:
         self.over = False
 
     def take(self, text: str) -> bool:
-        """Carry out a typed command; False if the text is a message.
+        """Carry out a typed command. Return False, and do nothing, if the text is a message.
 
         Raises:
-            CommandError: there is no such command, or it failed.
+            CommandError: there is no such command, or the command failed.
         """
         read = _TYPED.fullmatch(text)
         if read is None:
@@ -116,7 +116,7 @@ class Slash:
 
     def _set(self, argument: str) -> None:
         name, _, value = argument.partition(" ")
-        # As ollama has it.
+        # ollama's command is /set parameter NAME VALUE.
         if name == "parameter":
             name, _, value = value.strip().partition(" ")
         if not value.strip():
@@ -143,7 +143,7 @@ class Slash:
     def _show(self, name: str) -> None:
         rows = [each for each in shown(self._conversation.parameters) if name in ("", each[0])]
         if not rows:
-            # Raises the error, which suggests a name.
+            # No parameter has this name: `_change` raises the error, which suggests another name.
             self._change(name, None)
         for parameter, value, meaning in rows:
             click.echo(f"{parameter:<20} {printable(value) or '-':<10} {meaning}")

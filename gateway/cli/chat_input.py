@@ -1,4 +1,4 @@
-"""The prompt of a chat: several lines, editing, history, completion."""
+"""The prompt at which users type messages: with several lines, editing, history, completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUOTES: Final = '"""'
 
 
 class Keyboard:
-    """Reads messages. `model_ids` completes names of models, and is called on a thread."""
+    """Reads typed messages. `model_ids` returns the names that /model completes, on a thread."""
 
     def __init__(self, history: History, model_ids: Callable[[], Iterable[str]]) -> None:
         self._session: PromptSession[str] = PromptSession(
@@ -50,7 +50,7 @@ class Keyboard:
             EOFError: Ctrl-D.
         """
         typed = self._session.prompt(_PROMPT)
-        # Bytes that are no UTF-8 come as surrogates, which can't be sent.
+        # Bytes that aren't UTF-8 become surrogates in `typed`, and surrogates can't be sent.
         text = typed.encode("utf-8", "replace").decode().strip()
         if text.startswith(_QUOTES):
             text = text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
@@ -71,7 +71,7 @@ def _bindings() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    # The keys that most chat programs have for a line break.
+    # Alt-Enter, the key for a line break in most chat programs.
     @bindings.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
     def break_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
@@ -111,14 +111,14 @@ class _Completer(Completer):
                 yield Completion(each, start_position=-len(begun))
 
 
-# The whole file is read when a chat begins.
+# The longest history file, since a chat reads the whole file when it begins.
 _MOST_BYTES: Final = 1 << 20
-# prompt_toolkit begins each entry with a line that has its time.
+# prompt_toolkit begins each entry with a comment line, which has the time of the entry.
 _ENTRY: Final = b"\n# "
 
 
 def history(path: Path) -> History:
-    """The history in a file; if the file can't be used, a history of this chat alone."""
+    """The history in a file. If the file can't be used: a history in memory, of this chat alone."""
     try:
         make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -135,7 +135,7 @@ def history(path: Path) -> History:
 
 
 def _shorten(path: Path, content: bytes) -> None:
-    """Keep the newer half. A line that another chat adds meanwhile is lost."""
+    """Keep the newest half of `_MOST_BYTES`. An entry that another chat adds meanwhile is lost."""
     half = content[-_MOST_BYTES // 2 :]
     kept = half[max(0, half.find(_ENTRY)) :]
     aside = path.with_suffix(".new")
@@ -145,9 +145,9 @@ def _shorten(path: Path, content: bytes) -> None:
 
 
 class _Tolerant(FileHistory):
-    """Ignores a full disk, which must not end a chat."""
+    """A history that ignores errors of the disk: a full disk must not end a chat."""
 
     def store_string(self, string: str) -> None:
-        # Pasted text may have surrogates.
+        # Pasted text may have surrogates, which can't be written.
         with contextlib.suppress(OSError):
             super().store_string(string.encode("utf-8", "replace").decode())

@@ -1,13 +1,11 @@
-"""The commands' way to a gateway: its address, its admin key, and an HTTP client."""
+"""An HTTP client of a gateway."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -15,16 +13,12 @@ import httpx
 import msgspec
 from msgspec import Struct
 
-from gateway.access.key_file import admin_key
 from gateway.cli.failure import (
     CommandError,
     NobodyListensError,
     NoGatewayError,
     NoSuchModelError,
 )
-from gateway.config.layers import ConfigError
-from gateway.config.read import read_settings
-from gateway.config.settings import Flags, Settings
 from gateway.http.command_bodies import (
     ModelBody,
     ModelListing,
@@ -33,19 +27,18 @@ from gateway.http.command_bodies import (
     OrderOptions,
     Status,
 )
-from gateway.system.state_dir import StateDir, near_url, running_address
-from gateway.system.tls import distrust, trusting
+from gateway.system.tls import distrust
 
 _CONNECT_S: Final = 5.0
 ANSWER: Final = httpx.Timeout(10.0, connect=_CONNECT_S)
-# For requests that read the disks of models, which may sleep.
+# The timeout of requests for which the gateway reads models on disks: a disk may sleep.
 DISKS: Final = httpx.Timeout(30.0, connect=_CONNECT_S)
-# For streams with an event or a comment every few seconds.
+# The timeout of streams, which have an event or a comment every few seconds.
 STREAM: Final = httpx.Timeout(60.0, connect=_CONNECT_S)
-# For loads and drains, whose time has no bound here.
+# Once connected, a load or a drain may take any time.
 PATIENT: Final = httpx.Timeout(None, connect=_CONNECT_S)
 
-# Clients and proxies fold a path with such a part, so it would lead elsewhere.
+# Clients and proxies normalize a path with these parts: the request would reach another route.
 FOLDED: Final = ("", ".", "..")
 
 STATUS: Final = "/admin/v1/status"
@@ -55,19 +48,21 @@ Query: TypeAlias = dict[str, str | int]
 
 
 class ServerSentEvent(Struct, frozen=True):
-    """`kind` is the event's name, or `comment`."""
+    """An event of a stream, with its name as `kind`; or a comment, with the kind `comment`."""
 
     kind: str
     data: str
 
 
 class GatewayClient:
-    """Every method raises `CommandError` if the gateway refuses or doesn't answer."""
+    """A client of one gateway. Every method raises `CommandError` if the gateway refuses the
+    request or doesn't answer.
+    """
 
     def __init__(
         self, url: str, admin_key: str | None = None, trust: ssl.SSLContext | None = None
     ) -> None:
-        """`trust` checks the gateway's certificate; None: by what this system trusts."""
+        """`trust` verifies the gateway's certificate. If it is None, `trusting_system` does."""
         self.url = url
         if trust is None and url.startswith("https:"):
             trust = trusting_system()
@@ -75,7 +70,7 @@ class GatewayClient:
             base_url=url,
             headers={} if admin_key is None else {"authorization": f"Bearer {admin_key}"},
             timeout=ANSWER,
-            # A proxy of the environment would seek the gateway on its own loopback.
+            # A proxy from the environment (HTTP_PROXY) would look for 127.0.0.1 on its own machine.
             trust_env=False,
             verify=trust or True,
         )
@@ -93,11 +88,11 @@ class GatewayClient:
         return self.read(self.get("/v1/models"), ModelListing).data
 
     def model(self, model_id: str) -> ModelBody:
-        """The model of an id or alias."""
+        """The model with this id or alias."""
         return self.read(self.get(f"/v1/models/{quoted(model_id)}"), ModelBody)
 
     def order(self, verb: str, model_id: str, options: OrderOptions) -> ModelStatus:
-        """Give an order about a model, and wait until it is carried out."""
+        """Give an order about a model, and wait until the gateway has carried out the order."""
         path = f"/admin/v1/models/{quoted(model_id)}/{verb}"
         return self.read(self.send("POST", path, options), ModelStatus)
 
@@ -127,7 +122,7 @@ class GatewayClient:
         timeout: httpx.Timeout = PATIENT,
         query: Query | None = None,
     ) -> Iterator[Iterator[ServerSentEvent]]:
-        """The events of an answer, while they come."""
+        """The events and comments of an answer, each as soon as it arrives."""
         with self._answer(method, path, timeout, body, query=query) as response:
             yield server_sent_events(response.iter_bytes())
 
@@ -191,17 +186,17 @@ class GatewayClient:
         if error.code == "model_not_found":
             return NoSuchModelError(error.message)
         if error.code == "invalid_api_key":
-            # The text behind the colon is for authors of HTTP requests.
+            # After the colon the message tells which header of a request has the key.
             why = error.message.partition(":")[0].rstrip(".")
             return CommandError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
         return CommandError(error.message)
 
 
 def quoted(model_id: str, named: str | None = None) -> str:
-    """An id as a part of a path. `named` is the user's word for the model, for the error.
+    """The id, quoted for the path of a URL. `named` is the name that the user typed, for the error.
 
     Raises:
-        NoSuchModelError: a part of the id would be folded.
+        NoSuchModelError: a part of the id between slashes is in `FOLDED`.
     """
     if any(part in FOLDED for part in model_id.split("/")):
         raise NoSuchModelError(
@@ -212,7 +207,7 @@ def quoted(model_id: str, named: str | None = None) -> str:
 
 
 def server_sent_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """The events and comments of a stream; an event that is cut off is left out."""
+    """The events and comments of a stream. An event that the stream's end cuts off is left out."""
     kind, data = "message", list[str]()
     for line in _lines(chunks):
         name, _, value = line.partition(":")
@@ -230,8 +225,8 @@ def server_sent_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines that end with a line feed. httpx's iter_lines would also split at other separators,
-    which JSON text may contain.
+    """Split a stream at line feeds alone. httpx's iter_lines also splits at other separators, which
+    JSON text may contain.
     """
     rest = b""
     for chunk in chunks:
@@ -241,80 +236,12 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def trusting_system() -> ssl.SSLContext:
-    """Trusts this system's authorities, or the file in SSL_CERT_FILE, and those of httpx, since
-    Python on macOS may find none of the system's.
+    """A TLS context for clients. It trusts the authorities that Python finds on this system, and
+    those in SSL_CERT_FILE or SSL_CERT_DIR. Without these variables it also trusts the authorities
+    that httpx brings along, since Python on macOS may find none of the system's.
     """
     context = httpx.create_ssl_context()
     context.load_default_certs()
-    # Private authorities seldom have all fields that a strict check demands.
+    # Certificates of private authorities seldom have all fields that a strict check demands.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
-
-
-# Names of one loopback address; another program may listen at the other ones.
-_ITSELF: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-class Access(Struct, frozen=True):
-    """How to reach a gateway. `trust` checks its certificate; None: by what this system trusts."""
-
-    url: str
-    key: str | None
-    trust: ssl.SSLContext | None
-
-
-def local_settings(state_dir: Path | None) -> tuple[Settings, StateDir]:
-    """The settings and the state folder that `serve` would use. With mistakes in the configuration
-    these are the defaults and the named folder.
-    """
-    try:
-        settings = read_settings(Flags(state_dir=state_dir), os.environ)
-        named = settings.gateway.state_dir
-    except ConfigError:
-        settings = Settings()
-        named = os.environ.get("BULKHEAD_STATE_DIR") if state_dir is None else str(state_dir)
-    return settings, StateDir.at(named)
-
-
-def access(url: str | None, key: str | None, settings: Settings, state_dir: StateDir) -> Access:
-    """Access to the gateway at `url`; without one, to the gateway that uses the folder, or else to
-    the address in the settings. Only the gateway that uses the folder gets the folder's admin key:
-    another program may listen at its port under another name of loopback, so the gateway's own
-    address takes the place of `url`.
-    """
-    address = running_address(state_dir)
-    if address is None or (url is not None and not _same(url, address.url)):
-        here = settings.gateway
-        return Access(url or near_url(here.host, here.port, tls=here.tls), key, None)
-    return Access(
-        address.url,
-        key or admin_key(state_dir.admin_key_path),
-        None if address.certificate is None else _trusting(address.certificate),
-    )
-
-
-def _trusting(certificate: str) -> ssl.SSLContext | None:
-    try:
-        return trusting(certificate)
-    except OSError:
-        return None
-
-
-def _same(url: str, other: str) -> bool:
-    """Whether two addresses lead to one gateway, by the names of loopback."""
-    one, two = httpx.URL(url), httpx.URL(other)
-    if (one.scheme, one.port) != (two.scheme, two.port):
-        return False
-    return one.host == two.host or {one.host, two.host} <= _ITSELF
-
-
-@contextlib.contextmanager
-def own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
-    """A client of the gateway that uses the state folder; None if none does."""
-    settings, folder = local_settings(state_dir)
-    if running_address(folder) is None:
-        yield None
-        return
-    near = access(None, None, settings, folder)
-    with GatewayClient(near.url, near.key, near.trust) as client:
-        yield client

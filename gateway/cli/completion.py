@@ -10,8 +10,9 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-from gateway.cli.client import GatewayClient, access, local_settings
+from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError, WrongUseError
+from gateway.cli.gateway_access import find_gateway, local_settings
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -36,12 +37,12 @@ def completion_command(shell: str | None) -> None:
     click.echo(script(root.command, {}, "bulkhead", "_BULKHEAD_COMPLETE").source())
 
 
-# A shell that hangs is worse than no completion.
+# The longest wait for names: a shell that hangs is worse than no completion.
 _DEADLINE_S: Final = 1.0
 
 
 def model_names(gateway: GatewayClient) -> list[str]:
-    """Ids, then aliases; empty if the gateway doesn't answer."""
+    """The ids, then the aliases of the gateway's models; empty if the gateway doesn't answer."""
     try:
         models = gateway.models()
     except CommandError:
@@ -52,23 +53,25 @@ def model_names(gateway: GatewayClient) -> list[str]:
 def complete_model(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """The names of models at the command's gateway; empty if it doesn't answer in time."""
+    """Ids and aliases that begin with `incomplete`, of the gateway that the command line names;
+    empty if the gateway doesn't answer in time.
+    """
     found: list[str] = []
 
     def ask() -> None:
         try:
             url, params = context.params.get("url"), context.params
             key = params.get("admin_key_file") or params.get("admin_key")
-            reach = access(url, key, *local_settings(None))
-            with GatewayClient(reach.url, reach.key, reach.trust) as gateway:
+            reach = find_gateway(url, key, *local_settings(None))
+            with reach.client() as gateway:
                 found.extend(model_names(gateway))
         except Exception:
-            # A traceback would spoil the line that is being typed; the command reports the failure.
+            # A traceback would spoil the typed line. The verb reports the failure when it runs.
             return
 
-    # A daemon: a late answer doesn't delay the end of the process.
+    # A daemon thread: a late answer doesn't delay the end of the process.
     thread = threading.Thread(target=ask, name="completion", daemon=True)
     thread.start()
     thread.join(_DEADLINE_S)
-    # Shells break names at spaces.
+    # Shells split completions at spaces, so names with spaces are left out.
     return [each for each in found if each.startswith(incomplete) and not set(each) & set(" \t")]

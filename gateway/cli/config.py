@@ -61,7 +61,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 
 class Origin(Struct):
-    """The JSON form of a source; what doesn't apply is null."""
+    """The source of a value, as JSON. A field that this kind of source doesn't have is null."""
 
     source: str
     file: str | None
@@ -167,7 +167,7 @@ def print_schema() -> None:
 
 
 def _values(configuration: Configuration) -> Iterator[tuple[Place, KeyDefinition, Any]]:
-    """Every key's place, definition and value."""
+    """The place, the definition and the value of every key."""
     for table, section in tables_of(configuration.settings):
         for name, definition in keys_of(type(section)).items():
             yield (*table, name), definition, getattr(section, name)
@@ -196,7 +196,7 @@ def _effective(place: Place, value: Any) -> Any:
 
 
 def _short(source: ValueSource, configuration: Configuration) -> str:
-    """A source without the folder of the file, which is printed above the table."""
+    """The text of a source. The file's folder is left out: the line above the table has it."""
     if source.kind == "file" and configuration.file is not None:
         return f"{configuration.file.name}:{source.line}"
     return str(source)
@@ -236,6 +236,6 @@ def _summary(configuration: Configuration) -> str:
 
 
 def _say(text: str, *, err: bool = False) -> None:
-    """Print one line; on a terminal it is broken between words."""
+    """Print the text as one line, which a terminal shows broken between words."""
     console = stderr_console() if err else stdout_console()
     console.print(printable(text.replace("\n", " ")), soft_wrap=not console.is_terminal)

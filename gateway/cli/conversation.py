@@ -17,7 +17,7 @@ from gateway.system.notation import nearest, suggestion
 
 
 class Parameters(Struct, frozen=True, omit_defaults=True):
-    """Parameters by the API's names; None leaves one to the model. /set shows the descriptions."""
+    """A request's parameters, by the API's names. None leaves a parameter to the model."""
 
     temperature: (
         Annotated[float, Meta(ge=0, le=2, description="0: always the likeliest word")] | None
@@ -61,10 +61,11 @@ class ParameterError(Exception):
 
 
 def with_parameter(present: Parameters, name: str, text: str | None) -> Parameters:
-    """The parameters with one more value, given as typed text; None leaves it to the model again.
+    """A copy of `present` in which the parameter `name` has the value of the typed `text`. A text
+    of None leaves the parameter to the model again.
 
     Raises:
-        ParameterError: there is no such parameter, or it can't have that value.
+        ParameterError: there is no such parameter, or it can't have this value.
     """
     if name not in NAMES:
         raise ParameterError(
@@ -72,7 +73,7 @@ def with_parameter(present: Parameters, name: str, text: str | None) -> Paramete
         )
     try:
         values = {name: None if text is None else _value(name, text)}
-        # Not strict: the text becomes the field's type.
+        # Not strict, so that the text is converted to the type of the field.
         read = msgspec.convert(values, Parameters, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         why = str(error).partition(" - at ")[0].replace("`", "").replace(" | null", "")
@@ -81,7 +82,7 @@ def with_parameter(present: Parameters, name: str, text: str | None) -> Paramete
 
 
 def shown(parameters: Parameters) -> list[tuple[str, str, str]]:
-    """Name, value and meaning of each; a value that isn't set is empty."""
+    """The name, value and meaning of each parameter. A value that isn't set is empty."""
     rows = []
     for field in msgspec.inspect.type_info(Parameters).fields:  # type: ignore[attr-defined]
         value = getattr(parameters, field.name)
@@ -149,8 +150,8 @@ def stream_answer(
     parameters: Parameters,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Generator[StreamedPiece | Ending, None, None]:
-    """The pieces of an answer and its ending; `on_wait` is called for each comment, which the
-    gateway sends while the request waits.
+    """Yield the pieces of an answer, then its ending. `on_wait` is called for each comment: the
+    gateway sends comments while the request waits.
 
     Raises:
         CommandError: the request was refused, or the answer broke off.
@@ -191,7 +192,9 @@ class Transcript(Protocol):
 
 
 class Conversation:
-    """The messages so far. `system`, `parameters` and `model_id` may change between answers."""
+    """A chat with a model: the messages so far and the settings. `system`, `parameters` and
+    `model_id` may be changed between answers.
+    """
 
     def __init__(
         self, gateway: GatewayClient, model_id: str, system: str | None, parameters: Parameters
@@ -201,12 +204,13 @@ class Conversation:
         self.parameters = parameters
         self._gateway = gateway
         self._messages: list[TextMessage] = []
-        # The last question, if it got no answer.
+        # The last question, if no answer to it was kept.
         self._unanswered: str | None = None
 
     def ask(self, text: str, transcript: Transcript) -> None:
-        """Print the answer as it comes. The messages get question and answer, or neither; of an
-        interrupted answer, they get the part that came.
+        """Ask the model, and print the answer as it comes. Question and answer are then added to
+        the messages; after Ctrl-C, the question and the part of the answer that came. Nothing is
+        added if the answer has no text or broke off.
 
         Raises:
             CommandError: there was no answer, or it broke off.
@@ -226,8 +230,8 @@ class Conversation:
             transcript.note("(cut off: it has as many tokens as it may)")
 
     def retry(self, transcript: Transcript) -> bool:
-        """Ask the last question once more; False if there is none. Its earlier answer stays if no
-        other one comes.
+        """Ask the last question once more. Return False if nothing was asked yet. The earlier
+        answer stays among the messages if no other answer comes.
 
         Raises:
             CommandError: as `ask`.
@@ -253,12 +257,12 @@ class Conversation:
         self._unanswered = None
 
     def _stream(self, question: TextMessage, pieces: list[str], transcript: Transcript) -> bool:
-        """Print the pieces, and gather those of the text; True if max_tokens cut it off."""
+        """Print the answer; `pieces` gets its text. Return True if max_tokens cut the answer."""
         cut_off = False
         told_state: str | None = None
 
         def tell() -> None:
-            """Print the cause of the wait, once for each state."""
+            """Print the state of the model, unless the state is ready or was printed last."""
             nonlocal told_state
             state = self._gateway.model(self.model_id).state
             if state not in (told_state, "ready"):

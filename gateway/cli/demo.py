@@ -40,14 +40,14 @@ _STOP_S: Final = 20.0
 _LOG_LINES: Final = 20
 _PREFIX: Final = "bh-"
 _STATE: Final = "state"
-# Every Unix has it (hier(7)).
+# Every Unix has this folder (hier(7)).
 _SHORT_FOLDER: Final = "/tmp"  # noqa: S108
 # The working folder in which `python -m gateway` finds this package.
 _IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
 
 
 class ChildGateway:
-    """A running `bulkhead serve`."""
+    """A process that runs `bulkhead serve`."""
 
     def __init__(self, process: subprocess.Popen[str], log_path: Path) -> None:
         self._process = process
@@ -58,10 +58,10 @@ class ChildGateway:
         return self._process.pid
 
     def address(self) -> str:
-        """Wait for the line with the address.
+        """Wait for the line with the gateway's address, and return the address.
 
         Raises:
-            CommandError: there was none.
+            CommandError: no such line came in time.
         """
         stdout = self._process.stdout
         if stdout is not None and select.select([stdout], [], [], _START_S)[0]:
@@ -75,7 +75,7 @@ class ChildGateway:
         return "\n".join(map(readable, lines[-_LOG_LINES:]))
 
     def stop(self) -> int:
-        """End the gateway in order, or by force if that takes too long; returns its exit status."""
+        """End the gateway in order, or kill it if that takes too long. Return its exit status."""
         self._process.terminate()
         try:
             return self._process.wait(_STOP_S)
@@ -88,7 +88,7 @@ class ChildGateway:
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder in TMPDIR, or in /tmp if the paths of sockets would be too long."""
+    """Make a folder in TMPDIR, or in /tmp if TMPDIR would make the paths of sockets too long."""
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
     try:
         endpoint(StateDir(Path(made.name) / _STATE).longest_socket_path)
@@ -102,7 +102,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
-    """A gateway on a free port; its process and its folder are removed with the context."""
+    """Run a gateway on a free port. When the context ends, process and folder are removed."""
     with _folder() as folder:
         config_path, log_path = Path(folder) / "config.toml", Path(folder) / "gateway.log"
         # An empty file, so that the user's configuration isn't read.
@@ -120,7 +120,7 @@ def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Ctrl-C ends the demo, which then ends the gateway in order.
+                # Ctrl-C must reach only the demo, which then ends the gateway in order.
                 start_new_session=True,
             )
         child = ChildGateway(process, log_path)
@@ -137,7 +137,9 @@ _EVERY_S: Final = 0.05
 
 
 class Pulse:
-    """Asks the gateway whether it lives, on a thread, until the context ends."""
+    """Asks the gateway on a thread, again and again, whether it lives. The thread ends with the
+    context, or with the first failed request, whose error is `missed`. `beats` counts the answers.
+    """
 
     def __init__(self, url: str) -> None:
         self.beats = 0
@@ -171,7 +173,7 @@ class Pulse:
 _MODEL: Final = "demo"
 _SHORT_QUESTION: Final = "What is Bulkhead?"
 _LONG_QUESTION: Final = "Tell me a story."
-# On a fast machine the whole answer may be sent before the signal arrives.
+# On a fast machine the whole answer may be sent before the signal: then the demo tries again.
 _KILL_ATTEMPTS: Final = 5
 _WORDS_BEFORE_KILL: Final = 5
 _INDENT: Final = "   "
@@ -179,7 +181,7 @@ _WIDTH: Final = 79
 
 
 class MemoryNote(Struct, frozen=True):
-    """The memory at one moment of the demo."""
+    """The memory of machine and worker at one moment of the demo, which `when` names."""
 
     when: str
     available_bytes: int
@@ -264,7 +266,7 @@ def _converse(gateway: GatewayClient, address: str, gateway_pid: int) -> tuple[M
 
 
 def _ask(gateway: GatewayClient, question: str) -> None:
-    """Print an answer while it streams."""
+    """Ask the demo model, and print its answer while it streams."""
     _say(f"> {question}")
     with contextlib.closing(Paragraph(_INDENT, _WIDTH)) as paragraph:
         for piece in _answer(gateway, question):
@@ -273,7 +275,7 @@ def _ask(gateway: GatewayClient, question: str) -> None:
 
 
 def _kill_in_mid_answer(gateway: GatewayClient) -> tuple[int, str]:
-    """Kill the worker while a client reads its answer; returns the killed pid and the answer."""
+    """Kill the worker in the middle of an answer. Return the killed pid and the whole answer."""
     for _ in range(_KILL_ATTEMPTS):
         _say(f"> {_LONG_QUESTION}")
         pid, answer = _kill_after_first_words(gateway)
@@ -351,7 +353,7 @@ def _memory_note(gateway: GatewayClient, when: str) -> MemoryNote:
     model = reading.model(_MODEL)
     worker = None if model is None else model.worker
     try:
-        # Read here, as the gateway's reading may be a second old.
+        # The footprint is read here, since the one in the gateway's status may be a second old.
         held = None if worker is None else footprint(worker.pid).current_bytes
     except FootprintError as error:
         raise CommandError(f"The worker's footprint can't be read: {error}.") from error

@@ -67,7 +67,7 @@ CHECKS: Final = (
     Check("socket path", look_at_socket_path),
     Check("open files", look_at_open_files),
     Check("network", look_at_network),
-    # For each of them; one that is out of reach takes its deadline.
+    # This deadline is for each host: an agent that is out of reach takes seconds.
     Check("hosts", look_at_hosts, deadline_s=30.0),
     Check("gateway", look_at_gateway),
     Check("starts", look_at_starts),
@@ -81,16 +81,16 @@ CHECKS: Final = (
     Check("discovery", look_at_discovery),
     Check("model", models.look_at_models, models.DEADLINE_S),
 )
-# With --throughput only: this check sends requests to the gateway.
+# Run only with --throughput, because this check sends requests to the gateway.
 THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughput.DEADLINE_S)
 
 
 def memory_check(memory: MemoryCheck) -> Check:
-    """The check of --memory, which takes memory and time."""
+    """The check for --memory; this check takes memory and time."""
     return Check(NAME, memory.look, deadline_s=60.0)
 
 
-# Statuses 2 to 4 mean the same in every verb.
+# Warnings end with 5, because statuses 2 to 4 have the same meaning in every verb.
 EXIT_STATUS: Final = {Severity.OK: 0, Severity.WARNING: 5, Severity.ERROR: 1}
 _STYLES: Final = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 _MARK_WIDTH: Final = 8
@@ -115,7 +115,7 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: boo
 
     Ends with status 0 if all is well, 5 if there are warnings, 1 if there are errors.
     """
-    # Only findings are printed, no log.
+    # The handler drops log lines, so that only findings are printed.
     logging.getLogger().addHandler(logging.NullHandler())
     checks = (*CHECKS, THROUGHPUT) if throughput else CHECKS
     measured = MemoryCheck() if memory else None
@@ -139,7 +139,7 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: boo
         print_json(content)
     else:
         if measured is not None:
-            # Unbroken, so that it can be copied.
+            # The report isn't broken at the terminal's width, so that it can be copied.
             click.echo(f"\n{printable(measured.report())}\n")
         _print_summary(console, found, gateway_runs=installation.running().holder is not None)
     sys.exit(EXIT_STATUS[verdict])
@@ -151,7 +151,7 @@ def _shown(check: Check, console: Console, *, quiet: bool) -> AbstractContextMan
 
 
 def _print(console: Console, finding: Finding) -> None:
-    """Print the finding, and below it the remedy; on a terminal, broken between words."""
+    """Print the finding, and below it the remedy. On a terminal both are broken between words."""
     of = "" if finding.subject is None else f" {finding.subject}"
     _print_row(
         console,

@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 import click
 from msgspec import Struct
 
-from gateway.cli.client import DISKS, GatewayClient, Query, access, quoted
+from gateway.cli.client import DISKS, Query, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
+from gateway.cli.gateway_access import find_gateway
 from gateway.cli.output import print_json, printable
 from gateway.config.layers import ConfigError
 from gateway.config.model_folders import find_folder, locate
@@ -32,12 +33,14 @@ _WIDTH: Final = 14
 
 
 class EstimateReport(Struct):
-    """The JSON form. `floor_bytes`, the sum of the parts, is needed for a load; `possible_bytes` is
-    available beside pinned models. `rows` maps lengths in tokens to numbers of sequences. `company`
-    has the floors of models that are loaded together with this one. `forecast` is a running
-    gateway's sentence about the effects of a load, `failure` the reason against a load. `gateway`
-    is the address of the gateway that made the estimate; null: this command did, by its own
-    configuration.
+    """The estimate as JSON. A load with the whole context takes `floor_bytes`, the sum of `parts`;
+    a load with `granted_context_tokens` takes `needed_bytes`. Pinned models and groups leave
+    `possible_bytes` to the model. `rows` maps lengths in tokens to the number of sequences that fit
+    at once. `company` maps the models that are loaded together with this one to their floors.
+
+    `forecast` is a running gateway's text about the effects of a load. `failure` is the reason why
+    the model can't be loaded. `gateway` is the address of the gateway that made the estimate; null
+    if this command made it, by its own configuration.
     """
 
     model: str
@@ -59,7 +62,9 @@ class EstimateReport(Struct):
 
 
 class _Running(NamedTuple):
-    """The gateway of the state folder, with its answer about the model; None: it has no answer."""
+    """The gateway that runs with the state folder. `about`, `failure` and `outline` are its answer
+    about the model; all are None if the gateway has no answer.
+    """
 
     url: str
     reading: Status
@@ -126,8 +131,8 @@ def _running(
 ) -> _Running | None:
     if running_address(state_dir) is None:
         return None
-    found = access(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
-    with GatewayClient(found.url, found.key, found.trust) as gateway:
+    found = find_gateway(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
+    with found.client() as gateway:
         try:
             reading = gateway.status()
         except CommandError:
@@ -144,7 +149,9 @@ def _running(
 
 
 def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate) -> str | None:
-    """A note on the source of the answer, if the gateway has read another configuration."""
+    """A note that says by which configuration the estimate is; None if the gateway and this command
+    have read the same one.
+    """
     theirs = running.reading.config
     own = None if draft.file is None else str(draft.file.absolute())
     if (theirs.file, theirs.digest) == (own, draft.digest):
@@ -190,7 +197,7 @@ def _calculated(
 
 
 def _problem(model: str, settings: Settings) -> str | None:
-    """A reason in the model's files against a load."""
+    """Why the model can't be loaded, by its files; None if they show no reason."""
     try:
         return describe(find_folder(locate(_configured(model, settings).path))).problem
     except (ValueError, OSError):
@@ -273,7 +280,7 @@ def _print(model: str, answer: _Estimate) -> None:
 
 
 def _off(share: float) -> str:
-    """The error of an estimate, as a share of the measured size."""
+    """Words for the error of an estimate. `share` is the error as a share of the measured size."""
     percent = round(100 * share)
     return (
         f"{abs(percent)}% too {'much' if percent > 0 else 'little'}" if percent else "as measured"

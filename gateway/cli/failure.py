@@ -10,7 +10,7 @@ import click
 
 from gateway.cli.output import printable
 
-# A shell's exit status for an end by SIGINT.
+# The exit status that shells give to a process that ended by SIGINT.
 _INTERRUPTED: Final = 130
 
 
@@ -36,7 +36,7 @@ class NoGatewayError(CommandError):
 
 
 class NobodyListensError(NoGatewayError):
-    """Nothing listens at the address: no gateway, slow or not, and no other program."""
+    """No program listens at the address: neither a gateway, even a slow one, nor another."""
 
 
 class NoSuchModelError(CommandError):

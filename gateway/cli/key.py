@@ -24,8 +24,9 @@ from gateway.access.api_key import (
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.access.limits import Counts, KeyUsage, UsageList
 from gateway.cli import UncutGroup
-from gateway.cli.client import ANSWER, FOLDED, GatewayClient, local_settings, own_gateway
+from gateway.cli.client import ANSWER, FOLDED, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
+from gateway.cli.gateway_access import local_settings, own_gateway
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import new_table, print_json, print_table, stdout_console
 from gateway.system.notation import nearest_model, parse_time, suggestion
@@ -45,7 +46,7 @@ def key_command() -> None:
 def _check_expires(
     _context: click.Context, _parameter: click.Parameter, text: str | None
 ) -> float | None:
-    """A Unix time."""
+    """The Unix time at which the key expires."""
     if text is None:
         return None
     try:
@@ -177,20 +178,20 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
 
 @contextlib.contextmanager
 def _own_file(state_dir: Path | None) -> Iterator[KeyFile]:
-    """The key file of the state folder. A running gateway has read the changes at the end."""
+    """The key file of the state folder. At the context's end a running gateway reads the file."""
     _, folder = local_settings(state_dir)
     try:
         yield KeyFile(folder.keys_path)
     except KeyFileError as error:
         raise CommandError(str(error)) from error
-    # The gateway reads the file by itself, too, but not at once.
+    # This request lets the gateway read the file now. By itself it reads the file later.
     with contextlib.suppress(CommandError), own_gateway(state_dir) as client:
         if client is not None:
             client.get(_KEYS)
 
 
 def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> None:
-    """Warn of names without a model; no error, as the models may come later."""
+    """Warn of names that no model has. They are no error, since the models may be added later."""
     configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:

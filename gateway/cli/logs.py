@@ -12,9 +12,10 @@ import click
 import msgspec
 from rich.text import Text
 
-from gateway.cli.client import GatewayClient, ServerSentEvent, local_settings, quoted
+from gateway.cli.client import GatewayClient, ServerSentEvent, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
+from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import printable, stdout_console
 from gateway.config.settings import Settings
@@ -28,7 +29,7 @@ _STYLES: Final = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 class LogPrinter:
-    """Prints the log of a model's workers; with `model` None, the gateway's."""
+    """Prints log lines: of the workers of `model`, or of the gateway if `model` is None."""
 
     def __init__(self, model: str | None, *, as_json: bool) -> None:
         self._model = model
@@ -120,11 +121,11 @@ def logs_command(
 
 
 def _log_path(model: str | None, state_dir: Path | None, gateway: GatewayClient) -> Path | None:
-    """The log's file, which may not exist yet; None: the gateway that answers must be asked.
+    """The log's file, which may not exist yet. None: a gateway answers, and must be asked.
 
     Raises:
-        NoSuchModelError: there is neither a log of the model nor the model.
-        NoGatewayError: there is no log of a gateway, and none answers.
+        NoSuchModelError: the model has no log, and the configuration doesn't know it.
+        NoGatewayError: the state folder has no log of a gateway, and no gateway answers.
     """
     settings, folder = local_settings(state_dir)
     model_id = _model_id(model, settings)
@@ -152,11 +153,11 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        return False  # The name is too long for a file, so for a model.
+        return False  # The name is too long for a file, so no model has it.
 
 
 def _model_id(model: str | None, settings: Settings) -> str | None:
-    """The id for an id or alias."""
+    """The id of the model with this id or alias; an unknown name stays as it is."""
     aliases = {
         alias: model_id for model_id, each in settings.models.items() for alias in each.aliases
     }
@@ -166,7 +167,7 @@ def _model_id(model: str | None, settings: Settings) -> str | None:
 def print_file(
     path: Path, printer: LogPrinter, lines: int, since: str | None, *, follow: bool
 ) -> None:
-    """Print the last lines of a log, and with `follow` also new ones until Ctrl-C."""
+    """Print the last lines of a log. With `follow`, go on with new lines until Ctrl-C."""
     for line in _lines(path, lines, since, follow=follow):
         printer.print(line)
 
@@ -193,7 +194,7 @@ def _print_answer(
     *,
     follow: bool,
 ) -> None:
-    # The gateway's own log, or a model's.
+    # The path of the gateway's log, or of a model's log.
     path = "/admin/v1" + ("" if model is None else f"/models/{quoted(model)}") + "/logs"
     query: dict[str, str | int] = {"lines": lines}
     if since is not None:
@@ -208,7 +209,7 @@ def _print_answer(
                 printer.print(event.data)
 
 
-# Fields with a place of their own in a line.
+# Fields that a line doesn't have as key=value: they stand before these pairs or are left out.
 _PLACED: Final = ("id", "at", "event", "model")
 
 
@@ -229,7 +230,7 @@ def events_command(
     gateway: GatewayClient, *, follow: bool, recent: int, as_json: bool, model: str | None
 ) -> None:
     """Print the events of models and workers, such as starts, ends and their causes."""
-    # Events have ids, so an alias is resolved; an unknown model is an error.
+    # Events have ids of models, so an alias is resolved. An unknown model is an error.
     model = None if model is None else gateway.model(model).id
     with gateway.events(recent, follow=follow) as events:
         for event in events:

@@ -1,4 +1,4 @@
-"""bulkhead models, list, show and rm: the models that are served, and those on the disks"""
+"""bulkhead models, list, show and rm: the served models, and the models on the disks"""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def _asked(gateway: GatewayClient) -> list[ModelOnDisk]:
 
 
 class ModelsOnDisks:
-    """Asks the gateway; if none runs and none was named, reads this machine's disks."""
+    """The models on the disks of the gateway's machine. If no gateway runs and none was named, the
+    disks of this machine are read.
+    """
 
     def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
@@ -71,7 +73,7 @@ class ModelsOnDisks:
         )
 
     def removal(self, name: str) -> Removed:
-        """The effect that `remove` would have. Raises: CommandError: it would fail."""
+        """The effect that `remove` would have. Raises: CommandError: `remove` would fail."""
         return self._either(
             lambda gateway: gateway.read(gateway.get(_path(name, "removals"), DISKS), Removed),
             lambda here: here.removal(name),
@@ -93,7 +95,7 @@ class ModelsOnDisks:
 
 
 def _path(name: str, kind: str = "library") -> str:
-    """The API's path of a model on a disk, whose name may be a folder and begin with a slash."""
+    """The API's path for a model on a disk. The name may be a folder, and begin with a slash."""
     root = "/" if name.startswith("/") else ""
     return f"/admin/v1/{kind}/{root}{quoted(name.removeprefix('/'), name)}"
 
@@ -165,7 +167,7 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
 
 
 def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
-    """Models on disks by their ids; empty without the admin key, or if the disks are slow."""
+    """The models on disks, by id. Empty without the admin key, or if the disks are too slow."""
     try:
         return {name: each for each in _asked(gateway) for name in each.ids}
     except CommandError:
@@ -186,7 +188,7 @@ def _table(models: list[ModelBody], entries: dict[str, ModelOnDisk]) -> Table:
         if (entry := entries.get(model.id)) is not None:
             size_bytes = entry.size_bytes
             context_tokens = context_tokens or entry.context_tokens
-            # The file of last uses also has those before the gateway's start.
+            # `model` has only uses since the gateway's start, `entry` has earlier uses, too.
             used_at = used_at or entry.last_used_at
         table.add_row(
             printable(model.id),

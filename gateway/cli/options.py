@@ -12,9 +12,10 @@ import httpx
 from click.core import ParameterSource
 from msgspec import Struct
 
-from gateway.cli.client import GatewayClient, access, local_settings
+from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import interruptible
+from gateway.cli.gateway_access import find_gateway, local_settings
 from gateway.config.settings import Flags
 from gateway.system.state_file import read_secret
 
@@ -69,8 +70,8 @@ def reaches_gateway(
             if admin_key_file is not None:
                 raise click.UsageError("Give either --admin-key or --admin-key-file.")
             click.echo(_SEEN, err=True)
-        found = access(url, admin_key_file or admin_key, *local_settings(None))
-        with interruptible(), GatewayClient(found.url, found.key, found.trust) as gateway:
+        found = find_gateway(url, admin_key_file or admin_key, *local_settings(None))
+        with interruptible(), found.client() as gateway:
             verb(gateway, *args, **kwargs)
 
     return with_client
@@ -98,7 +99,7 @@ def _check_url(
 
 
 def _read_key(context: click.Context, parameter: click.Parameter, path: Path | None) -> str | None:
-    """The key in a file that others may not read."""
+    """The admin key in the file, which other accounts may not read."""
     if path is None:
         return None
     try:
@@ -127,8 +128,8 @@ state_dir_option = click.option(
 
 
 def gathers(kind: type[Gathered], *options: Option) -> Callable[[Verb[Gathered, Arguments]], Any]:
-    """A decorator that gives a verb these options, and their values as its first argument: a
-    `kind`, whose fields have the options' names.
+    """A decorator that gives a verb these options. The first argument of the verb is a struct of
+    the type `kind` with their values: its fields have the names of the options.
     """
 
     def decorated(verb: Verb[Gathered, Arguments]) -> Callable[..., None]:
@@ -174,7 +175,7 @@ takes_flags: Final = gathers(
 
 
 class LogFlags(Struct, frozen=True):
-    """The log of a gateway or an agent: its least level, and `stderr` or `file`."""
+    """The log of a gateway or an agent: the least level, and where it goes: `stderr` or `file`."""
 
     log_level: str
     log_to: str

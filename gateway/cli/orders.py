@@ -11,8 +11,9 @@ from typing import Final
 import click
 from rich.text import Text
 
-from gateway.cli.client import GatewayClient, local_settings
+from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
+from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.output import printable, stderr_console
 from gateway.http.command_bodies import ModelStatus, OrderOptions, UpgradeAnswer
@@ -21,12 +22,14 @@ from gateway.system.state_dir import NextGateway
 from gateway.system.state_file import write_state
 
 _POLL_S: Final = 0.25
-# Lasting states, which the command's last line reports.
+# States that last. The last line of the command reports them, so they are no progress.
 _SETTLED: Final = ("ready", "unloaded", "held", "failed")
 
 
 class Progress:
-    """Shows a model's state on stderr: one line on a terminal, elsewhere a line for each state."""
+    """Shows a model's state on stderr until the context ends: on a terminal in one line that
+    changes, elsewhere in a line for each state.
+    """
 
     def __init__(self, gateway: GatewayClient, model_id: str) -> None:
         self._gateway = gateway
@@ -53,7 +56,7 @@ class Progress:
             try:
                 model = self._gateway.status().model(self._model_id)
             except CommandError:
-                # The command's own request fails likewise, and reports it.
+                # The command's own request fails, too, and the command reports that failure.
                 return
             if model is not None:
                 self._show(model)
@@ -82,10 +85,10 @@ _LOADS: Final = ("load", "restart")
 def _carried_out(
     gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions
 ) -> ModelStatus:
-    """Send the order, and show its progress until it is carried out.
+    """Send the order, and show the model's state until the gateway has carried out the order.
 
     Raises:
-        CommandError: it was refused, or the model isn't as it was ordered to be.
+        CommandError: the order was refused, or the model isn't in the state that was ordered.
     """
     try:
         with Progress(gateway, model_id):
@@ -94,7 +97,7 @@ def _carried_out(
         click.echo(f"bulkhead: Not waiting any longer; the {verb} goes on.", err=True)
         raise
     if verb in _LOADS and model.state != "ready" and model.reason is not None:
-        # It was ready for a moment; then another model took its place, or another order came.
+        # The model was ready for a moment. Then another model took its memory, or an order came.
         raise CommandError(f"{_outcome(model)} again: {printable(model.reason.rstrip('.'))}.")
     if model.state == "stopping":
         raise CommandError(f"{_outcome(model)}: its process has not ended yet.")
@@ -160,7 +163,7 @@ def kill_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     """
     model_id = gateway.model(model).id
     before = gateway.status().model(model_id)
-    # By the time of the answer the model may be loaded again.
+    # `killed` may have the pid of a new worker, if the model is loaded again already.
     killed = _carried_out(gateway, "kill", model, OrderOptions(force=force))
     if before is None or before.worker is None:
         click.echo(f"{_outcome(killed)}: there was no worker")
@@ -207,5 +210,5 @@ def _choose(python: str, named: Path | None) -> None:
     if found is None:
         raise CommandError(f"{printable(python)} is not a program.")
     _, state_dir = local_settings(named)
-    # A link isn't followed: its path tells the environment.
+    # A link isn't followed, since Python finds its environment by the path of the link.
     write_state(state_dir.successor_path, NextGateway(str(Path(found).absolute())))

@@ -31,8 +31,8 @@ def printable(text: str) -> str:
 
 
 def print_json(content: object) -> None:
-    """Print structs, lists and dicts as JSON, with every control character escaped; JSON itself
-    demands only some.
+    """Print structs, lists and dicts as JSON, with every control character escaped. JSON itself
+    demands that only of some.
     """
     text = json.dumps(msgspec.to_builtins(content), indent=2, ensure_ascii=False)
     escaped = (
@@ -67,20 +67,20 @@ def _console(stream: IO[Any]) -> Console:
     )
 
 
-# The least cells for a name that is broken into lines.
+# The least width, in cells, of a column whose text may be broken into lines.
 _NAME: Final = 10
 _INDENT: Final = 2
 _GAP: Final = "  "
 
 
 def new_table(gap: int) -> Table:
-    """A table without lines, with so many cells between its columns."""
+    """A table without ruled lines, with `gap` empty cells between its columns."""
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
 
 
 def print_table(console: Console, table: Table) -> None:
     """Print a table. On a screen that is too narrow each row becomes a paragraph: its first cell,
-    and below it the other cells behind their headings.
+    and below that the other cells, each behind its heading.
     """
     if _least_width(table) <= console.width:
         console.print(table)
@@ -94,7 +94,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _least_width(table: Table) -> int:
-    """The least cells of a table whose first column has names."""
+    """The least width of the table, in cells."""
     gaps = (len(table.columns) - 1) * (table.padding[1] + table.padding[3])
     return gaps + sum(map(_least_width_of, table.columns))
 
@@ -105,7 +105,7 @@ def _least_width_of(column: Column) -> int:
 
 
 def _lines(told: Iterator[str], width: int) -> Iterator[str]:
-    """Lines with as many entries as fit."""
+    """Join the entries to lines, each with as many entries as fit into `width` cells."""
     line = ""
     for each in told:
         longer = f"{line}{_GAP}{each}" if line else each
@@ -122,7 +122,7 @@ _UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0,
 
 
 def duration(seconds: float) -> str:
-    """`0.3 s`, `12 s`, `2 min`, `26 h`, `3 d`."""
+    """The duration as text: `0.3 s`, `12 s`, `2 min`, `26 h`, `3 d`."""
     for least_s, unit_s, unit in _UNITS:
         if seconds >= least_s:
             return f"{seconds / unit_s:.0f} {unit}"
@@ -130,7 +130,9 @@ def duration(seconds: float) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """The age of a Unix time, `now` if another machine's clock is ahead, `never` for None."""
+    """The age of a Unix time as text: `now` below a second, also for a time of another machine
+    whose clock is ahead; `never` for None.
+    """
     if at is None:
         return "never"
     return f"{duration(now - at)} ago" if now - at >= 1 else "now"

@@ -85,7 +85,7 @@ class PullView:
 
 
 def progress_line(reading: PullReading) -> str:
-    """`name [####    ] 1.2 GB of 4.0 GB, 85.0 MB/s, 33 s left`."""
+    """The line for a pull: `name [####    ] 1.2 GB of 4.0 GB, 85.0 MB/s, 33 s left`."""
     name = printable(reading.repository or reading.model)
     if not reading.total_bytes:
         return f"{name}: {printable(reading.reason or 'asking what there is')}"
@@ -103,7 +103,7 @@ def progress_line(reading: PullReading) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """`8 s`, `4 min`, `2 h 10 min`."""
+    """The time as text: `8 s`, `4 min`, `2 h 10 min`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -160,10 +160,10 @@ def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
             gateway.send("POST", _PULLS, PullOptions(model, force), ANSWER), PullReading
         )
     except NobodyListensError:
-        # A named gateway must do it.
+        # If the user named a gateway, this command doesn't pull in its place.
         if names_gateway():
             raise
-        # Its imports take longer than other verbs take to run.
+        # The imports of this module take longer than other verbs take to run.
         from gateway.cli.pull_here import PullHere
 
         here = PullHere(model, force=force)

@@ -1,4 +1,4 @@
-"""A pull by the command itself, for a machine on which no gateway runs yet."""
+"""The pull by `bulkhead pull` itself, for a machine on which no gateway runs yet."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from gateway.system.state_dir import StateDir
 
 
 class PullHere:
-    """Pulls, and gives the readings that a gateway would give. The pull ends with their reader."""
+    """Pulls a model without a gateway, and yields the readings that a gateway would send. The pull
+    ends when the iteration over `readings` ends.
+    """
 
     def __init__(self, model: str, *, force: bool) -> None:
         try:
@@ -45,7 +47,11 @@ class PullHere:
         self._said: queue.SimpleQueue[Said | str] = queue.SimpleQueue()
 
     def readings(self) -> Iterator[PullReading]:
-        """Raises: CommandError."""
+        """The readings of the pull until its end.
+
+        Raises:
+            CommandError: the process of the pull can't be started, or ended again and again.
+        """
         reading = PullReading(id="", model=self._model, state="preparing")
         deaths = Deaths()
         try:
@@ -124,5 +130,5 @@ class PullHere:
 
 
 def _in_state(reading: PullReading, state: str) -> PullReading:
-    """The next state, without the pace and the trouble of the reading before."""
+    """The reading with the next state, and without the pace and the reason of the state before."""
     return replace(reading, state=state, bytes_per_s=None, seconds_left=None, reason=None)

@@ -57,7 +57,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
         inheritance = Inheritance.of(os.environ)
     except OSError as error:
         raise CommandError(str(error)) from error
-    # A copy: the gateway removes some variables from its environment.
+    # A reload reads this copy, since the gateway removes some variables from its environment.
     finder, places, environment = Finder(), Places(), dict(os.environ)
 
     def read() -> Configuration:
@@ -95,10 +95,10 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
 def _opened(
     settings: GatewaySettings, state_dir: StateDir, inheritance: Inheritance | None
 ) -> tuple[ApiKeys, Certificates | None, socket.socket]:
-    """Lock the state folder, read keys and certificates in it, and listen.
+    """Lock the state folder, read the API keys and the certificate, and listen at the address.
 
     Raises:
-        CommandError: one of these failed.
+        CommandError: one of these steps failed.
     """
     try:
         if inheritance is None:
@@ -130,8 +130,9 @@ def _warn_of_absent_models(configuration: Configuration) -> None:
 
 
 def _leave_to_another_service(state_dir: StateDir) -> None:
-    """End with status 0 if the service runs already. launchd may start an agent twice, in the
-    background session and at the screen's login, and repeats a start that ends with another status.
+    """End with status 0 if this process is a second start of the service. launchd may start a
+    LaunchAgent twice: in the background session, and at the login on the screen. If a start ends
+    with another status than 0, launchd repeats the start.
     """
     pid = service_pid(state_dir.path) if os.environ.get(MARK) == LABEL else None
     if pid is not None:
@@ -140,7 +141,7 @@ def _leave_to_another_service(state_dir: StateDir) -> None:
 
 
 def _neighbour(settings: GatewaySettings) -> Iterator[str]:
-    """A sentence about the gateway that has the port already, if one has."""
+    """A sentence about the Bulkhead gateway that has the port; none if another program has it."""
     if (health := ask_health_of(settings)) is not None:
         at = near_url(settings.host, settings.port, tls=settings.tls)
         yield (
@@ -150,7 +151,7 @@ def _neighbour(settings: GatewaySettings) -> Iterator[str]:
 
 
 def _fail_for_good(mistakes: Iterable[object], *, status: int) -> NoReturn:
-    """End with a status after which launchd and systemd don't start the service again."""
+    """Print the mistakes, and end with `status`: launchd and systemd don't repeat such a start."""
     stays = ["The service stays down until `bulkhead service start`."]
     for mistake in (*mistakes, *(stays if os.environ.get(MARK) == LABEL else [])):
         click.echo(f"bulkhead: {printable(str(mistake))}", err=True)

@@ -145,7 +145,7 @@ def _service(account: Owner, *, system: bool) -> Service:
 
 
 def _reader(*, system: bool) -> Owner:
-    """The account for a command that only reads, which needs no root."""
+    """The account for a command that only reads, and so needs no root, even with --system."""
     return owner(os.environ, system=system and os.geteuid() == 0)
 
 
@@ -181,7 +181,7 @@ def _print(reading: ServiceStatus) -> None:
 
 
 def _print_jobs(reading: ServiceStatus) -> None:
-    """Print the jobs of the service, if they aren't the one that is installed here."""
+    """Print all jobs, unless the installed service is the only one. Then print all warnings."""
     if len(reading.jobs) > 1 or (reading.jobs and not reading.installed):
         for job in reading.jobs:
             _say(f"Job:       {job.domain}, {job.path or 'its definition is gone'}")

@@ -185,7 +185,7 @@ def _log_tail(model: ModelStatus) -> Iterator[str]:
 
 
 def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
-    """An exit with code 0 was ordered, so it isn't shown."""
+    """Whether the worker died. An exit with code 0 was ordered, and isn't shown."""
     return last_exit is not None and last_exit.code != 0
 
 
@@ -195,9 +195,10 @@ def _exit(last_exit: LastExit) -> str:
 
 
 def memory_table(reading: Status) -> Table:
-    """The table of memory. A loaded model keeps its floor; its loan can be called back; "wants" is
-    the most that it could use. "weights" and "caches" (with a step's memory and freed buffers) come
-    from the worker's own account; "rest" is the memory of Python and its libraries.
+    """The table of memory, with a row for each worker and for each other holder. A loaded model
+    keeps its "floor"; "lent" memory can be called back; "wants" is the most that the model could
+    use. The worker itself reports "weights" and "caches", which include the memory of a step and
+    freed buffers. "rest" is the memory of Python and its libraries.
     """
     table = new_table(1)
     table.add_column("memory", overflow="fold")
@@ -236,7 +237,9 @@ def _cached(worker: WorkerStatus) -> int | None:
 
 
 def _rest(worker: WorkerStatus) -> int | None:
-    """The rest of the footprint, at least 0: the worker reports its parts a moment apart."""
+    """The footprint without weights and caches. The result is at least 0, since footprint and parts
+    are read at different moments.
+    """
     rest_bytes = worker.footprint_bytes
     for each in (worker.weight_bytes, _cached(worker)):
         if rest_bytes is None or each is None:
@@ -258,13 +261,13 @@ def top_command(gateway: GatewayClient) -> None:
 
     top = Top(gateway)
     top.run(mouse=False)
-    # Textual has printed the traceback of a failure.
+    # After a failure Textual has already printed the traceback.
     if top.return_code:
         raise click.exceptions.Exit(top.return_code)
 
 
 def _check_terminal() -> None:
-    """Textual draws the screen on stderr, and reads keys from stdin."""
+    """Raise WrongUseError without a terminal. Textual draws on stderr and reads keys from stdin."""
     for name, stream in (("input", sys.stdin), ("output", sys.stdout), ("error", sys.stderr)):
         if not stream.isatty():
             raise WrongUseError(

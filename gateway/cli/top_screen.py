@@ -1,4 +1,4 @@
-"""The screen of `bulkhead top`: a thin shell around its view."""
+"""The screen of `bulkhead top`, made with Textual. `gateway.cli.top_view` makes its text."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class Help(ModalScreen[None]):
             yield Static(_TEXT, markup=False)
 
 
-# The way out comes first: a narrow terminal cuts the rest.
+# `q quit` comes first, because a narrow terminal cuts off the end of the line.
 _KEYS: Final = "q quit  ? help  l load  u unload  r restart  k kill"
 _MESSAGE_LINES: Final = 3
-# The events' title, and the keys.
+# The line with the title of the events, and the line of keys.
 _FIXED_LINES: Final = 2
-# The events have a third of the room, and the rest that the models leave.
+# The events get a third of the lines, and the lines that the models don't need.
 _EVENTS_SHARE: Final = 3
 
 
 class News(Message):
-    """A thread's result."""
+    """The result of a thread, on its way to the screen."""
 
     def __init__(self, result: Seen | Lost | Outcome | Exception) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class News(Message):
 
 
 class Events(Widget):
-    """The last events, as many as fit."""
+    """The widget with the last events, as many as fit."""
 
     def __init__(self, view: View) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class Top(App[None]):
         await self.push_screen(Help())
 
     def _tell(self, result: Seen | Lost | Outcome | Exception) -> None:
-        """Called on threads."""
+        """Pass a result to the screen. The threads of `_feed` and `_orders` call this method."""
         self.post_message(News(result))
 
     def _give(self, verb: Verb, model_id: str) -> None:
@@ -262,7 +262,7 @@ class Top(App[None]):
             self._models.replace_option_prompt_at_index(index, prompt)
 
     def _foot_lines(self, width: int) -> list[Text]:
-        """The question, or else the last message."""
+        """The lines at the bottom: the question, or without one the last message."""
         if self._asked is None or self._view.reading is None:
             return wrapped(self._message.plain, width, _MESSAGE_LINES, str(self._message.style))
         verb, model_id = self._asked

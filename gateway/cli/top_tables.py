@@ -14,7 +14,7 @@ from gateway.cli.output import UNKNOWN, share, size
 from gateway.http.command_bodies import MemoryStatus, ModelStatus, WorkerStatus
 from gateway.system.log_lines import escaped
 
-# Only wraps text, by its defaults; nothing is printed on it.
+# `wrapped` needs a console to break lines. Nothing is printed on this one.
 _CONSOLE: Final = Console(quiet=True)
 _UNITS: Final = ((2 * 86400.0, 86400.0, "d"), (2 * 3600.0, 3600.0, "h"), (120.0, 60.0, "m"))
 
@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
 
 
 def tail_of(text: str, width: int) -> str:
-    """The text, or its end behind an ellipsis, since ids of models differ at the end."""
+    """The text, or if it is too wide, an ellipsis and its end: ids of models differ at the end."""
     if cell_len(text) <= width:
         return text
     start = 1
@@ -47,7 +47,7 @@ def wrapped(text: str, width: int, most: int, style: str = "") -> list[Text]:
 
 
 def age(seconds: float | None) -> str:
-    """`0s` to `119s`, then `2m`, `2h`, `2d`: four cells, up to a hundred days."""
+    """The age as text of four cells at most: `0s` to `119s`, `2m`, `2h`, `2d` to `999d`."""
     if seconds is None:
         return "-"
     for least_s, unit_s, unit in _UNITS:
@@ -72,7 +72,7 @@ _STYLES: Final = {
 
 
 class Column(Struct, frozen=True):
-    """A column, shown on screens of at least `from_width` cells."""
+    """A column of `cells` cells, which screens of at least `from_width` cells show."""
 
     heading: str
     cells: int
@@ -85,7 +85,7 @@ def columns(width: int) -> tuple[Column, ...]:
 
 
 def heading(models: list[ModelStatus], width: int) -> Text:
-    """The columns' names. The name column is as wide as the longest id, if there is room."""
+    """The line of headings. The column of names is as wide as the longest id, if there is room."""
     shown = columns(width)
     text = Text(_name("model", _name_cells(models, shown, width)))
     for column in shown:
@@ -96,7 +96,7 @@ def heading(models: list[ModelStatus], width: int) -> Text:
 
 
 def row(model: ModelStatus, models: list[ModelStatus], width: int) -> Text:
-    """A line of figures, and below it the reason of the model's state, if there is one."""
+    """A model's line of figures, and below it the reason of the model's state, if there is one."""
     shown = columns(width)
     text = Text(_name(one_line(model.id), _name_cells(models, shown, width)))
     for column in shown:
@@ -158,7 +158,7 @@ _GAP: Final = "  "
 
 
 class BarPart(Struct, frozen=True):
-    """A part of a bar; each has a glyph of its own, for terminals without colours."""
+    """A part of a bar. Each part has its own glyph, for terminals without colours."""
 
     glyph: str
     style: str
@@ -167,7 +167,7 @@ class BarPart(Struct, frozen=True):
 
 
 def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
-    """The bars of budget and machine, and the legend of the machine's bar."""
+    """The lines with the bar of the budget, the bar of the machine, and the machine's legend."""
     holders = _holders(memory)
     pressure = "" if memory.pressure is None else f" pressure {memory.pressure}"
     grants = f" held {size(memory.footprint_bytes)}, granted {size(memory.granted_bytes)}"
@@ -179,7 +179,7 @@ def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
 
 
 def bar(parts: tuple[BarPart, ...], width: int) -> Text:
-    """Exactly `width` cells, in proportion to the parts; an unknown part has none."""
+    """A bar of exactly `width` cells, shared in proportion. A part of unknown size gets no cell."""
     sizes = [each.size_bytes or 0 for each in parts]
     total = sum(sizes)
     if total == 0:
@@ -194,8 +194,8 @@ def bar(parts: tuple[BarPart, ...], width: int) -> Text:
 
 
 def _holders(memory: MemoryStatus) -> tuple[BarPart, ...]:
-    """The holders of memory, in the order of `bulkhead status`. The gateway's reading of the
-    workers' memory includes spares.
+    """The holders of memory, in the order of `bulkhead status`. The spares' memory is taken off
+    `footprint_bytes`, which includes it.
     """
     held, spare = memory.footprint_bytes, memory.spare_bytes
     models = None if held is None or spare is None else max(0, held - spare)

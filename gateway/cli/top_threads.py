@@ -1,4 +1,4 @@
-"""The threads of `bulkhead top`: one reads the gateway's status, others give orders."""
+"""The threads of `bulkhead top`: one reads status and events, each other one gives an order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gateway.cli.top_view import EventReading, Happening
 from gateway.http.command_bodies import ModelStatus, OrderOptions, Status
 
 _EVERY_S: Final = 1.0
-# More than a screen shows. Each reading asks for them again, which takes no lasting stream.
+# More events than a screen shows. Each reading asks for all of them again, so that no stream has
+# to stay open.
 _EVENTS: Final = 100
 _PATIENCE_S: Final = 1.0
 
@@ -27,14 +28,14 @@ class Seen(Struct, frozen=True):
 
 
 class Lost(Struct, frozen=True):
-    """The gateway didn't answer, or with an error; `why` is a sentence."""
+    """The gateway didn't answer, or answered with an error. `why` is a sentence."""
 
     why: str
 
 
 class Feed:
-    """Reads the status once a second and passes it to `tell`, on its own thread, from `start` to
-    `stop`. An unexpected error is passed on, too, and ends the thread.
+    """Reads status and events once a second, on its own thread, from `start` to `stop`. The thread
+    calls `tell` with each reading, and with an unexpected error, which ends the thread.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Feed:
         self._gateway = gateway
         self._tell = tell
         self._over = threading.Event()
-        # A daemon: a late answer doesn't delay the end of the command.
+        # A daemon thread: a late answer doesn't delay the end of the command.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     def start(self) -> None:
@@ -80,19 +81,19 @@ class Feed:
 
 Verb: TypeAlias = Literal["load", "unload", "restart", "kill"]
 
-# Orders that end a process.
+# Orders that end the model's process, so the user is asked first.
 ASKED_FIRST: Final[tuple[Verb, ...]] = ("unload", "restart", "kill")
 
 
 class Outcome(Struct, frozen=True):
-    """The end of an order; `text` is a sentence."""
+    """The outcome of an order. `text` is a sentence; `done` is False for a failure."""
 
     text: str
     done: bool
 
 
 def question(verb: Verb, model: ModelStatus) -> str:
-    """The question before an order that ends a process."""
+    """The question to the user before an order that ends the model's process."""
     return f"{verb.capitalize()} {one_line(model.id)}? {_effect(verb, model)} (y/n)"
 
 
@@ -110,8 +111,8 @@ def _effect(verb: Verb, model: ModelStatus) -> str:
 
 
 class Orders:
-    """Gives orders on threads, one of a kind for each model at a time; `tell` gets the outcome, on
-    that thread.
+    """Gives each order to the gateway on a thread of its own. This thread calls `tell` with the
+    outcome. The same order for the same model isn't given twice at a time.
     """
 
     def __init__(self, gateway: GatewayClient, tell: Callable[[Outcome | Exception], None]) -> None:
@@ -120,12 +121,12 @@ class Orders:
         self._under_way: set[tuple[Verb, str]] = set()
 
     def give(self, verb: Verb, model_id: str) -> bool:
-        """False if the same order is under way already."""
+        """Give the order. Return False, and give none, if the same order is already under way."""
         order = (verb, model_id)
         if order in self._under_way:
             return False
         self._under_way.add(order)
-        # A daemon: the gateway carries out the order even if this command ends.
+        # A daemon thread: the gateway carries out the order even if this command ends.
         threading.Thread(target=self._run, args=order, name=verb, daemon=True).start()
         return True
 

@@ -15,7 +15,7 @@ from gateway.cli.top_tables import age, heading, memory_lines, one_line, row, ta
 from gateway.http.command_bodies import ModelStatus, Status
 from gateway.system.notation import format_size
 
-# A model's id has a quarter of the line.
+# In the line of an event the model's id gets a quarter of the width.
 _NAME_SHARE: Final = 4
 _LEAST_NAME: Final = 12
 _PLACED: Final = ("id", "at", "event", "model")
@@ -23,7 +23,7 @@ _BAD: Final = ("breaker", "hang", "escalation", "stranded", "overgrown", "refuse
 
 
 class EventReading(Struct, frozen=True):
-    """The fields of every event; other fields depend on its kind."""
+    """The fields that every event has. The other fields of an event depend on its kind."""
 
     id: int
     at: float
@@ -89,8 +89,8 @@ _SCROLLBAR: Final = 1
 
 
 class View:
-    """The last reading of a gateway, kept while the gateway doesn't answer. Times are monotonic
-    seconds.
+    """The texts of the screen, by the last status and the last events of a gateway. These are kept
+    while the gateway doesn't answer. Times are monotonic seconds.
     """
 
     def __init__(self, url: str) -> None:
@@ -102,7 +102,7 @@ class View:
 
     @property
     def lost(self) -> bool:
-        """Whether the reading is stale."""
+        """Whether the status is old because the gateway doesn't answer."""
         return self._lost_at is not None
 
     @property
@@ -110,14 +110,14 @@ class View:
         return [] if self.reading is None else self.reading.models
 
     def take(self, reading: Status, happenings: Iterable[Happening]) -> None:
-        """Note an answer of the gateway; known events are left out."""
+        """Note a status of the gateway, and those of the events that are new."""
         self.reading = reading
         self._lost_at = None
         known = {each.event.id for each in self._happenings}
         self._happenings.extend(each for each in happenings if each.event.id not in known)
 
     def lose(self, why: str, now: float) -> None:
-        """Note that the gateway doesn't answer."""
+        """Note that the gateway doesn't answer, and why."""
         self._lost_at = now if self._lost_at is None else self._lost_at
         self._lost_by = why
 
@@ -137,7 +137,7 @@ class View:
         return [*lines, heading(reading.models, width - _SCROLLBAR)]
 
     def rows(self, width: int) -> list[Text]:
-        """A text for each of `models`, which leaves a column for a scroll bar."""
+        """A text for each of `models`, a cell narrower than `width`, for a scroll bar."""
         return [row(each, self.models, width - _SCROLLBAR) for each in self.models]
 
     def notice(self, width: int, now: float) -> list[Text]:

@@ -1,4 +1,4 @@
-"""How an answer is printed while it comes."""
+"""Prints answers while they come: as they are, or with line breaks for a screen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WIDE: Final = 2
 
 
 class Paragraph:
-    """Prints text with line breaks between words, each line behind the same indent. Wide characters
-    count as words. Blocks of code stay unbroken, so that they can be copied.
+    """Prints text with line breaks between words, each line behind the same indent. A wide
+    character counts as a word. Blocks of code stay unbroken, so that they can be copied.
     """
 
     def __init__(self, indent: str, width: int | Callable[[], int], *, dim: bool = False) -> None:
-        """`width` is a number of cells, or a function, as the width of a terminal changes."""
+        """`width` is in cells. It may be a function, since the width of a terminal changes."""
         self.words = 0
         self._indent = indent
         self._width = width
@@ -33,11 +33,11 @@ class Paragraph:
         self._word = ""
         self._gap = ""
         self._column = 0
-        # The first characters of the line, where a fence may be.
+        # The first characters of the line: the fence of a code block may stand there.
         self._begun = ""
 
     def write(self, text: str) -> None:
-        """Print the words that are complete."""
+        """Add text, and print the words that are complete. The last word waits for its end."""
         for character in printable(text):
             if character == "\n":
                 self._end_line_of_text()
@@ -114,7 +114,7 @@ class PlainTranscript:
 
 
 class ScreenTranscript:
-    """Prints paragraphs with whole words; the reasoning is dim."""
+    """Prints an answer with line breaks between words; its reasoning is dim."""
 
     def __init__(self) -> None:
         self._present: Paragraph | None = None

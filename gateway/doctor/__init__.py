@@ -1,1 +1,1 @@
-"""What is wrong with an installation, and what to do about it: it looks, and changes nothing."""
+"""The doctor: checks that find faults of an installation and their remedies, and change nothing."""

@@ -1,4 +1,4 @@
-"""Processes that the doctor starts in a worker's environment, as it never imports MLX itself."""
+"""Processes that run in a worker's environment, since the doctor itself never imports MLX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Struct)
 
 
 class ErrandOutcome(Struct, frozen=True):
-    """The lines of JSON that a process printed, and its failure, if it failed."""
+    """The lines of JSON that an errand printed. `failure` is the cause if the process failed."""
 
     lines: tuple[bytes, ...]
     failure: str | None
@@ -33,8 +33,9 @@ class ErrandOutcome(Struct, frozen=True):
 def run_errand(
     name: Literal["examine", "measure"], asked: Struct, python: str | None, within_s: float
 ) -> ErrandOutcome:
-    """Run a worker's errand; this takes seconds, as it imports mlx-lm. At the deadline the process
-    is killed, and its lines are kept.
+    """Run an errand of a worker in a process with the interpreter `python`, or with this one. This
+    takes seconds, since the process imports mlx-lm. After `within_s` the process is killed, but the
+    lines that it printed are kept.
     """
     try:
         process = subprocess.Popen(
@@ -58,14 +59,14 @@ def run_errand(
             stdout, _ = process.communicate()
             failure = f"it took longer than {within_s:g} s"
         except BaseException:
-            # Such as Ctrl-C.
+            # For example, Ctrl-C raises KeyboardInterrupt.
             process.kill()
             raise
     return ErrandOutcome(tuple(stdout.splitlines()), failure)
 
 
 def _why(code: int, stderr: Sequence[bytes]) -> str:
-    """The signal or the last line that a process ended with."""
+    """Why a process failed: its signal, or the last line of its stderr, or its exit code."""
     if code < 0:
         return f"the process died by {signal.Signals(-code).name}"
     lines = [each.decode("utf-8", "replace").strip() for each in stderr]
@@ -73,26 +74,26 @@ def _why(code: int, stderr: Sequence[bytes]) -> str:
     return last.rstrip(".")
 
 
-# For the end of a process that holds a gigabyte at most.
+# The longest wait for the end of a probe, which holds a gigabyte at most.
 _ENDS_S: Final = 10.0
-# Lines of its stderr that are kept.
+# The number of lines that are kept of a probe's stderr.
 _LAST_WORDS: Final = 20
 
 
 class ProbeError(Exception):
-    """A probe gave no answer; the message is the cause, as a part of a sentence."""
+    """A probe could not measure. The message is the cause, as a part of a sentence."""
 
 
 class Probe:
-    """A process of the worker's code that measures on orders. Its orders come through a pipe, so it
-    ends with this object and with this process.
+    """A process that runs a worker's code and measures by order. It reads the orders from a pipe,
+    and ends when the pipe is closed: by this object, or by the end of the doctor's process.
     """
 
     def __init__(self, within_s: float) -> None:
         """Start the process, which has `within_s` for all its orders together.
 
         Raises:
-            ProbeError: it can't be started.
+            ProbeError: the process can't be started.
         """
         self._deadline = time.monotonic() + within_s
         self._within_s = within_s
@@ -128,15 +129,15 @@ class Probe:
 
     @property
     def left_s(self) -> float:
-        """The seconds that the probe still has."""
+        """The seconds that the probe still has for its orders."""
         return self._deadline - time.monotonic()
 
     def environment(self) -> Environment:
-        """The first answer, which comes without an order. Raises: ProbeError."""
+        """The probe's first answer, which comes without an order. Raises: ProbeError."""
         return msgspec.json.decode(self._answer(), type=Environment)
 
     def ask(self, order: ProbeOrder, kind: type[T]) -> T:
-        """Send an order, and wait for its answer. Raises: ProbeError."""
+        """Send an order to the probe, and wait for the answer. Raises: ProbeError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -146,9 +147,9 @@ class Probe:
         return msgspec.json.decode(self._answer(), type=kind)
 
     def end(self) -> bool:
-        """End the probe, which frees its memory first; False if it doesn't end in time."""
+        """Let the probe free its memory and end. Return False if it doesn't end in time."""
         assert self._process.stdin is not None
-        # An error means that it has ended already, with an order unread.
+        # An error means that the process has already ended, and left an order unread.
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
@@ -158,7 +159,7 @@ class Probe:
         return True
 
     def kill(self) -> None:
-        """Raises: subprocess.TimeoutExpired if the process survives SIGKILL."""
+        """Raises: subprocess.TimeoutExpired: the process survives SIGKILL."""
         self._process.kill()
         self._process.wait(_ENDS_S)
 
@@ -184,7 +185,7 @@ class Probe:
         return line
 
     def _why(self) -> str:
-        """The cause of the probe's end."""
+        """Why the probe gives no more answers."""
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Checks of folders and files: the state folder, keys, and the folders of models."""
+"""Checks of the state folder with its disk and sockets, of secrets, and of folders of models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protocol.message import (
     endpoint,
 )
 
-# Room for several logs of models, of 30 MB at most each.
+# Free bytes below which the disk gets a warning or an error. A model's log takes 30 MB at most.
 _LITTLE_BYTES: Final = 1_000_000_000
 _NOTHING_BYTES: Final = 50_000_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -47,8 +47,8 @@ def look_at_folder(installation: Installation) -> Iterator[Finding]:
 
 
 def _obstacles(state_dir: StateDir) -> Iterator[str]:
-    """Obstacles to writing in the folder, found by attempts: file modes say nothing about root, or
-    a disk that is mounted read-only.
+    """The reasons why the state folder can't be written, or can't be made. Writing to a folder is
+    tried: the folder's mode doesn't tell whether root may write, or whether the disk is read-only.
     """
     if not os.path.lexists(state_dir.path):
         above = _nearest(state_dir.path)
@@ -70,7 +70,7 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
                 yield f"{folder} can't be written: {failure.strerror}."
             continue
         for path in sorted(folder.iterdir()):
-            # is_file is asked again, as a running gateway removes some files.
+            # `is_file` is called twice, since a running gateway may remove the file in between.
             if path.is_file() and not os.access(path, os.R_OK | os.W_OK) and path.is_file():
                 yield f"{path} can't be written: it belongs to {_owner(path)}."
 
@@ -102,7 +102,7 @@ def look_at_socket_path(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_socket_path(path: Path) -> Finding:
-    """Judge the path of a worker's socket, whose length the system bounds."""
+    """Judge the length of the path of a worker's socket. The system has a limit for this length."""
     length = len(os.fsencode(path))
     try:
         endpoint(path)
@@ -118,7 +118,7 @@ def judge_socket_path(path: Path) -> Finding:
 
 def _nearest(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
-    # Unlike Path's, these never raise, as for a name that is too long.
+    # For a name that is too long os.path.exists returns False, and Path.exists raises.
     return next((each for each in (path, *path.parents) if os.path.exists(each)), Path("/"))  # noqa: PTH110
 
 
@@ -133,7 +133,7 @@ def look_at_secrets(installation: Installation) -> Iterator[Finding]:
         *_open(state_dir.keys_path, _OTHERS, "it has the hashes and rights of all keys"),
     ]
     if (files := tls_files(installation.settings.gateway)) is not None:
-        # Only rights of all others count: a group for certificates is common.
+        # The rights of the group don't count: a group that may read certificates is common.
         findings += _open(files[1], stat.S_IRWXO, "its readers can pass for this machine")
     yield from findings
     if not findings:
@@ -175,7 +175,7 @@ def look_at_model_cache(_installation: Installation) -> Iterator[Finding]:
 def _unwritable(cache: Path) -> str | None:
     if (absent := away(cache)) is not None:
         return f"{cache} is on a disk that isn't mounted ({absent.volume})"
-    # Unlike Path's, these never raise, as for a name that is too long.
+    # For a name that is too long os.path.lexists returns False, and Path's methods raise.
     nearest = next(each for each in (cache, *cache.parents) if os.path.lexists(each))
     if not nearest.is_dir():
         return f"{nearest} is no folder"

@@ -13,7 +13,7 @@ from gateway.doctor.installation import Installation
 
 
 class Severity(StrEnum):
-    """From the best to the worst. With an error, something doesn't work."""
+    """The severities, from the best to the worst. An error means that something doesn't work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,8 +21,9 @@ class Severity(StrEnum):
 
 
 class Finding(Struct, frozen=True):
-    """The result of a check. `subject` is one of several things that the check looks at, such as a
-    model. A warning or an error has a remedy. Evidence and remedy are sentences.
+    """A result of a check. `subject` names the thing that the finding is about, such as a model, if
+    the check looks at several. A warning or an error has a remedy. Evidence and remedy are
+    sentences.
     """
 
     check: str
@@ -45,13 +46,13 @@ def error(check: str, evidence: str, remedy: str, *, subject: str | None = None)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """The worst severity; OK without findings."""
+    """The worst severity of the findings; OK if there are none."""
     order = list(Severity)
     return max((each.severity for each in findings), key=order.index, default=Severity.OK)
 
 
 class Check(Struct, frozen=True):
-    """`deadline_s` is the longest wait for the next finding, generous for a busy machine."""
+    """A check. `deadline_s` is the longest wait for its next finding, also on a busy machine."""
 
     name: str
     look: Callable[[Installation], Iterable[Finding]]
@@ -59,7 +60,7 @@ class Check(Struct, frozen=True):
 
 
 def findings(check: Check, installation: Installation) -> Iterator[Finding]:
-    """Run a check on a thread; its failure is a finding, too."""
+    """Run a check on a thread, and yield its findings. A failure of the check is a finding, too."""
     found: queue.Queue[Finding | None] = queue.Queue()
 
     def look() -> None:
@@ -71,7 +72,7 @@ def findings(check: Check, installation: Installation) -> Iterator[Finding]:
             found.put(_not_looked_at(check, why))
         found.put(None)
 
-    # A daemon, as it may hang on a disk.
+    # A daemon thread, since a disk may let the check hang.
     threading.Thread(target=look, name=check.name, daemon=True).start()
     try:
         while (finding := found.get(timeout=check.deadline_s)) is not None:

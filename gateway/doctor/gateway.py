@@ -1,6 +1,7 @@
 """Checks of the gateway: its configuration, address, version, earlier ends, and its workers.
 
-The doctor ends no workers. It reports stopped ones (SIGSTOP), and those whose gateway is gone.
+The doctor ends no workers. It reports workers that SIGSTOP has stopped, and workers whose gateway
+is gone.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def look_at_configuration_in_force(installation: Installation) -> Iterator[Findi
 def judge_configuration_in_force(
     running: ConfigurationInForce | None, here: ConfigurationInForce
 ) -> Finding:
-    """`here` is the file that the doctor has read."""
+    """`running` is what the gateway has read, `here` is what the doctor has read."""
     if running is None:
         return ok("in force", "No gateway runs that reports its configuration.")
     if running.file != here.file:
@@ -119,7 +120,7 @@ def look_at_version(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_version(running: Running, installed: str) -> Finding:
-    """After an installation the older gateway goes on until a restart or an upgrade."""
+    """Judge the version: after an installation the old gateway runs until a restart or upgrade."""
     if running.health is None:
         return ok("version", f"{installed} is installed, and no gateway answers.")
     if running.health.version != installed:
@@ -141,13 +142,13 @@ _STARTS: Final = "starts"
 
 def look_at_starts(installation: Installation) -> Iterator[Finding]:
     record = read_state(installation.state_dir.starts_path, UncleanStarts) or UncleanStarts()
-    # The last start may be that of the running gateway.
+    # If a gateway runs, the last start is its own. This start has no end yet.
     runs = installation.running().holder is not None
     yield judge_starts(record.at[:-1] if runs else record.at)
 
 
 def judge_starts(unclean: tuple[float, ...]) -> Finding:
-    """`unclean` has the Unix times of starts without an orderly end."""
+    """`unclean` has the Unix times of the starts of gateways that did not end in order."""
     if not unclean:
         return ok(_STARTS, "Every known gateway has ended in order.")
     last = datetime.fromtimestamp(unclean[-1], UTC)
@@ -172,7 +173,7 @@ def look_at_configuration(installation: Installation) -> Iterator[Finding]:
 def judge_configuration(
     file: Path | None, mistakes: Sequence[Mistake], models: int
 ) -> Iterator[Finding]:
-    """A finding for each mistake."""
+    """Yield a finding for each mistake. Without mistakes the finding is that all is well."""
     for mistake in mistakes:
         yield error(
             _CONFIGURATION,
@@ -224,7 +225,7 @@ def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
 
 
 class Leftover(Struct, frozen=True):
-    """A worker that runs without its gateway; `footprint_bytes` is None if it can't be read."""
+    """A worker that runs without its gateway. A footprint that can't be read is None."""
 
     pid: int
     name: str

@@ -1,4 +1,4 @@
-"""The subject of the doctor: a configuration, its state folder, and the gateway that runs there."""
+"""The installation that the doctor checks: configuration, state folder and running gateway."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gateway.system.tls import trusting_anybody
 
 
 class Process(Struct, frozen=True):
-    """A process. `name` is the program's; `stopped`: by SIGSTOP or Ctrl-Z."""
+    """A process, with the name of its program. `stopped` is True after SIGSTOP or Ctrl-Z."""
 
     pid: int
     name: str
@@ -44,21 +44,24 @@ _ANSWER_S: Final = 3.0
 
 
 class ConfigurationInForce(Struct, frozen=True):
-    """The absolute path and the digest of the configuration that was read; None: no file."""
+    """The absolute path and the digest of the configuration file; None if no file was read."""
 
     file: str | None
     digest: str | None
 
 
 class Running(Struct, frozen=True):
-    """The gateway of the state folder, and the occupant of the configured address.
+    """The gateway that runs with the state folder, and the program at the configured address.
 
-    `holder` has the lock of the state folder; `health` is its answer at `address`. `address` and
-    `tls` are those that the holder has recorded, or else the configured ones. `models` maps pids of
-    workers to their models; `troubles` maps other models to the reasons why they can't be loaded,
-    and `unreached` maps hosts to the reasons why the gateway can't reach them. `key` is the admin
-    key. `port_free`, `port_holder` and `stranger`, a gateway that isn't the holder, belong to the
-    configured address.
+    The gateway: `holder` is the process that has the lock of the state folder. `address` and `tls`
+    are as the gateway has recorded them. Without a record, `address` is one at which the process
+    listens, or the configured one. `health` is the gateway's answer there, and `key` is the admin
+    key if there is an answer. `models` maps the pids of workers to their models. `troubles` maps
+    models to the reasons why they can't be loaded. `unreached` maps hosts to the reasons why the
+    gateway can't reach them.
+
+    The configured address: `port_free` says whether a gateway could listen there, `port_holder` is
+    another process that listens there, and `stranger` is the answer of another gateway there.
     """
 
     holder: Process | None
@@ -80,12 +83,12 @@ class Running(Struct, frozen=True):
         return near_url(*self.address, tls=self.tls)
 
     def client(self, timeout_s: float) -> httpx.Client:
-        """A client of the holder of the lock, so it may send the admin key."""
+        """An HTTP client of the gateway that has the lock. The client sends the admin key."""
         return httpx.Client(
             base_url=self.url,
             headers={} if self.key is None else {"authorization": f"Bearer {self.key}"},
             timeout=timeout_s,
-            # A proxy of the environment would seek the gateway on its own loopback.
+            # A proxy from the environment (HTTP_PROXY) would look for 127.0.0.1 on its own machine.
             trust_env=False,
             verify=trusting_anybody() if self.tls else True,
         )
@@ -103,7 +106,7 @@ class _Model(Struct, frozen=True):
 
     @property
     def trouble(self) -> str | None:
-        """The reason why the model can't be loaded; an ordered end is none."""
+        """The reason why the model can't be loaded; None if it can, as after an ordered unload."""
         refused = self.reason is not None and "can't be loaded" in self.reason
         return self.reason if refused or self.state in ("failed", "backoff") else None
 
@@ -115,7 +118,7 @@ class _Host(Struct, frozen=True):
 
 
 class _Status(Struct, frozen=True):
-    """Fields of GET /admin/v1/status."""
+    """The fields of GET /admin/v1/status that the doctor reads."""
 
     config: ConfigurationInForce | None = None
     models: tuple[_Model, ...] = ()
@@ -123,7 +126,7 @@ class _Status(Struct, frozen=True):
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
-    """Look at the lock and the address, which takes some seconds if the gateway hangs."""
+    """Find the gateway by lock and address. This takes some seconds if the gateway hangs."""
     configured = (settings.host, settings.port)
     holder = _lock_holder(state_dir)
     addresses = [] if holder is None else listening_at(holder.pid)
@@ -163,8 +166,8 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
 def _served_at(
     state_dir: StateDir, addresses: list[tuple[str, int]]
 ) -> tuple[tuple[str, int], bool] | None:
-    """The address that the holder has recorded, and whether it uses TLS. The host is the one that
-    it listens on, if that is visible.
+    """The address that the gateway has recorded, and whether it uses TLS; None without a record. If
+    `addresses`, at which the gateway listens, has the recorded port, the host is taken from there.
     """
     written = running_address(state_dir)
     if written is None:
@@ -179,8 +182,8 @@ def _lock_holder(state_dir: StateDir) -> Process | None:
     pid = lock_holder(state_dir.path)
     if pid is not None:
         return _process(pid)
-    # The file may have the pid of a process that is gone. Trying the lock could disturb a starting
-    # gateway; so the process that has the file open counts as the holder.
+    # The file may have the pid of a process that is gone. To try the lock could disturb a starting
+    # gateway. So the process that has the file open counts as the holder.
     if not os.path.exists(state_dir.lock_path):  # noqa: PTH110 - this one never raises.
         return None
     return _opener(state_dir.lock_path)
@@ -204,12 +207,12 @@ def _process(pid: int) -> Process:
 
 
 def is_stopped(pid: int) -> bool:
-    """Raises: psutil.Error if there is no such process, or it isn't visible."""
+    """Raises: psutil.Error: there is no such process, or this account may not see the process."""
     return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def _ask_status(running: Running) -> _Status:
-    """The gateway's status; empty if it doesn't answer."""
+    """The gateway's status; empty if the gateway refuses the request or doesn't answer."""
     try:
         with running.client(_ANSWER_S) as client:
             answer = client.get("/admin/v1/status").raise_for_status()
@@ -226,7 +229,7 @@ def _listener(port: int) -> Process | None:
 
 
 class Installation:
-    """The facts that several checks need, each asked for once."""
+    """The facts that several checks need. Each fact is found out only once."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         draft = read_draft(flags, environment)
@@ -239,7 +242,7 @@ class Installation:
         self._device: dict[str, Any] | None = None
 
     def running(self) -> Running:
-        """The gateway that uses the state folder, and the occupant of the configured address."""
+        """The state folder's gateway, and the program at the configured address."""
         if self._running is None:
             self._running = look_for_gateway(self.settings.gateway, self.state_dir)
         return self._running

@@ -37,18 +37,19 @@ from gateway.system.notation import format_size
 _MIB: Final = 1 << 20
 # The least memory for macOS and other programs; with less, machines have panicked (mlx#3186).
 _LEFT_TO_SYSTEM_BYTES: Final = 4_000_000_000
-# The share of the memory that macOS may swap; the share of a swap of fixed size that counts as
-# full; the share of available memory that counts as little.
+# On macOS, where the swap grows, a use of this share of the memory counts as a full swap.
 _SWAP_SHARE: Final = 0.25
+# Elsewhere a use of this share of the swap counts as a full swap.
 _FULL_SHARE: Final = 0.9
+# Less available memory than this share of the memory counts as little.
 _LITTLE_SHARE: Final = 0.1
-# Files of logs, of the listener, the event loop and Python itself.
+# The gateway's own open files: of logs, of the listener, the event loop and Python itself.
 _FILES: Final = 100
 _RAISE_LIMIT: Final = "Raise the hard limit"
 _WHERE: Final = (
     "where the gateway is started: `ulimit -Hn` shows it; limits.conf(5) or launchctl(1) change it."
 )
-# A worker's pipe, its sockets, and ZeroMQ's files for them.
+# The gateway's open files for a worker: a pipe, sockets, and ZeroMQ's files for the sockets.
 _FILES_PER_WORKER: Final = 16
 
 
@@ -97,7 +98,7 @@ def look_at_wired_limit(_installation: Installation) -> Iterator[Finding]:
 
 
 def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
-    """`limit_mb` is iogpu.wired_limit_mb; None: the system has none."""
+    """`limit_mb` is iogpu.wired_limit_mb; None if the system has no such setting."""
     if limit_mb is None:
         return ok("wired limit", "This system has no iogpu.wired_limit_mb.")
     if limit_mb == 0:
@@ -115,7 +116,7 @@ def judge_wired_limit(limit_mb: int | None, total_bytes: int) -> Finding:
 
 
 def budget_bytes(installation: Installation) -> int:
-    """The budget of a gateway with these settings."""
+    """The budget of a gateway with the settings of the installation."""
     memory = installation.settings.memory
     return budget_of(memory, host_memory().total_bytes, _device_memory(installation))
 
@@ -180,8 +181,8 @@ def look_at_swap(_installation: Installation) -> Iterator[Finding]:
 
 
 def judge_swap(used_bytes: int, total_bytes: int, host: HostMemory, *, grows: bool) -> Finding:
-    """`grows`: macOS enlarges the swap until the disk is full. A full swap is a fault only if also
-    little memory is available.
+    """`grows` is True on macOS, which enlarges the swap until the disk is full. A full swap is a
+    fault only if little memory is available, too.
     """
     evidence = f"{format_size(used_bytes)} of {format_size(total_bytes)} are used"
     most_bytes = host.total_bytes * _SWAP_SHARE if grows else total_bytes * _FULL_SHARE
@@ -201,8 +202,8 @@ def look_at_open_files(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_open_files(attainable: int, settings: Settings) -> Finding:
-    """Judge whether the limit has room for the files of the gateway and its workers, and for the
-    clients of one full queue.
+    """Judge whether the limit of open files, `attainable`, is enough for the gateway, its workers
+    and the clients of one full queue.
     """
     workers = len(settings.models) + settings.workers.spare
     if attainable < LEAST_FILES:
@@ -240,7 +241,7 @@ def look_at_clock(installation: Installation) -> Iterator[Finding]:
 
 
 def judge_clock(now: float, newest: tuple[float, Path] | None) -> Finding:
-    """Judge the clock, in Unix times. `newest` is the file with the latest change."""
+    """Judge the clock. `newest` is the file that changed last; both times are Unix times."""
     told = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     if newest is None or newest[0] <= now + _TOLERATED_S:
         return ok(_CLOCK, f"It is {told}.")
@@ -270,8 +271,8 @@ def look_at_python(_installation: Installation) -> Iterator[Finding]:
 
 
 def judge_python(version: str, wanted: str | None, system: str, machine: str) -> Finding:
-    """`wanted` is the version specifier in the package's metadata, if there is one; `system` and
-    `machine` are Python's names.
+    """`wanted` is the version specifier in Bulkhead's metadata, if there is one. `system` is as in
+    sys.platform, `machine` as in platform.machine().
     """
     if system == "darwin" and machine != "arm64":
         return error(
@@ -289,7 +290,7 @@ def judge_python(version: str, wanted: str | None, system: str, machine: str) ->
 
 
 def look_at_packages(_installation: Installation) -> Iterator[Finding]:
-    # A package with damaged metadata has no name.
+    # A package with damaged metadata has no name, and is left out.
     installed: dict[str, str] = {
         canonicalize_name(each.metadata["Name"]): each.version
         for each in metadata.distributions()
@@ -305,8 +306,8 @@ def look_at_packages(_installation: Installation) -> Iterator[Finding]:
 def judge_packages(
     requirements: Sequence[str] | None, installed: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """`requirements` are None if Bulkhead itself isn't installed. `installed` maps canonical names
-    to versions.
+    """`requirements` are those of Bulkhead; None if Bulkhead itself isn't installed. `installed`
+    maps canonical names of packages to versions.
     """
     if requirements is None:
         yield error("packages", f"{_DISTRIBUTION} is not installed in this environment.", _INSTALL)

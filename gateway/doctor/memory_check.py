@@ -1,6 +1,7 @@
-"""The check of `doctor --memory`: Bulkhead's assumptions on memory beside this machine's figures.
+"""The check of `doctor --memory`: compares Bulkhead's assumptions on memory with this machine.
 
-Its parts are measured in turn, each with a deadline; the failure of one leaves the others.
+The parts of the check are measured in turn, each with a deadline. If a part fails, the other parts
+are measured all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PATH: Final = re.compile(r"(?<![\w.])~?/[^\s'\",;()]*[^\s'\",;().]")
 
 
 def report(machine: Machine, lines: Sequence[ReportLine]) -> str:
-    """The report as a block of text between two marking lines."""
+    """The report as one text, between the lines `BEGIN` and `END`, without private names."""
     text = "\n".join((*_head(machine), *map(_line, lines)))
     return "\n".join((BEGIN, anonymous(text, platform.node(), str(Path.home())), END))
 
@@ -75,14 +76,14 @@ def _line(line: ReportLine) -> str:
 
 
 NAME: Final = "measured memory"
-# The whole command takes two minutes.
+# The time of all parts together, so that the whole command takes two minutes.
 _ALL_S: Final = 105.0
 _SEND: Final = "Send the report below: Bulkhead's assumptions may be wrong on machines like this."
 _AGAIN: Final = "Try again on an idle machine; if the result is the same, send the report below."
 
 
 class CheckPart(NamedTuple):
-    """A part of the check. `look` is called with the seconds that it may take."""
+    """A part of the check. `look` gets the seconds that it may take: `longest_s` at most."""
 
     name: str
     longest_s: float
@@ -90,7 +91,7 @@ class CheckPart(NamedTuple):
 
 
 class MemoryCheck:
-    """One run of the check; it keeps its lines for the report."""
+    """Runs the parts of `doctor --memory`, and keeps their lines for the report."""
 
     def __init__(self) -> None:
         self._lines: list[ReportLine] = []
@@ -144,7 +145,7 @@ def _end_by_kill(within_s: float) -> Iterator[ReportLine]:
 
 
 def looked_at(part: CheckPart, left_s: float) -> Iterator[ReportLine]:
-    """The lines of a part; its failure is a line, too."""
+    """Measure a part, and yield its lines. A failure of the part is a line, too."""
     try:
         if left_s <= 0:
             raise ProbeError("the parts before it took all of the time")

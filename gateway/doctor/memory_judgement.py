@@ -1,4 +1,4 @@
-"""Judges the figures of `doctor --memory`: each line has an assumption, a finding, a verdict."""
+"""Judges the figures of `doctor --memory`. A line has an assumption, what was found, a verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.life import MlxMemory
 
 
 class Machine(Struct, frozen=True):
-    """The machine of the measurement. `device` is mx.device_info(), empty if MLX didn't answer."""
+    """The measured machine. `device` is mx.device_info(), empty if MLX didn't answer."""
 
     system: str
     back_end: BackEnd
@@ -29,7 +29,7 @@ class Machine(Struct, frozen=True):
 
 
 class HeldMemory(Struct, frozen=True):
-    """The memory of a process at one moment: its footprint, and MLX's own account."""
+    """The memory of a probe at the moment `what`: its footprint, and MLX's own account."""
 
     what: str
     footprint_bytes: int
@@ -37,13 +37,13 @@ class HeldMemory(Struct, frozen=True):
 
     @property
     def beside_bytes(self) -> int:
-        """The part of the footprint that MLX's account lacks."""
+        """The part of the footprint that isn't in MLX's account."""
         return self.footprint_bytes - self.memory.active_bytes - self.memory.cache_bytes
 
 
 class ProcessFigures(Struct, frozen=True):
-    """A worker after its imports, then as it holds more and more, then after it freed arrays, and
-    after it freed buffers, too.
+    """The memory of a probe: `imported` after the imports, `holding` as it holds more and more,
+    `dropped` after it freed its arrays, `trimmed` after it gave back MLX's buffers, too.
     """
 
     imported: HeldMemory
@@ -60,10 +60,10 @@ class Gauge(Struct, frozen=True):
 
 
 class ReturnFigures(Struct, frozen=True):
-    """A process that held memory, and the machine before, meanwhile, and after its end.
+    """The machine's memory `before` a probe took `held_bytes`, `meanwhile`, and `after` its end.
 
-    The end took `exit_s`. `back_s` is the time from the end until all memory was back; None: it
-    wasn't within `watched_s`.
+    The probe took `exit_s` to end. From then on `back_s` passed until all memory was back; None if
+    the memory wasn't back within `watched_s`.
     """
 
     held_bytes: int
@@ -76,14 +76,14 @@ class ReturnFigures(Struct, frozen=True):
 
 
 class StepFigures(Struct, frozen=True):
-    """Times of steps. `busy` is the load of the processors before, from 0 to 1."""
+    """Times of steps. `busy` is the load of the processors before the steps, from 0 to 1."""
 
     times: StepTimes
     busy: float
 
 
 class AttentionFigures(Struct, frozen=True):
-    """The peak of memory for one head dimension and kind of mask."""
+    """The peak of memory in attention, for one head dimension and one kind of mask."""
 
     head_dim: int
     mask: Literal["array", "causal"]
@@ -91,7 +91,7 @@ class AttentionFigures(Struct, frozen=True):
 
 
 class RightsFigures(Struct, frozen=True):
-    """The readings of footprints: bytes, or the reason of a failure."""
+    """Footprints of the doctor, of a child and of process 1: bytes, or why one can't be read."""
 
     own: int | str
     child: int | str
@@ -105,7 +105,7 @@ class LineVerdict(StrEnum):
 
 
 class ReportLine(Struct, frozen=True):
-    """A line of the report; its texts are parts of a sentence, without a full stop."""
+    """A line of the report. The texts are parts of a sentence, without a full stop."""
 
     part: str
     assumed: str
@@ -114,7 +114,7 @@ class ReportLine(Struct, frozen=True):
 
 
 def line(part: str, assumed: str, found: str, *, holds: bool | None) -> ReportLine:
-    """`holds`: whether the assumption holds; None is unknown."""
+    """Make a line. `holds` says whether the assumption holds; None if that is unknown."""
     verdicts = {
         True: LineVerdict.AS_ASSUMED,
         False: LineVerdict.DIFFERS,
@@ -124,32 +124,33 @@ def line(part: str, assumed: str, found: str, *, holds: bool | None) -> ReportLi
 
 
 _MIB: Final = 1 << 20
-# The noise in readings of one process, as for workers (gateway.workers.worker).
+# The noise in the readings of one process, as in gateway.workers.report.
 _NOISE_BYTES: Final = 64_000_000
 _NOISE_SHARE: Final = 0.05
-# Each start measures the process anew, so the first estimate may be that far off.
+# The assumed size of a process may be off by this share: it serves until a process is measured.
 _PROCESS_SHARE: Final = 0.5
-# The least share of the memory by which the machine's figures must rise to show it, as other
-# programs move them, too.
+# The machine's figures show a probe's memory if they change by at least this share of it. Other
+# programs change these figures, too.
 _SHOWN_SHARE: Final = 0.5
 _BACK_SHARE: Final = 0.1
-# Steps vary that much on a machine with other work.
+# A step counts as slower above this ratio of times: other work on the machine explains less.
 _SLOWER: Final = 1.25
 _BUSY: Final = 0.5
-# A tenth slower without a cache was seen (mlx#777).
+# The highest ratio without any buffers. Steps that were a tenth slower were seen (mlx#777).
 _MILD: Final = 1.5
-# A share of the matrix of scores; a single kernel needs next to nothing of it.
+# Scores count as written out if memory grows by this share of their matrix. In a single kernel
+# memory hardly grows.
 _WRITTEN_SHARE: Final = 0.5
-# Head dimensions with a single kernel in MLX (scaled_dot_product_attention.cpp).
+# Head dimensions for which MLX has a single kernel (scaled_dot_product_attention.cpp).
 _ONE_KERNEL: Final = (64, 128)
 _METAL_KEY: Final = "max_recommended_working_set_size"
-# The system's own choice lies between these shares of the memory (ollama#17367).
+# The working set that macOS itself chooses is between these shares of memory (ollama#17367).
 _WORKING_SET: Final = (0.6, 0.9)
 _SAME: Final = 0.02
 
 
 def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[ReportLine]:
-    """Judge a worker's footprint after its imports, and then its part beside MLX's account."""
+    """Judge the footprint after the imports, then the growth of its part beside MLX's account."""
     imported, assumed = figures.imported.footprint_bytes, PROCESS_BYTES[back_end]
     yield line(
         "imports",
@@ -175,9 +176,9 @@ def judge_process(figures: ProcessFigures, back_end: BackEnd) -> Iterator[Report
 
 
 def judge_return(how: str, figures: ReturnFigures) -> ReportLine:
-    """Judge the return of memory; `how` is the way in which the process ended. The machine's wired
-    memory is judged if it showed the process's memory. Available memory also falls for other
-    reasons, so it proves a return, but no loss.
+    """Judge whether the memory of a probe came back; `how` says how the probe ended. Wired memory
+    is judged if it showed the probe's memory. Otherwise available memory is judged: it also falls
+    for other reasons, so it can prove a return, but no loss.
     """
     before, meanwhile, after = figures.before, figures.meanwhile, figures.after
     shown: list[str] = []
@@ -215,7 +216,7 @@ def _returned(figures: ReturnFigures) -> bool | None:
 
 
 def wired_shows(figures: ReturnFigures) -> bool:
-    """Whether the machine's wired memory rose with the process's memory."""
+    """Whether the machine's wired memory rose when the probe took memory."""
     before, meanwhile = figures.before.wired_bytes, figures.meanwhile.wired_bytes
     if before is None or meanwhile is None:
         return False
@@ -223,7 +224,7 @@ def wired_shows(figures: ReturnFigures) -> bool:
 
 
 def is_back(figures: ReturnFigures) -> bool:
-    """Whether the machine's memory is as before, within the noise of other programs."""
+    """Whether the machine's memory is as before the probe, within the noise of other programs."""
     slack = max(_NOISE_BYTES, figures.held_bytes * _BACK_SHARE)
     before, after = figures.before, figures.after
     if wired_shows(figures):
@@ -232,14 +233,14 @@ def is_back(figures: ReturnFigures) -> bool:
 
 
 def is_shown(figures: ReturnFigures) -> bool:
-    """Whether the machine's figures showed the process's memory."""
+    """Whether the machine's wired or available memory showed the probe's memory."""
     fell = figures.before.available_bytes - figures.meanwhile.available_bytes
     return wired_shows(figures) or fell >= figures.held_bytes * _SHOWN_SHARE
 
 
 def judge_steps(figures: StepFigures, back_end: BackEnd) -> Iterator[ReportLine]:
-    """Judge times of steps under limits, as ratios to those without. A slow step proves nothing on
-    a busy machine.
+    """Judge the times of steps under limits, as ratios to the time without limits. A slow step
+    proves nothing on a busy machine.
     """
     times, busy = figures.times, figures.busy
     base = times.without_limits_s
@@ -278,8 +279,8 @@ def _times(base_s: float, found_s: float) -> str:
 
 
 def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
-    """Judge whether the scores are written out. If they are against the assumption, estimates are
-    too low; the opposite is no fault, and only noted.
+    """Judge whether attention writes its scores out. If it does, where one kernel was assumed,
+    estimates of memory are too low. The opposite is no fault: the line only notes it.
     """
     share = figures.peak.grown_bytes / max(figures.peak.scores_grown_bytes, 1)
     written = share >= _WRITTEN_SHARE
@@ -298,7 +299,7 @@ def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
 
 
 def judge_working_set(machine: Machine) -> Iterator[ReportLine]:
-    """Judge the recommended working set against iogpu.wired_limit_mb and the memory."""
+    """Judge the recommended working set by iogpu.wired_limit_mb and the machine's memory."""
     if machine.back_end is not BackEnd.METAL:
         yield _elsewhere(machine)
         return
@@ -342,7 +343,7 @@ def _elsewhere(machine: Machine) -> ReportLine:
 
 
 def _lower_mb(recommended_bytes: int) -> int:
-    """Another limit, which is safe on any machine."""
+    """A limit in MiB below the recommended working set, and so safe on any machine."""
     return recommended_bytes // _MIB * 3 // 4
 
 
@@ -352,7 +353,7 @@ def _size(device: dict[str, Any], key: str) -> int | None:
 
 
 def judge_rights(figures: RightsFigures) -> Iterator[ReportLine]:
-    """Judge whose footprints can be read; those of other users aren't needed."""
+    """Judge whose footprints can be read. Footprints of other users' processes aren't needed."""
     for whose, found in (("own", figures.own), ("a child's", figures.child)):
         yield line(
             "rights",

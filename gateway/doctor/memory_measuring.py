@@ -1,6 +1,6 @@
 """The measurements of `doctor --memory`, made by probes.
 
-Every measurement ends in its time or raises ProbeError, and its memory has a bound.
+Every measurement ends in its time or raises ProbeError, and every probe's memory has a bound.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MASKS: Final[tuple[Literal["array", "causal"], ...]] = ("array", "causal")
 
 
 def most_bytes() -> int:
-    """The memory that a probe may hold. Raises: ProbeError if that is too little to measure."""
+    """The bytes that a probe may hold. Raises: ProbeError: they are too few to measure."""
     size = min(_MOST_BYTES, int(host_memory().available_bytes * _SHARE))
     if size < _LEAST_BYTES:
         raise ProbeError("too little memory is free for it")
@@ -67,7 +67,7 @@ def most_bytes() -> int:
 
 
 def measure_process(within_s: float) -> tuple[Machine, ProcessFigures]:
-    """The footprint of a worker that holds nothing, then more, then less."""
+    """Measure this machine, and a probe that holds nothing, then more and more, then less."""
     size = most_bytes()
     with Probe(within_s) as probe:
         environment = probe.environment()
@@ -128,7 +128,9 @@ def _footprint_bytes(pid: int) -> int:
 
 
 def measure_return(within_s: float, *, killed: bool) -> ReturnFigures:
-    """The return of the memory of a process that ends; it is wired where that is possible."""
+    """Measure whether a probe's memory comes back after the probe ended by itself or was `killed`.
+    The memory is wired if the system can do that.
+    """
     size = most_bytes()
     with Probe(within_s) as probe:
         probe.environment()
@@ -171,7 +173,7 @@ def measure_steps(within_s: float) -> StepFigures:
 
 
 def measure_attention(within_s: float) -> Iterator[AttentionFigures]:
-    """Measure one kernel after another, so that a failing kernel leaves the earlier figures."""
+    """Measure one kernel after another, so that the failure of one leaves the earlier figures."""
     with Probe(within_s) as probe:
         probe.environment()
         for head_dim in _HEAD_DIMS:
@@ -192,5 +194,5 @@ def _reading(pid: int) -> int | str:
     try:
         return footprint(pid).host_bytes
     except FootprintError as error:
-        # Without the process id, which the report doesn't need.
+        # The text before the colon has the process id, which the report doesn't need.
         return str(error).partition(": ")[2] or str(error)

@@ -30,8 +30,9 @@ from gateway.system.notation import format_size
 from protocol.errands import Environment, Examine, Examined
 
 _CHECK: Final = "model"
-# Time for the imports on a busy machine, and for a large tokenizer.
+# The time for the imports on a busy machine.
 _IMPORTS_S: Final = 60.0
+# The time for a model with a large tokenizer.
 _MODEL_S: Final = 15.0
 _REMEDIES: Final = {
     "files": "Download it again, or correct the model's path.",
@@ -43,7 +44,7 @@ _REMEDIES: Final = {
 _REMEDY_OF_PACKAGES: Final = (
     "Its interpreter needs versions of mlx-lm, msgspec and pyzmq that fit together."
 )
-# Python's words for setrlimit() over the hard limit, and for EMFILE.
+# Python's messages for a setrlimit() above the hard limit, and for EMFILE.
 _LIMIT: Final = ("not allowed to raise maximum limit", "Too many open files")
 _REMEDY_OF_LIMIT: Final = (
     "The limit of open files is too low (`ulimit -Hn`): see the check `open files`."
@@ -100,7 +101,7 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
 
 
 def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
-    """Raises: ValueError."""
+    """The folder or repository of the model. Raises: ValueError: one of its folders is missing."""
     for beside in (model.adapter, model.draft_model):
         if beside is not None and (absent := away(expand_home(beside))) is not None:
             raise absent
@@ -112,7 +113,7 @@ def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:
 
 
 def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Examined | str]:
-    """The process's finding for each model, or the reason why there is none."""
+    """Examine the models in one process: the answer for each, or the reason why there is none."""
     outcome = run_errand(
         "examine",
         Examine(tuple(sources.values())),
@@ -125,8 +126,8 @@ def _examined(sources: Mapping[str, str], python: str | None) -> dict[str, Exami
 def read_examined(
     model_ids: list[str], outcome: ErrandOutcome, python: str | None
 ) -> dict[str, Examined | str]:
-    """Assign the answers to the models. They come in order, so the first missing one is of the
-    model that ended the process.
+    """Assign the answers of the process to the models, in their order. The first model without an
+    answer is the one that ended the process. Each model without an answer gets the failure.
     """
     try:
         if outcome.lines:
@@ -148,7 +149,7 @@ def read_examined(
 def _size(
     source: str, model: ModelSettings, settings: Settings, usable_bytes: int, learned: Learned
 ) -> Fit | None:
-    """The model's size; None if there is no estimate, for which the examination has the reason."""
+    """Whether the model fits into memory; None if its files allow no estimate of its size."""
     try:
         _, found = whole(
             find_folder(source),
@@ -174,7 +175,7 @@ def judge_trouble(model_id: str, trouble: str) -> Finding:
 
 
 def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> Iterator[Finding]:
-    """`examined` is the process's finding, or the reason why there is none."""
+    """`examined` is the process's answer about the model, or the reason why there is none."""
     sound = True
     if isinstance(examined, str):
         sound = False

@@ -25,7 +25,9 @@ _NETWORK = "network"
 
 
 def look_at_network(installation: Installation) -> Iterator[Finding]:
-    """Faults of the configuration; without any, the address of the running gateway."""
+    """Yield the configuration's faults, or else its cautions. Without either, say who can reach the
+    gateway: at its own address if it runs, otherwise at the configured one.
+    """
     gateway = installation.settings.gateway
     complaints = list(network_complaints(installation.settings, Places()))
     for place, message in complaints:
@@ -82,7 +84,9 @@ async def _look(name: str, settings: HostSettings) -> Finding:
 
 
 def judge_difference(name: str, of_gateway: str) -> Finding:
-    """The agent answers the doctor, but not the running gateway; `of_gateway` is its reason."""
+    """The finding for an agent that answers the doctor, but not the running gateway. `of_gateway`
+    is the gateway's reason.
+    """
     return error(
         _HOSTS,
         f"Its agent answers the doctor, but not the running gateway: {of_gateway.rstrip('.')}.",
@@ -93,7 +97,9 @@ def judge_difference(name: str, of_gateway: str) -> Finding:
 
 
 def judge_host(name: str, told: HostBody | str, disagreement: str | None) -> Finding:
-    """`told` is the agent's answer, or the reason why there is none."""
+    """`told` is the agent's answer, or the reason why there is none. `disagreement` says why ranks
+    on that host can't work with ranks here; None if they can.
+    """
     if isinstance(told, str):
         return error(
             _HOSTS,

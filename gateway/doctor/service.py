@@ -1,4 +1,4 @@
-"""The check of the services of launchd or systemd: the account's, and the system's."""
+"""The check of the services of launchd or systemd: the account's service and the system's."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _CHECK = "service"
 
 
 class ServiceFacts(Struct, frozen=True):
-    """An installed service. `mistake` is the one in its configuration; `needed_stop_s` the longest
-    time for its end. `visible`: this account may see whether the service runs.
+    """An installed service. `mistake` is a mistake in its configuration. `needed_stop_s` is the
+    longest time that its end takes; None if there is a mistake. `visible` says whether this account
+    may see that the service runs.
     """
 
     path: str
@@ -41,7 +42,7 @@ class ServiceFacts(Struct, frozen=True):
 
 def look_at_service(_installation: Installation) -> Iterator[Finding]:
     """Look at the account's service and the system's."""
-    # `owner` changes the environment under sudo, and would demand root for the system's service.
+    # Under sudo `owner` refuses a service of the account: without SUDO_USER it takes root's own.
     environment = dict(os.environ)
     if os.geteuid() == 0:
         environment.pop("SUDO_USER", None)
@@ -50,7 +51,7 @@ def look_at_service(_installation: Installation) -> Iterator[Finding]:
 
 
 def look_at_both(users: InitSystem) -> Iterator[Finding]:
-    """`users` has the account's service; `users.other` the system's."""
+    """Look at the account's service, of `users`, and at the system's service, of `users.other`."""
     found = jobs(users)
     for init in (users, users.other):
         yield from _look_at(init)

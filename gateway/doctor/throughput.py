@@ -1,7 +1,7 @@
 """The check whether the gateway is as fast as this shell: launchd may throttle a service.
 
 A service with another ProcessType than Interactive made 11 tokens/s instead of 87 (nix-ai#916);
-the cause of other slow ones is unknown (Rapid-MLX#1363).
+the cause of other slow services is unknown (Rapid-MLX#1363).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from protocol.errands import Measure, Measured
 _CHECK: Final = "throughput"
 _PROMPT: Final = "Once upon a time"
 _TOKENS: Final = 128
-# The quickest of so many measurements counts: other work on the machine only slows them.
+# The quickest of so many generations counts, since other work on the machine only slows them.
 _TIMES: Final = 2
 _LEAST_RATIO: Final = 0.5
 _BUSY: Final = 0.5
 _BUSY_LOOK_S: Final = 0.5
-# The share of available memory for the model, which is loaded a second time meanwhile.
+# The model may take this share of the available memory, since the shell loads it a second time.
 _SHARE: Final = 0.5
 _STATUS_S: Final = 10.0
 _GENERATION_S: Final = 240.0
@@ -40,8 +40,9 @@ DEADLINE_S: Final = 2 * (2 + _TIMES) * _GENERATION_S + _SHELL_S
 
 
 class SpeedComparison(Struct, frozen=True):
-    """Tokens/s of one stream in the gateway and in this shell. `beside` other requests ran in the
-    gateway meanwhile; `busy` is the load of the processors before, from 0 to 1.
+    """Tokens/s of one stream in the gateway and in this shell. `beside` counts the other requests
+    in the gateway, before or after the measurement. `busy` is the load of the processors before it,
+    from 0 to 1.
     """
 
     model: str
@@ -64,7 +65,7 @@ class _ModelLoads(Struct, frozen=True):
 
 
 class _ImpossibleError(Exception):
-    """A comparison is impossible; evidence and remedy are sentences."""
+    """The comparison is impossible. `evidence` and `remedy` are sentences."""
 
     def __init__(self, evidence: str, remedy: str) -> None:
         super().__init__(evidence)
@@ -138,8 +139,8 @@ def _measure(installation: Installation, running: Running) -> SpeedComparison:
 def _choose(
     status: _ModelLoads, configured: dict[str, ModelSettings]
 ) -> tuple[str, str, str | None]:
-    """The id, folder and interpreter of a loaded model that fits into memory a second time; else
-    those of the demo model, which is small.
+    """The id, folder and interpreter of the smallest loaded model that fits into memory a second
+    time. If there is none, those of the demo model, which is small.
     """
     room_bytes = host_memory().available_bytes * _SHARE
     ready = [
@@ -165,7 +166,7 @@ def _choose(
 
 
 def _in_gateway(client: httpx.Client, model: str) -> float:
-    """Tokens/s. The first generation may also load the model, and doesn't count."""
+    """The gateway's tokens/s. The first generation may load the model, and doesn't count."""
     _generate(client, model, 1)
     first_s = min(_generate(client, model, 1) for _ in range(_TIMES))
     all_s = min(_generate(client, model, 1 + _TOKENS) for _ in range(_TIMES))
@@ -173,7 +174,7 @@ def _in_gateway(client: httpx.Client, model: str) -> float:
 
 
 def _generate(client: httpx.Client, model: str, tokens: int) -> float:
-    """The seconds of one generation. Raises httpx.HTTPError."""
+    """Generate, and return the seconds that it took. Raises: httpx.HTTPError."""
     body = {
         "model": model,
         "prompt": _PROMPT,
@@ -196,7 +197,7 @@ def _requests(status: _ModelLoads) -> int:
 
 
 def _in_shell(source: str, python: str | None) -> float:
-    """Tokens/s."""
+    """The shell's tokens/s. Raises: _ImpossibleError: the generation failed."""
     asked = Measure(source, _PROMPT, 1 + _TOKENS, 2 * _TIMES)
     outcome = run_errand("measure", asked, python, _SHELL_S)
     if outcome.failure is not None or not outcome.lines:
