@@ -1,4 +1,6 @@
-"""The mailbox's file for the event loop: calls beside it, with deadlines and refusals."""
+"""The mailbox's file as the event loop uses it: calls run beside the loop, have deadlines, and fail
+with refusals.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-# Longer than the store waits for another program that has the file locked.
+# The deadline of a call, longer than the store's own wait for a program that has the file locked.
 ANSWER_S: Final = 10.0
 _RETRY_AFTER_S: Final = 30
 
 
 class Archive:
-    """The store beside the event loop. `trouble` is why the file isn't open, None if it is;
-    `failure` is why the last write failed, None if it didn't. `renewals` is how often a damaged
-    file was replaced by an empty one.
+    """Calls the store beside the event loop. `trouble` says why the file isn't open; None: it is
+    open. `failure` says why the last write failed; None: the write succeeded. `renewals` counts how
+    often a damaged or missing file was replaced.
     """
 
     def __init__(self, path: Path, events: EventLog) -> None:
@@ -42,8 +44,8 @@ class Archive:
         self._tried = asyncio.Event()
 
     async def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
-        """Open the file; return the answers that are still to be made, without those that are being
-        made `elsewhere`; none if it can't be opened, which is an event.
+        """Open the file. Returns the answers that are still to be made, without answers that are
+        being made `elsewhere`. If the file can't be opened, returns no answers; that is an event.
         """
         try:
             pending = await self._lane.run(
@@ -84,7 +86,7 @@ class Archive:
             raise _unavailable(str(error)) from error
 
     async def _run(self, call: Callable[[], T]) -> T:
-        """Make a call; if the file is damaged or gone, make it again with the new file."""
+        """Make a call. If the file is damaged or gone, replace it, and make the call again."""
         try:
             return await self._lane.run(call, ANSWER_S, "the mailbox")
         except MailboxDamagedError as error:
@@ -95,7 +97,7 @@ class Archive:
         return await self._lane.run(call, ANSWER_S, "the mailbox")
 
     async def write(self, call: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """As `read`. The first failure after a success is an event."""
+        """Make a call that writes, as `read` does. The first failure in a row is an event."""
         try:
             result = await self.read(call, *arguments)
         except Refusal as refusal:
@@ -124,7 +126,7 @@ class Archive:
         return pending
 
     def _tell(self, reason: str) -> None:
-        """Note why the file isn't open; a new reason is an event."""
+        """Note why the file isn't open. A new reason is an event."""
         if reason != self.trouble:
             self.trouble = reason
             self._events.emit("mailbox", None, reason=reason)

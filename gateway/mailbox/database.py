@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 VERSION: Final = 1
-# The wait for another program that has the file locked, as a backup does.
+# The longest wait for another program that has the file locked, such as a backup.
 _BUSY_S: Final = 5.0
 _JOURNAL_BYTES: Final = 16 << 20
 _HEAD_BYTES: Final = 100
@@ -42,7 +42,8 @@ CREATE TABLE answers (
 ) STRICT;
 CREATE INDEX by_end ON answers (ended_at);
 """
-# An index of sizes, as in a row `bytes` stands behind the contents, which take long to skip.
+# The index has the sizes of answers. Without it SQLite has to skip the contents of each row, which
+# stand before `bytes`, and that takes long.
 _INDEX: Final = """
 CREATE INDEX IF NOT EXISTS by_owner ON answers (owner, ended_at, number, bytes)
 """
@@ -57,11 +58,11 @@ class MailboxDamagedError(StoreError):
 
 
 class TakenError(StoreError):
-    """There is already an answer of this name."""
+    """The mailbox has an answer of this name already."""
 
 
 class _Seen(NamedTuple):
-    """The identity and the size of a file at one look."""
+    """The identity and the size of a file at one moment."""
 
     identity: tuple[int, int]
     size_bytes: int
@@ -69,10 +70,11 @@ class _Seen(NamedTuple):
 
 class Database:
     """The connection to the file. A damaged file is put aside, and the next `connect` begins a new
-    one; a file of a newer version stays as it is. Every call blocks, and one runs at a time.
+    file. A file of a newer version stays as it is. Every call blocks, and only one call may run at
+    a time.
 
-    SQLite goes on with a file that was removed or cut off, and what it writes there is lost with
-    the process. Therefore file and log are checked before and after each call.
+    SQLite goes on with a file that was removed or cut off, and its writes are then lost when the
+    process ends. So the file and its log are checked before and after each call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +91,7 @@ class Database:
 
     @property
     def sql(self) -> sqlite3.Connection:
-        """The open connection. Raises: StoreError: it is not open."""
+        """The open connection. Raises: StoreError: the file is not open."""
         if self._connection is None:
             raise StoreError("it is not open")
         return self._connection
@@ -114,7 +116,7 @@ class Database:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn exceptions of SQLite into errors of the store."""
+        """Check the file before and after SQLite's calls, and turn exceptions into `StoreError`."""
         try:
             self._check_in_place()
             yield
@@ -128,7 +130,9 @@ class Database:
             raise StoreError(f"{self._path} can't be used: {error}") from error
 
     def _make_file(self) -> None:
-        """Make the file, for this account alone. SQLite gives its other files the same rights."""
+        """Make the file, if it is missing, for this account alone. SQLite gives its other files the
+        same rights.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self._path, flags, 0o600)
@@ -142,7 +146,7 @@ class Database:
             raise StoreError(f"{self._path} can't be opened: {error.strerror or error}") from error
 
     def _open_connection(self) -> None:
-        # One call runs at a time, but not always on the same thread.
+        # Calls run one at a time, but not always on the same thread.
         self._connection = sqlite3.connect(
             self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -156,7 +160,7 @@ class Database:
             )
         if (version == VERSION) != (tables > 0):
             raise self._damaged("it has other tables")
-        # This must come before the first table.
+        # This setting must come before the first table.
         sql.execute("PRAGMA auto_vacuum = INCREMENTAL")
         sql.execute("PRAGMA journal_mode = WAL").fetchone()
         # Accepted answers survive a power failure, too.
@@ -168,7 +172,7 @@ class Database:
         sql.execute(_INDEX)
 
     def _check_in_place(self) -> None:
-        """Raises: MailboxDamagedError: file or log were replaced, or cut off."""
+        """Raises: MailboxDamagedError: the file or its log is gone, replaced or cut off."""
         if self._connection is None:
             return
         file, log = _look(self._path), _look(self._log_path)
@@ -192,7 +196,7 @@ class Database:
         if len(head) < _HEAD_BYTES:
             return _HEAD_BYTES
         page_bytes = int.from_bytes(head[16:18], "big")
-        # 1 stands for 65,536 (sqlite.org/fileformat2.html).
+        # A page size of 1 stands for 65,536 (sqlite.org/fileformat2.html).
         return int.from_bytes(head[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
 
     def _gone(self, what: str) -> MailboxDamagedError:
@@ -202,8 +206,9 @@ class Database:
         )
 
     def _damaged(self, reason: str) -> MailboxDamagedError:
-        """Put the file aside."""
-        # Before the connection is closed, which writes the log into the file of this path.
+        """Put the file aside, and return an error that says so."""
+        # Closing the connection writes the log into the file at this path, so the file is moved
+        # before.
         with contextlib.suppress(OSError):
             self._path.replace(self.aside)
         self.close()
@@ -215,7 +220,7 @@ class Database:
 
 
 def _look(path: Path) -> _Seen | None:
-    """None: there is no file. Raises: OSError."""
+    """Look at a file; None: there is no file. Raises: OSError."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""An answer in the mailbox: its entry, its work, its outcome; and the rules of what is kept."""
+"""An answer in the mailbox: its entry, its work and its outcome; and the rules of retention."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ PENDING: Final[tuple[Status, ...]] = ("queued", "in_progress")
 class MailboxEntry(Struct, kw_only=True):
     """One answer, without its contents. Times are Unix times in seconds.
 
-    `owner` is that of the API key that it belongs to, empty without keys; `key` is the key's name.
-    `attempts` counts how often it was begun, and `deaths` how often the gateway died meanwhile.
-    With `background` no client waits for it; with `streams` its events are kept.
+    `owner` identifies the API key that the answer belongs to, and is empty without keys; `key` is
+    the key's name. `attempts` counts how often the answer was begun, and `deaths` counts how often
+    the gateway died while it made the answer. With `background` no client waits for the answer.
+    With `streams` the answer's events are kept.
     """
 
     owner: str
@@ -59,8 +60,8 @@ class MailboxEntry(Struct, kw_only=True):
 
 class Work(Struct):
     """All that is needed to make so many `answers` to a task, also after a crash. The API's writer
-    is made from `form`. With `cut_is_incomplete` an answer that its limit cuts off has the status
-    "incomplete".
+    is made from `form`. With `cut_is_incomplete` an answer that is cut off by its limit of tokens
+    has the status "incomplete".
     """
 
     request_id: str
@@ -77,12 +78,14 @@ class Work(Struct):
 
     @classmethod
     def decode(cls, data: bytes) -> Work:
-        """Raises: msgspec.MsgspecError: another version has encoded it."""
+        """Raises: msgspec.MsgspecError: another version has encoded the work."""
         return msgspec.msgpack.decode(data, type=cls)
 
 
 class AnswerOutcome(Struct, frozen=True):
-    """The end of an answer: its body and HTTP status, as its client gets them."""
+    """The end of an answer: its body and its HTTP status, as the client gets them, and its `events`
+    if they are kept.
+    """
 
     status: Status
     http_status: int
@@ -91,8 +94,8 @@ class AnswerOutcome(Struct, frozen=True):
 
 
 class StoredAnswer(Struct, frozen=True):
-    """An answer with the contents that were asked for. `items` are the input items of a response, a
-    JSON list; `events` are a whole stream.
+    """An answer from the file, with the contents that the caller asked for. `items` are the input
+    items of a response, as a JSON list. `events` are the answer's whole stream.
     """
 
     entry: MailboxEntry
@@ -102,12 +105,15 @@ class StoredAnswer(Struct, frozen=True):
     events: bytes
 
 
-# The size of an entry without contents. If it were 0, empty entries would have no bound.
+# The size of an entry without contents. If it were 0, the number of empty entries would have no
+# bound.
 OVERHEAD_BYTES = 4096
 
 
 class Retention(Struct, frozen=True):
-    """Answers are kept for `keep_s` after their end, and all together take at most `size_bytes`."""
+    """The rules of retention: answers are kept for `keep_s` after their end, and all answers
+    together take at most `size_bytes`.
+    """
 
     keep_s: float
     size_bytes: int
@@ -117,7 +123,7 @@ class Retention(Struct, frozen=True):
         return cls(settings.keep_s, settings.size_bytes)
 
     def expires_before(self, now: float) -> float:
-        """Answers that ended at this time, or earlier, are removed."""
+        """A Unix time: answers that ended at this time, or earlier, are removed."""
         return now - self.keep_s
 
     def excess_bytes(self, held_bytes: int, more_bytes: int) -> int:
@@ -126,8 +132,8 @@ class Retention(Struct, frozen=True):
 
 
 def share_of_free(total: int, others: int) -> int:
-    """How much of a total one owner may have while others have `others`: half of the rest, so that
-    there is always room for another owner.
+    """How much of `total` one owner may have while the other owners have `others`: half of the
+    rest, so that there is always room for another owner.
     """
     return max(0, total - others + 1) // 2
 

@@ -1,4 +1,6 @@
-"""Answers that are not over: a job for each, how one is made, and the queue of those that wait."""
+"""Answers that are not over: the job of each answer, the making of an answer, and the queue of
+waiting answers.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,21 @@ from gateway.requests.share import Share
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
-# Each attempt numbers its events beyond those of the one before: a follower that returns with a
-# number of an attempt that a crash has ended gets the whole new stream.
+# The events of an attempt have higher numbers than all events of earlier attempts. So a follower
+# that returns with a number from before a crash gets the whole stream of the new attempt.
 NUMBERS_PER_ATTEMPT: Final = 1_000_000
 _END: Final = b"\n\n"
-# The shortest deadline of a request. The model's queue refuses it when that has passed.
+# The shortest deadline of a request. When it has passed, the model's queue refuses the request.
 _LEAST_S: Final = 0.001
 
 
 class AnswerFamily(Protocol):
-    """How one API writes its answers. `body` is that of an answer which isn't over. Events have
-    numbers if the API has them.
+    """How one API writes its answers. `body` is the body of an answer that isn't over. Events have
+    numbers if the API has numbers.
     """
 
     def form(self, form: bytes, request: Request, first_number: int) -> Format:
-        """The writer of an answer that begins now; its first event has this number."""
+        """The writer of an answer that begins now. The first event gets `first_number`."""
 
     def failure(self, body: bytes, refusal: Refusal) -> AnswerOutcome:
         """The outcome of an answer that fails."""
@@ -45,22 +47,23 @@ class AnswerFamily(Protocol):
         """The outcome of an answer that its owner has cancelled."""
 
     def first_events(self, body: bytes, number: int) -> bytes:
-        """The events of an answer that waits for its turn."""
+        """The events of an answer that waits for its turn. The first event gets `number`."""
 
     def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
-        """The last event of a stream that ends without the rest of its answer."""
+        """The last event, with this number, of a stream whose answer ends without its rest."""
 
 
 class AnswerJob:
-    """An answer until its end. With `streams` its events are recorded, also for followers that
-    return. Everything runs on the event loop.
+    """The job of one answer, until its end. Followers are clients that wait for the answer or for
+    its events. With `streams` the events are recorded, also for followers that return. Everything
+    runs on the event loop.
     """
 
     def __init__(
         self, entry: MailboxEntry, *, streams: bool, renewals: int, seat: Seat | None = None
     ) -> None:
-        """`renewals` is that of the archive when the entry was written. The job releases the `seat`
-        of its key.
+        """`renewals` is the archive's number when the entry was written. The job releases `seat`,
+        the answer's places under the limits of its key.
         """
         self.entry = entry
         self.streams = streams
@@ -80,7 +83,7 @@ class AnswerJob:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, at least until the gateway's next start."""
+        """Whether the job has ended. Its answer may still be made after the next start."""
         return self.settled.is_set()
 
     @property
@@ -89,17 +92,17 @@ class AnswerJob:
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens that were computed for it, also if it failed; None if none were."""
+        """The tokens that were computed for the answer, even if it failed; None: no tokens."""
         spent = [each.spent for each in self.requests if each.spent is not None]
         return usage_of(spent, len(spent)) if spent else None
 
     def hold(self, share: Share) -> None:
-        """Count the memory of its work in this share, as its client may disconnect."""
+        """Hold the share, which counts the memory of the work, as the client may disconnect."""
         share.hold()
         self._share = share
 
     def let_go(self) -> None:
-        """Release the share, as its work isn't in memory any more."""
+        """Release the share, as the work isn't in memory any more."""
         share, self._share = self._share, None
         if share is not None:
             share.release()
@@ -113,19 +116,19 @@ class AnswerJob:
             self.cancel()
 
     def counted(self) -> None:
-        """Its tokens are in the account of its key by now."""
+        """Note that the account of the key has the answer's tokens, so that the seat drops them."""
         if self._seat is not None:
             self._seat.answers = ()
 
     def cancel(self) -> None:
-        """Stop the making of it."""
+        """Stop making the answer."""
         self.cancelled = True
         self.release()
         for each in self.requests:
             each.abandon()
 
     def release(self) -> None:
-        """Cancel its requests, as no code reads them any more."""
+        """Cancel the requests, as no code reads their answers any more."""
         for each in self.requests:
             if not each.over and self._compartment is not None:
                 self._compartment.traffic.cancel(each)
@@ -137,7 +140,9 @@ class AnswerJob:
             self._notify()
 
     def end(self, outcome: AnswerOutcome | None, refusal: Refusal | None) -> None:
-        """End the job. Without an outcome the answer is made after the gateway's next start."""
+        """End the job. Without an outcome followers get the refusal, and the answer was dropped or
+        is made later.
+        """
         self.outcome, self.refusal = outcome, refusal
         self.let_go()
         if self._seat is not None:
@@ -148,7 +153,7 @@ class AnswerJob:
 
     @contextlib.contextmanager
     def follow(self) -> Iterator[asyncio.Event]:
-        """An event that is set whenever there is more."""
+        """An `asyncio.Event` that is set whenever the job has something new, or ends."""
         follower = asyncio.Event()
         self._followers.add(follower)
         try:
@@ -156,11 +161,12 @@ class AnswerJob:
         finally:
             self._followers.discard(follower)
             if not self._followers and not self.entry.streams:
-                # A client that fetches it later gets its body.
+                # A client that fetches the answer later gets its body.
                 self.streams = False
                 self.events.clear()
             elif not self._followers and self._share is None and not self.over:
-                # As long as it waits its events can be made again from its body in the file.
+                # The answer still waits, and its events can be made again from its body in the
+                # file.
                 self.events.clear()
 
     def _notify(self) -> None:
@@ -189,8 +195,9 @@ async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, n
     """Make the answer of a job. `now` is a Unix time.
 
     Raises:
-        Refusal: it failed; `job.requests` are empty if the model's queue refused it.
-        ClientGoneError: it was cancelled.
+        Refusal: the answer failed; `job.requests` is empty if the model's queue refused the
+            requests.
+        ClientGoneError: the job was cancelled.
     """
     # The right to use the model was checked when the answer was accepted.
     compartment = fleet.roster.find(job.entry.model, ANYBODY)
@@ -223,7 +230,7 @@ async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, n
     return Made(outcome, closing)
 
 
-# Behind all requests whose clients wait.
+# With this priority an answer comes after all requests whose clients wait.
 LOWEST_PRIORITY: Final = -1000
 
 
@@ -237,8 +244,8 @@ class QueuePlace(Struct, frozen=True):
 
 
 class BackgroundQueue:
-    """Answers that wait in the background, by priority and then by age. Each model makes a limited
-    number at a time.
+    """The answers that wait in the background, by priority and then by age, and those that run.
+    Each model makes a limited number of answers at a time.
     """
 
     def __init__(self) -> None:
@@ -260,8 +267,8 @@ class BackgroundQueue:
     def next(
         self, concurrency: int, without: Collection[str] = (), spent: Collection[str] = ()
     ) -> QueuePlace | None:
-        """Take the next answer that may run, if there is one; none of the models in `without`, and
-        none of the owners in `spent`.
+        """Take the next answer that may run, if there is one. Each model may run `concurrency`
+        answers. Answers of models in `without`, and of owners in `spent`, may not run.
         """
         busy = Counter(each.model for each in self._running.values())
         for place, turn in enumerate(self._waiting):
@@ -281,7 +288,9 @@ class BackgroundQueue:
         return name in self._running
 
     def take(self, name: Name) -> bool:
-        """Let an answer run before its turn and beyond the limit; False: it doesn't wait."""
+        """Let an answer run before its turn, and beyond `concurrency`. Returns False if the answer
+        doesn't wait.
+        """
         for place, turn in enumerate(self._waiting):
             if turn.name == name:
                 del self._waiting[place]
@@ -290,7 +299,9 @@ class BackgroundQueue:
         return False
 
     def put_back(self, name: Name) -> bool:
-        """Make a running answer the first that waits of its priority; False: it isn't running."""
+        """Put a running answer back, before all waiting answers of its priority. Returns False if
+        the answer isn't running.
+        """
         if (turn := self._running.pop(name, None)) is None:
             return False
         place = 0
@@ -305,8 +316,8 @@ class BackgroundQueue:
         self._waiting = [each for each in self._waiting if each.name != name]
 
     def take_overdue(self, now: float) -> list[QueuePlace]:
-        """The answers whose deadline has passed. They run from now on, so that their clients
-        are told.
+        """Take the waiting answers whose deadline has passed. They count as running, so that their
+        jobs can fail and tell the clients.
         """
         overdue = [each for each in self._waiting if each.deadline_at <= now]
         for turn in overdue:

@@ -35,7 +35,9 @@ _RETRY_AFTER_S: Final = 30
 
 
 class Mailbox:
-    """`maker` makes the answers. Everything runs on the event loop, but for the file."""
+    """The answers that wait for their clients; `maker` makes them. Everything runs on the event
+    loop, except calls of the file.
+    """
 
     def __init__(
         self,
@@ -50,23 +52,26 @@ class Mailbox:
         self._archive = Archive(path, fleet.events)
         self.maker = Maker(fleet, families, owners, budget, self._archive)
         self._tasks = Tasks("mailbox's file")
-        # The number of each owner's answers that are being written to the file, to wait.
+        # For each owner: how many background answers are being written to the file, and not queued
+        # yet.
         self._accepting: Counter[str] = Counter()
         # The answers that the gateway before this one still makes.
         self._elsewhere: frozenset[Name] = frozenset()
 
     @property
     def trouble(self) -> str | None:
-        """Why answers can't be stored now, in words; None: as far as is known, they can."""
+        """Why answers can't be stored now, in words; None: no trouble is known."""
         return self._archive.trouble or self._archive.failure
 
     def start(self) -> None:
-        """Go on with the answers that were accepted before, and begin the care of the file."""
+        """Begin to look after the file, and to make the answers that were accepted before."""
         self._tasks.keep(self._look_after, "file", _EXPIRE_S)
         self.maker.start()
 
     async def close(self) -> None:
-        """Call this once all requests were refused. The next start makes unfinished answers."""
+        """Close the file. To be called once all requests were refused. Unfinished answers are made
+        after the gateway's next start.
+        """
         await self.maker.close()
         await self._tasks.cancel_all()
         await self._archive.close()
@@ -74,8 +79,8 @@ class Mailbox:
     # From one gateway to the next
 
     def hand_over(self) -> list[Name]:
-        """Begin no more answers. Returns those that are being made here, or by an earlier
-        gateway.
+        """Begin no more answers. Returns the names of answers that are being made here, or by an
+        earlier gateway.
         """
         self.maker.leaving = True
         return [*self.maker.begun, *self._elsewhere]
@@ -86,18 +91,20 @@ class Mailbox:
         self.maker.wake()
 
     def leave(self) -> None:
-        """Give up the answers that wait, as another gateway makes them."""
+        """Give up the waiting answers, as another gateway makes them."""
         self.maker.let_go_of_waiting(_made_elsewhere())
 
     def leave_out(self, names: Collection[Name]) -> None:
-        """Leave out these answers, which an earlier gateway makes. Call this before `start`."""
+        """Leave these answers to the earlier gateway, which makes them. To be called before
+        `start`.
+        """
         self._elsewhere = frozenset(names)
 
     async def restore(self) -> None:
-        """Make the answers here that the earlier gateway, which has ended, has not made."""
+        """Queue the answers that were left to the earlier gateway, and that it has not made."""
         names, self._elsewhere = self._elsewhere, frozenset()
         if not names or self.maker.leaving:
-            # When this one is leaving, the next gateway makes them.
+            # If this gateway is leaving, the next gateway makes these answers.
             return
         with contextlib.suppress(Refusal):
             for entry in await self._archive.read(self._archive.store.pending, names):
@@ -116,12 +123,13 @@ class Mailbox:
         *,
         streams: bool = False,
     ) -> AnswerJob:
-        """Accept an answer. It is made at once, or in the background when its turn has come. Its
-        job holds the `seat` of its key until its end, and if it is made at once the `share`, too.
-        With `streams` a client follows its events now, whether or not they are kept.
+        """Accept an answer. The answer is made at once, or in the background when its turn has
+        come. Its job holds `seat` until its end; if the answer is made at once, the job also holds
+        `share`. With `streams` a client follows the events now, even if the events are not kept.
 
         Raises:
-            Refusal: the queue is full, it can't be written to the file, or its name is taken.
+            Refusal: the queue is full, the answer can't be written to the file, or its name is
+                taken.
         """
         self._fleet.check_serves()
         if entry.background:
@@ -145,7 +153,7 @@ class Mailbox:
         return job
 
     def _check_depth(self, owner: str) -> None:
-        """Raises: Refusal: the queue, or the owner's part of it, is full."""
+        """Raises: Refusal: the queue is full, or the owner's share of the queue."""
         depth = self._fleet.settings.mailbox.depth
         waiting = self.maker.waiting + self._accepting
         total = waiting.total()
@@ -169,10 +177,10 @@ class Mailbox:
     async def find(
         self, name: Name, share: Share, *, items: bool = False, events: bool = False
     ) -> StoredAnswer | None:
-        """An answer, with its items and events if these are wanted; `share` counts their bytes.
+        """An answer, with its items and events if these are wanted. `share` counts their bytes.
 
         Raises:
-            Refusal: it can't be read, or the share has no room for it.
+            Refusal: the file can't be read, or the share has no room for the answer.
         """
         found = await self._archive.read(self._archive.store.find, name, items, events, share.take)
         unwritten = self.maker.unwritten(name)
@@ -193,7 +201,8 @@ class Mailbox:
         *,
         newest_first: bool,
     ) -> list[tuple[MailboxEntry, bytes]]:
-        """`count` answers of an owner with their bodies, behind the one with the id `after`.
+        """At most `count` answers of an owner, with their bodies. With `after`, the id of an
+        answer, they begin behind that answer.
 
         Raises: Refusal: the file can't be read, or the share has no room.
         """
@@ -201,7 +210,7 @@ class Mailbox:
         return await self._archive.read(look, owner, api, after, count, share.take)
 
     async def cancel(self, name: Name) -> None:
-        """Cancel an answer, unless it is over; returns at its end, or after a while."""
+        """Cancel an answer that isn't over. Returns at the end of its job, or after `ANSWER_S`."""
         if (job := self.maker.job(name)) is None:
             return
         self.maker.cancel(job)
@@ -210,7 +219,9 @@ class Mailbox:
                 await job.settled.wait()
 
     async def delete(self, name: Name) -> bool:
-        """Delete an answer; whether there was one. Raises: Refusal: the file can't be written."""
+        """Delete an answer. Returns whether the file had it. Raises: Refusal: the file can't be
+        written.
+        """
         existed = await self._archive.write(self._archive.store.delete, name)
         self.maker.forget_unwritten(name)
         if (job := self.maker.job(name)) is not None:

@@ -1,7 +1,7 @@
 """Makes the answers of the mailbox, at once or when their turn has come.
 
-An outcome is written to the file before followers get it. One that can't be written is kept, and no
-other answer begins until it is written.
+An outcome is written to the file before followers get it. If an outcome can't be written, it is
+kept in memory, and no queued answer begins until it is written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protocol.answers import Usage
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-# So many attempts of an answer may end the gateway before it is given up.
+# An answer is given up once the gateway has died during so many attempts.
 _MOST_DEATHS: Final = 16
 
 
@@ -42,20 +42,20 @@ class Owners(Protocol):
         """Whether the owner's key exists, and was not revoked."""
 
     def spend(self, owner: str, usage: Usage) -> None:
-        """Add tokens to the usage of the owner's key, as no HTTP request does it for these
-        answers.
+        """Add tokens to the usage of the owner's key, as no HTTP request does so for an answer of
+        the mailbox.
         """
 
     def seat(self, owner: str) -> Seat | None:
-        """A place among the answers that the key may have at once; None: it has no limits."""
+        """Places for an answer under the limits of the owner's key; None: it has no limits."""
 
     def exhausted(self, owner: str) -> bool:
-        """Whether the key has had all tokens that it may have in a minute."""
+        """Whether the owner's key has used all tokens that it may use in a minute."""
 
 
 class Maker:
-    """Makes answers. With `leaving` it begins no more, as another gateway makes them. Everything
-    runs on the event loop, but for the file.
+    """Makes answers. With `leaving` no queued answer begins, as another gateway makes the waiting
+    answers. Everything runs on the event loop, except calls of the file.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Maker:
 
     @property
     def begun(self) -> list[Name]:
-        """Answers that are being made."""
+        """The names of answers that are being made."""
         return [name for name in self._jobs if not self._queue.waits(name)]
 
     def job(self, name: Name) -> AnswerJob | None:
-        """The job of an answer; None: it has none, or is over."""
+        """The job of an answer; None: the answer is over, or there is none."""
         return self._jobs.get(name)
 
     def unwritten(self, name: Name) -> tuple[AnswerJob, AnswerOutcome] | None:
-        """The outcome of an answer, if it is not in the file yet."""
+        """The job and the outcome of an answer, if the outcome is not in the file yet."""
         return self._unwritten.get(name)
 
     def begin(self, job: AnswerJob, share: Share, work: Work, body: bytes) -> None:
@@ -122,7 +122,7 @@ class Maker:
         self._wake.set()
 
     def queue_again(self, entry: MailboxEntry) -> None:
-        """Queue an answer of the file that was accepted before."""
+        """Queue an answer from the file, which was accepted before, unless it has a job."""
         if entry.name not in self._jobs:
             seat, renewals = self._owners.seat(entry.owner), self._archive.renewals
             self.queue(AnswerJob(entry, streams=entry.streams, renewals=renewals, seat=seat))
@@ -132,12 +132,12 @@ class Maker:
         self._wake.set()
 
     def open(self, job: AnswerJob, body: bytes) -> None:
-        """Record the first events of a job, made from its body, unless it has events."""
+        """Record the first events of an answer, made from its body, unless its job has events."""
         if not job.events:
             job.record(self._families[job.entry.api].first_events(body, job.next_number))
 
     def cancel(self, job: AnswerJob) -> None:
-        """Cancel a job, whether it waits or is being made; it is settled soon."""
+        """Cancel a job, whether its answer waits or is being made. The job ends soon."""
         job.cancel()
         if self._queue.take(job.entry.name):
             self._start(job.entry.name)
@@ -147,14 +147,16 @@ class Maker:
         self._unwritten.pop(name, None)
 
     def let_go_of_waiting(self, refusal: Refusal) -> None:
-        """Give up the answers that wait; their followers get the refusal."""
+        """End the jobs of waiting answers. Their followers get the refusal."""
         for job in list(self._jobs.values()):
             if self._queue.waits(job.entry.name):
                 self._forget(job)
                 job.end(None, refusal)
 
     async def close(self) -> None:
-        """Call this once all requests were refused. The next start makes unfinished answers."""
+        """End all jobs. To be called once all requests were refused. Unfinished answers are made
+        after the gateway's next start.
+        """
         self.let_go_of_waiting(_made_later())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
@@ -181,7 +183,7 @@ class Maker:
             self._start(turn.name)
 
     def _revoked(self, job: AnswerJob) -> bool:
-        """Whether its key was revoked, so that no client could fetch it."""
+        """Whether the job's key was revoked, so that no client could fetch the answer."""
         owner = job.entry.owner
         return bool(owner) and not job.cancelled and not self._owners.opens(owner)
 
@@ -203,7 +205,7 @@ class Maker:
         entry.attempts += 1
         share = Share(self._budget)
         job.hold(share)
-        # From now on only the job holds it.
+        # From now on only the job holds the share.
         share.release()
         try:
             found = await self._archive.write(self._archive.store.begin, entry, share.take)
@@ -212,7 +214,7 @@ class Maker:
             self._queue.put_back(entry.name)
             return
         if found is None:
-            # It was deleted meanwhile, or lost with a damaged file.
+            # The answer was deleted meanwhile, or lost with a damaged file.
             self._forget(job)
             job.end(None, Refusal("not_found", f"{entry.id} is not in the mailbox any more."))
             return
@@ -251,7 +253,7 @@ class Maker:
                 else:
                     await self._fail(job, body, refusal)
             else:
-                # Its client gets the refusal.
+                # The client, which waits, gets the refusal.
                 await self._drop(job, refusal)
         except Exception:
             logger.exception("%s failed", entry.id)
@@ -259,7 +261,12 @@ class Maker:
             await self._fail(job, body, Refusal("internal_error", reason))
 
     def _check(self, job: AnswerJob) -> None:
-        """Raises: ClientGoneError: it was cancelled; Refusal: too late, or tried too often."""
+        """Raise if the answer must not be made.
+
+        Raises:
+            ClientGoneError: the job was cancelled.
+            Refusal: the deadline has passed, or the gateway died during too many attempts.
+        """
         entry = job.entry
         if job.cancelled:
             raise ClientGoneError
@@ -285,7 +292,7 @@ class Maker:
         await self._settle(job, outcome, last, refusal)
 
     async def _leave(self, job: AnswerJob) -> None:
-        """End a job whose answer is made after the next start."""
+        """End a job whose answer is made after the gateway's next start."""
         with contextlib.suppress(Refusal):
             await self._archive.write(self._archive.store.put_back, job.entry)
         self._forget(job)
@@ -341,7 +348,7 @@ class Maker:
                 store.finish, job.entry, outcome, Retention.of(self._fleet.settings.mailbox)
             )
             if not written and job.renewals != archive.renewals and not job.deleted:
-                # Its entry was lost with a damaged file.
+                # The entry was lost with a damaged file.
                 await archive.write(
                     store.put, job.entry, outcome, b"", Retention.of(self._fleet.settings.mailbox)
                 )

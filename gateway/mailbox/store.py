@@ -1,4 +1,4 @@
-"""Reads and writes of the mailbox's file. Every call blocks, and one runs at a time."""
+"""Reads and writes of the mailbox's file. Every call blocks, and only one may run at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gateway.mailbox.entry import (
 _ENTRY: Final = ", ".join(MailboxEntry.__struct_fields__)
 _IS_PENDING: Final = f"status IN {PENDING}"
 _PAGES_AT_ONCE: Final = 4096
-# The bytes that are unpacked before they are counted.
+# So many bytes are unpacked before `take` counts them.
 _UNPACKED_BYTES: Final = 1 << 20
 
 # Counts bytes that are read for a request, and raises if they are too many.
@@ -34,11 +34,12 @@ Take: TypeAlias = Callable[[int], None]
 
 
 class Store(Database):
-    """The answers in the file. Contents are compressed, but for bodies, which are read most."""
+    """The answers in the file. Contents are compressed, except bodies, which are read most."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        # Bytes by owners. Those of answers that another gateway makes are as of the opening.
+        # The bytes of each owner's answers. Answers that another gateway makes count as they were
+        # when the file was opened.
         self._held: Counter[str] = Counter()
 
     @property
@@ -46,8 +47,9 @@ class Store(Database):
         return self._held.total()
 
     def open(self, elsewhere: Collection[Name] = ()) -> list[MailboxEntry]:
-        """Open the file; return the answers that are still to be made, by age, without those that
-        are being made `elsewhere`. For the others that ran, the death of the gateway is counted.
+        """Open the file. Returns the answers that are still to be made, by age, without answers
+        that are being made `elsewhere`. If another answer was in progress, one more death of the
+        gateway is counted for it.
 
         Raises:
             MailboxDamagedError: the file is put aside; another try begins a new one.
@@ -72,7 +74,7 @@ class Store(Database):
             raise
 
     def pending(self, names: Collection[Name]) -> list[MailboxEntry]:
-        """The answers of these names that are still to be made, by age."""
+        """The answers with these names that are still to be made, by age."""
         with self.explained():
             return [each for each in self._pending() if each.name in names]
 
@@ -87,7 +89,7 @@ class Store(Database):
 
         Raises:
             TakenError: the name is taken.
-            StoreError: there is no room, or it can't be written.
+            StoreError: there is no room, or the file can't be written.
         """
         packed = zlib.compress(work, 1), zlib.compress(items, 1)
         with self.explained():
@@ -102,8 +104,8 @@ class Store(Database):
             self._insert(entry, outcome.http_status, outcome.body, b"", packed, keep)
 
     def begin(self, entry: MailboxEntry, take: Take) -> tuple[bytes, bytes] | None:
-        """Note that an answer runs; return its work, and its body until its end. None: it isn't to
-        be made any more.
+        """Note that an answer is being made. Returns its work, and the body that it has until its
+        end; None: the answer isn't to be made any more.
         """
         with self.explained():
             self.sql.execute(
@@ -127,7 +129,7 @@ class Store(Database):
             )
 
     def finish(self, entry: MailboxEntry, outcome: AnswerOutcome, keep: Retention) -> bool:
-        """Write the outcome of an answer. False: it was over already, or is gone."""
+        """Write the outcome of an answer. Returns False if the answer was over, or is gone."""
         events = zlib.compress(outcome.events, 1) if outcome.events else b""
         with self.explained():
             row = self.sql.execute(
@@ -176,7 +178,9 @@ class Store(Database):
     def entries(
         self, owner: str, api: Api, after: str | None, count: int, take: Take, *, newest_first: bool
     ) -> list[tuple[MailboxEntry, bytes]]:
-        """`count` answers of an owner with their bodies, behind the one with the id `after`."""
+        """At most `count` answers of an owner, with their bodies. With `after`, the id of an
+        answer, they begin behind that answer.
+        """
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
         behind = ""
         arguments: list[str | int] = [owner, api]
@@ -196,16 +200,17 @@ class Store(Database):
             return found
 
     def delete(self, name: Name) -> bool:
-        """Delete an answer; whether there was one."""
+        """Delete an answer. Returns whether there was one."""
         with self.explained():
             return self._delete("WHERE owner = ? AND id = ?", *name)
 
     def expire(self, keep: Retention, now: float) -> None:
-        """Remove answers that were kept long enough, or that exceed the bound."""
+        """Remove answers that were kept long enough, or that exceed the bound of bytes."""
         with self.explained():
             self._delete("WHERE ended_at <= ?", keep.expires_before(now))
             self._make_room(None, 0, keep)
-            # A script runs to its end; a single statement without rows would free only one page.
+            # A script runs this statement to its end. `execute` would free only one page, as nobody
+            # reads its rows.
             self.sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
 
     # Inside
@@ -236,7 +241,7 @@ class Store(Database):
         self._held[entry.owner] += size
 
     def _check_share(self, owner: str, more_bytes: int, keep: Retention) -> None:
-        """Raises: StoreError: answers of this key that wait would exceed the key's share."""
+        """Raises: StoreError: the owner's waiting answers would exceed the owner's share."""
         rows = self.sql.execute(
             "SELECT owner, sum(bytes) FROM answers WHERE ended_at IS NULL GROUP BY owner"
         )
@@ -250,8 +255,9 @@ class Store(Database):
             )
 
     def _make_room(self, owner: str | None, more_bytes: int, keep: Retention) -> int:
-        """Delete the oldest finished answers of the owner with the most bytes, so that an owner
-        with more never displaces one with less. Returns the bytes that are still too many.
+        """Delete finished answers until there is room for `more_bytes` of the owner: the oldest
+        answers of the owner with the most bytes first. So an owner never displaces answers of an
+        owner with fewer bytes. Returns the bytes that are still too many.
         """
         held = self._held.copy()
         if owner is not None:
@@ -291,8 +297,8 @@ class Store(Database):
 
 
 def _unpacked(packed: bytes, take: Take) -> bytes:
-    """Raises: zlib.error: the content is damaged; and the exceptions of `take`, early enough to
-    bound the memory.
+    """Unpack contents. `take` counts the bytes early enough to bound the memory; its exceptions are
+    passed on. Raises: zlib.error: the contents are damaged.
     """
     if not packed:
         return b""
@@ -309,6 +315,6 @@ def _unpacked(packed: bytes, take: Take) -> bytes:
 
 def _entry(row: tuple[object, ...]) -> MailboxEntry:
     values = dict(zip(MailboxEntry.__struct_fields__, row, strict=True))
-    # SQLite has integers for truth values.
+    # SQLite has integers in place of booleans.
     values["background"], values["streams"] = bool(values["background"]), bool(values["streams"])
     return MailboxEntry(**values)  # type: ignore[arg-type]

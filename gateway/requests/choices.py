@@ -1,4 +1,4 @@
-"""The answers to one request of a client: asked for together, and read side by side."""
+"""The answers to one request of a client, which are made together and read side by side."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Format(Protocol):
         """The events of one piece of a choice."""
 
     def closing(self, usage: Usage) -> bytes:
-        """Events after the last piece of all."""
+        """Events after the last piece of the last choice."""
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         """The body of answers that aren't streamed."""
 
 
 class Choices:
-    """The answers as far as they have come. Streamed ones are written by `form` at once; the parts
-    of others are kept until `whole`.
+    """The answers to one request of a client, as far as they have come. Callers `write` pieces as
+    events of a stream, or `keep` them for the `whole` body, or do both.
     """
 
     def __init__(self, requests: Sequence[Request], form: Format, answers_each: int) -> None:
-        """Each prompt has `answers_each` of the requests."""
+        """`requests` has `answers_each` requests for each prompt."""
         self.unopened = set(range(len(requests)))
         self.unfinished = set(self.unopened)
         self._requests = requests
@@ -57,12 +57,14 @@ class Choices:
 
     @property
     def cut(self) -> bool:
-        """One of them was ended by its limit."""
+        """Whether an answer was ended by its limit of tokens."""
         return "length" in self._reasons
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens computed so far, also for answers that end early; None: none were."""
+        """The tokens that were computed so far, also for answers that ended early; None: there were
+        none.
+        """
         spent = [each.spent for each in self._requests if each.spent is not None]
         return usage_of(spent, self._answers_each) if spent else None
 
@@ -71,7 +73,7 @@ class Choices:
         self._note_end(index, piece)
 
     def write(self, index: int, piece: AnswerPiece) -> bytes:
-        """The events of a piece, behind those that open its choice."""
+        """The events of a piece. Before the first piece come the events that open its choice."""
         events = self._form.opening(index) if index in self.unopened else b""
         self.unopened.discard(index)
         self._note_end(index, piece)
@@ -82,7 +84,7 @@ class Choices:
         return self._form.closing(self.usage or _NOTHING)
 
     def whole(self) -> bytes:
-        """The body, once all answers have ended."""
+        """The body with all answers, once they have ended."""
         choices = map(Choice, map(merged, self._parts), self._reasons)
         return self._form.whole(list(choices), self.usage or _NOTHING)
 
@@ -93,8 +95,8 @@ class Choices:
 
 
 def answers_to(generate: Generate, number: int, terms: Terms, now: float) -> list[Request]:
-    """Requests for so many answers to one prompt. Each has random numbers of its own; the first has
-    the same as if it were alone.
+    """Requests for `number` answers to one prompt. Each request has a seed of its own; the first
+    request has the seed of `generate`.
     """
     requests = []
     for index in range(number):
@@ -112,14 +114,14 @@ async def pieces(
     requests: Sequence[Request], shortcut: Shortcut | None = None
 ) -> AsyncGenerator[tuple[int, AnswerPiece]]:
     """The pieces of all answers as they come, each with the number of its choice. If there is only
-    one answer, `shortcut` gets the pieces that it writes.
+    one answer, its pieces go to `shortcut` instead, as long as that can write them.
 
     Raises:
-        Refusal: one of the answers ends here.
-        ClientGoneError: they were abandoned.
+        Refusal: an answer ends without its rest.
+        ClientGoneError: the requests were abandoned.
     """
     if len(requests) == 1:
-        # Nearly all requests are alone, and need no task for each piece.
+        # Nearly all clients ask for one answer, and that needs no task for each piece.
         while True:
             piece = await requests[0].take(shortcut)
             yield 0, piece
@@ -133,7 +135,8 @@ async def pieces(
             done.clear()
             while ready:
                 index = takers.pop(ready[0])
-                # A failure refers to this frame; if the frame held the task, neither were freed.
+                # A task's exception refers to this frame. If the frame held the task, neither would
+                # be freed.
                 piece = ready.popleft().result()
                 if piece.finish_reason is None:
                     takers[asyncio.create_task(requests[index].take())] = index
@@ -141,12 +144,12 @@ async def pieces(
     finally:
         for taker in takers:
             taker.cancel()
-        # Several may have failed; one failure was raised.
+        # Several tasks may have failed, and one failure was raised.
         await asyncio.gather(*takers, return_exceptions=True)
 
 
 def only_text(piece: AnswerPiece) -> str | None:
-    """The text of a piece that is nothing but text, as nearly every one."""
+    """The text of a piece that is nothing but text, as most pieces are; otherwise None."""
     if len(piece.parts) != 1 or piece.finish_reason is not None:
         return None
     (part,) = piece.parts
@@ -154,14 +157,16 @@ def only_text(piece: AnswerPiece) -> str | None:
 
 
 def system_fingerprint(request: Request) -> str | None:
-    """With another one the same seed may give another text. None: it was not sent yet."""
+    """OpenAI's sign that the same seed gives the same text: another fingerprint may give another
+    text. None: the request was not sent yet.
+    """
     fingerprint = request.progress.fingerprint
     return fingerprint and f"fp_{fingerprint[:12]}"
 
 
 def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
     """The usage of all choices. Each prompt counts once for its `answers_each` choices: the first
-    of them computes it, and the others find it.
+    choice computes the prompt, and the other choices find it in the cache.
     """
     prompts = [
         usages[begin : begin + answers_each] for begin in range(0, len(usages), answers_each)

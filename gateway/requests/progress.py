@@ -1,4 +1,6 @@
-"""How far a request has come, so that another worker can go on with it; and its vectors."""
+"""How far a request has come, so that another worker can go on with it, and the vectors of a
+request for embeddings.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,24 @@ from protocol.answers import Embedded
 from protocol.message import BYTES_PER_TOKEN, pack, unpack
 from protocol.requests import ChatPrompt, Embed, Generate, Prompt, Task, TextPrompt, TokenPrompt
 
-# If a worker dies again within so many tokens, the request is to blame.
+# A request is to blame if another worker dies within so many tokens after the first death.
 SUSPECT_TOKENS: Final = 32
 
 
-# Bytes of text that no token reaches with all its alternatives, and bytes for anything beside.
+# No token, with all its alternatives, has so many bytes of text. So many bytes are allowed for
+# anything else.
 _MOST_PER_TOKEN: Final = 4096
 _MOST_BESIDE: Final = 1 << 16
 
 
 class ModelChangedError(Exception):
-    """The delivered tokens come from other weights, another tokenizer or another template."""
+    """The delivered tokens come from other weights, another tokenizer or another template than the
+    next tokens would.
+    """
 
 
 class ProgressState(Struct, frozen=True):
-    """The progress of a request, for another gateway to go on from. Token ids are packed."""
+    """The progress of a request, as the next gateway takes it over. Token ids are packed."""
 
     delivered: bytes
     rendered: bytes | None
@@ -37,16 +42,17 @@ class ProgressState(Struct, frozen=True):
 
 
 class RequestProgress:
-    """The rendered prompt, the delivered tokens, and the deaths of workers on the way.
+    """The progress of one request: its rendered prompt, its delivered tokens, and the deaths of
+    workers on the way.
 
-    `delivered` holds token ids, and `fingerprint` is that of the model that it was last sent to. A
-    message names the request by an id of its own each time that it is sent, so that late output for
-    an earlier attempt can't be taken for the present one's.
+    `delivered` holds token ids. `fingerprint` is of the model to which the request was last sent.
+    Each time that the request is sent, the message has a new id. So late output for an earlier
+    attempt can't be taken for output of the present attempt.
     """
 
     def __init__(self, task: Task) -> None:
         self.delivered = array("I")
-        # The size of its parts so far, in characters and bytes.
+        # The size of the answer's parts so far, in characters and bytes.
         self.said = 0
         self._task = task
         self._rendered: TokenPrompt | None = None
@@ -77,29 +83,29 @@ class RequestProgress:
 
     @property
     def wire_id(self) -> str:
-        """The id that the last message gave it."""
+        """The request's id in its last message to a worker."""
         return f"{self._task.request_id}.{self._attempts}"
 
     @property
     def begun(self) -> bool:
-        """It was sent."""
+        """Whether the request was sent."""
         return self._attempts > 0
 
     @property
     def resumed(self) -> bool:
-        """It was sent more than once."""
+        """Whether the request was sent more than once."""
         return self._attempts > 1
 
     @property
     def rendered(self) -> bool:
-        """The token ids of the whole prompt are known, or aren't needed."""
+        """Whether the token ids of the whole prompt are known, or aren't needed."""
         if self._rendered is not None or isinstance(self._task, Embed) or self._task.counts:
             return True
         return isinstance(self._task.prompt, TokenPrompt)
 
     @property
     def prompt_tokens(self) -> int:
-        """0: they aren't known yet."""
+        """The number of the prompt's tokens; 0: it isn't known yet."""
         prompt = self._rendered
         if prompt is None and isinstance(self._task, Generate):
             prompt = self._task.prompt if isinstance(self._task.prompt, TokenPrompt) else None
@@ -107,20 +113,24 @@ class RequestProgress:
 
     @property
     def says_too_much(self) -> bool:
-        """Its text is longer than so many tokens can have; without this bound it would grow."""
+        """Whether the answer's text is longer than so many tokens can make it. Without this bound a
+        faulty worker's text would grow for ever.
+        """
         tokens = self.prompt_tokens + len(self.delivered)
         return self.said > tokens * _MOST_PER_TOKEN + _MOST_BESIDE
 
     @property
     def suspect(self) -> bool:
-        """A worker died while it ran, and it hasn't come far enough since to be cleared."""
+        """Whether a worker died while the request ran, and the request has had fewer than
+        `SUSPECT_TOKENS` tokens since.
+        """
         return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS
 
     def next_message(self, fingerprint: str, priority: int = 0) -> Task:
-        """The message for a worker whose model has this fingerprint.
+        """Make the next message, for a worker whose model has this fingerprint.
 
         Raises:
-            ModelChangedError: part of the answer came from another model.
+            ModelChangedError: the delivered tokens came from another model.
         """
         if fingerprint != self.fingerprint:
             if self.delivered:
@@ -133,7 +143,8 @@ class RequestProgress:
             return msgspec.structs.replace(self._task, request_id=self.wire_id, priority=priority)
         prompt: Prompt = self._rendered or self._task.prompt
         if isinstance(self._task.prompt, ChatPrompt) and self._task.prompt.pictures:
-            # The worker makes the tokens and the pictures' arrays together.
+            # The tokens alone would not do: the worker makes them together with the arrays of the
+            # pictures.
             prompt = self._task.prompt
         return msgspec.structs.replace(
             self._task,
@@ -144,33 +155,33 @@ class RequestProgress:
         )
 
     def render(self, token_ids: bytes, *, last: bool) -> int:
-        """Take in a part of the rendered prompt; returns how many tokens there are by now."""
+        """Take in a part of the rendered prompt. Returns the number of its tokens so far."""
         self._parts += token_ids
         if last:
             self._rendered = TokenPrompt(bytes(self._parts))
         return len(self._parts) // BYTES_PER_TOKEN
 
     def note_death(self) -> bool:
-        """A worker died while it ran; True if the request is to blame."""
+        """Note that a worker died while the request ran. Returns whether the request is guilty."""
         guilty = self.suspect
         self._death_at = len(self.delivered)
         return guilty
 
 
 BYTES_PER_NUMBER: Final = 4
-# Of English, with present vocabularies.
+# An estimate for English, with present vocabularies.
 _CHARACTERS_PER_TOKEN: Final = 4
 # No model has longer vectors.
 _MOST_DIMENSIONS: Final = 1 << 16
 
 
 class ImplausibleError(Exception):
-    """These can't be the vectors that were asked for; the message says why."""
+    """A worker's vectors can't be the ones that were asked for; the message says why."""
 
 
 class Vectors:
-    """`data` has `dimensions` numbers of each input, in their order, packed as the worker sent
-    them; their prompts had so many `tokens`.
+    """The vectors of one request. `data` holds `dimensions` numbers for each input, in the order of
+    the inputs, packed as the worker sent them. The inputs had so many `tokens`.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -180,12 +191,12 @@ class Vectors:
         self._inputs = inputs
 
     def begin(self) -> None:
-        """A worker begins, or another one begins anew."""
+        """Drop all vectors, as a worker begins with the request, or begins anew."""
         self.data.clear()
         self.dimensions = self.tokens = 0
 
     def take(self, part: Embedded) -> None:
-        """Raises: ImplausibleError."""
+        """Take in a part of the vectors. Raises: ImplausibleError."""
         if not 0 < part.dimensions <= _MOST_DIMENSIONS or part.tokens < 0:
             raise ImplausibleError(f"it sent vectors of {part.dimensions} numbers")
         if self.data and part.dimensions != self.dimensions:
@@ -206,7 +217,7 @@ class Vectors:
 
 
 def likely_tokens(task: Embed) -> int:
-    """Roughly the tokens of its inputs. The worker counts them, and says so with the vectors."""
+    """About how many tokens the inputs have. The worker sends the exact number with the vectors."""
     query = 0 if task.query is None else len(task.query)
     return sum(
         1 + (len(each.text) + query) // _CHARACTERS_PER_TOKEN

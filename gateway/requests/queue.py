@@ -1,4 +1,4 @@
-"""The requests of one model: those that wait, that run, and that are kept out. No I/O."""
+"""The requests of one model: waiting requests, running ones, and the quarantine. No I/O."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ class QueueFullError(Exception):
 
 
 class RequestQueue:
-    """Parked requests first, then by priority, then first come, first served, up to a number that
-    may run at once.
+    """The requests of one model that wait or run. Suspects start first, then parked requests, then
+    new requests by priority and age. At most `max_running` requests run at once.
 
-    A suspect, which ran when a worker died, runs alone: if the next worker dies too, the suspect is
-    to blame, and no other request is hurt. It is cleared once it is well past that point.
+    A suspect, which ran when a worker died, runs alone: if the next worker dies, too, the suspect
+    is to blame, and no other request is hurt. A suspect is cleared when it has had enough tokens
+    since that death.
     """
 
     def __init__(self, depth: int, max_running: int, priority: int) -> None:
-        """Requests without a priority of their own have `priority`."""
+        """At most `depth` new requests may wait. Requests without a priority of their own have
+        `priority`.
+        """
         self.depth = depth
         self.max_running = max_running
         self.priority = priority
@@ -41,25 +44,25 @@ class RequestQueue:
         yield from self._running.values()
 
     def places(self) -> Iterator[tuple[int | None, Request]]:
-        """Each request with its place among those that start next, from 1 on; None: it runs."""
+        """Each request, with its place among the waiting requests, from 1 on; None: it runs."""
         for each in self._running.values():
             yield None, each
         yield from enumerate((*self._suspects, *self._parked, *self._waiting), 1)
 
     @property
     def in_order(self) -> tuple[list[Request], list[Request]]:
-        """Those that run, and those that wait in the order in which they start."""
+        """The running requests, and the waiting requests in the order in which they start."""
         waiting = [*self._suspects, *self._parked, *self._waiting]
         return list(self._running.values()), waiting
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, parked ones among them."""
+        """The number of waiting requests, parked ones among them."""
         return len(self._suspects) + len(self._parked) + len(self._waiting)
 
     @property
     def parked(self) -> int:
-        """Requests that wait and ran already."""
+        """The number of waiting requests that ran before."""
         return len(self._suspects) + len(self._parked)
 
     @property
@@ -68,7 +71,7 @@ class RequestQueue:
 
     @property
     def oldest_waiting_at(self) -> float | None:
-        """When the oldest request that waits arrived; it need not be the first in order."""
+        """When the oldest waiting request arrived; another request may start before it."""
         queues = (self._suspects, self._parked, self._waiting)
         return min((each.arrived_at for queue in queues for each in queue), default=None)
 
@@ -77,10 +80,10 @@ class RequestQueue:
         return min((each.arrived_at for each in self._running.values()), default=None)
 
     def add(self, request: Request) -> None:
-        """Take a new request in.
+        """Take in a new request.
 
         Raises:
-            QueueFullError: the queue holds as many new ones as it may.
+            QueueFullError: `depth` new requests wait already.
         """
         if len(self._waiting) >= self.depth:
             raise QueueFullError
@@ -92,16 +95,18 @@ class RequestQueue:
 
     @property
     def guilty(self) -> int:
-        """Requests that are to blame if the worker dies now."""
+        """The number of running requests that are to blame if the worker dies now."""
         return sum(each.progress.suspect for each in self._running.values())
 
     @property
     def highest_priority(self) -> int | None:
-        """The highest of the requests that wait or run, if there are any."""
+        """The highest priority of all requests that wait or run; None: there are none."""
         return max(map(self.priority_of, self), default=None)
 
     def next(self) -> Request | None:
-        """The request that may start now. It leaves the queue: `run` it, or refuse it."""
+        """Remove and return the request that may start now, if there is one. The caller must `run`
+        or refuse it.
+        """
         if self._alone is not None or len(self._running) >= self.max_running:
             return None
         if self._suspects:
@@ -112,7 +117,7 @@ class RequestQueue:
         return None
 
     def run(self, request: Request) -> None:
-        """Count a request among those that run, under its present wire id."""
+        """Add a request to the running ones, by its present wire id."""
         self._running[request.progress.wire_id] = request
         if request.progress.suspect:
             self._alone = request
@@ -121,7 +126,9 @@ class RequestQueue:
         return self._running.get(wire_id)
 
     def acquit(self, request: Request) -> bool:
-        """End the solitude of a cleared suspect; True if it must pause for other suspects."""
+        """If the request is a cleared suspect that ran alone, let other requests run beside it.
+        Returns True if the request itself must pause, so that other suspects can run alone.
+        """
         if request is not self._alone or request.progress.suspect:
             return False
         self._alone = None
@@ -132,7 +139,7 @@ class RequestQueue:
         return True
 
     def remove(self, request: Request) -> bool:
-        """Forget a request, wherever it is; True if it ran."""
+        """Remove a request, whether it waits or runs. Returns whether it ran."""
         if request is self._alone:
             self._alone = None
         if self._running.pop(request.progress.wire_id, None) is not None:
@@ -149,7 +156,7 @@ class RequestQueue:
         return running
 
     def park(self, requests: list[Request]) -> None:
-        """Put requests that ran before all others, in their order."""
+        """Put requests that ran at the front of the queue, in their order."""
         self._suspects.extend(each for each in requests if each.progress.suspect)
         self._parked.extendleft(each for each in reversed(requests) if not each.progress.suspect)
 
@@ -161,12 +168,12 @@ class RequestQueue:
         return waiting
 
     def priority_of(self, request: Request) -> int:
-        """Its own, or that of requests without one."""
+        """The request's own priority; without one, the queue's."""
         own = request.terms.priority
         return self.priority if own is None else own
 
     def restore(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
-        """Take over the requests of an earlier gateway, however many there are."""
+        """Take over the requests of an earlier gateway, even if they are more than `depth`."""
         for request in running:
             self.run(request)
         for request in waiting:
@@ -178,18 +185,20 @@ class RequestQueue:
                 self._waiting.append(request)
 
     def put_off(self, seconds: float) -> None:
-        """Give requests that wait so much more time; deadlines of those that run stand still."""
+        """Put off the deadlines of waiting requests. The deadlines of running requests stand still
+        anyway.
+        """
         for queue in (self._suspects, self._parked, self._waiting):
             for request in queue:
                 request.deadline_at += seconds
 
     def overdue_unbegun(self, now: float) -> list[Request]:
-        """Requests that a worker has, without a token at their deadline."""
+        """Running requests whose deadline has passed before their first token."""
         running = self._running.values()
         return [e for e in running if e.deadline_at <= now and not e.progress.delivered]
 
     def take_overdue(self, now: float) -> list[Request]:
-        """Remove and return the requests that have waited until their deadline."""
+        """Remove and return the waiting requests whose deadline has passed."""
         overdue = []
         for queue in (self._suspects, self._parked, self._waiting):
             late = [each for each in queue if each.deadline_at <= now]
@@ -204,7 +213,9 @@ _MOST: Final = 16
 
 
 class Quarantine:
-    """Recognizes a request that killed workers by its content; the caller brings the time."""
+    """Keeps out requests that killed workers, and recognizes them by their content. The caller
+    passes the time.
+    """
 
     def __init__(self) -> None:
         self._until: deque[tuple[float, Task]] = deque(maxlen=_MOST)
@@ -213,7 +224,7 @@ class Quarantine:
         self._until.append((now + _QUARANTINE_S, _content(task)))
 
     def remaining_s(self, task: Task, now: float) -> float | None:
-        """How long the request is kept out yet; None if it may run."""
+        """Seconds for which the request is still kept out; None: it may run."""
         while self._until and self._until[0][0] <= now:
             self._until.popleft()
         if not self._until:
@@ -226,7 +237,7 @@ class Quarantine:
 
 
 def _content(task: Task) -> Task:
-    """The task without the parts that differ when a client sends the same body again."""
+    """The task, without the parts that differ when a client sends the same body again."""
     if isinstance(task, Embed):
         return msgspec.structs.replace(task, request_id="")
     sampling = msgspec.structs.replace(task.sampling, seed=0)

@@ -29,12 +29,12 @@ def too_large() -> Refusal:
 
 
 def too_late(model_id: str, deadline_s: float, description: str) -> Refusal:
-    """`description` is the state of the model, as `Condition.describe` has it."""
+    """`description` is the state of the model, as `Condition.describe` writes it."""
     return Refusal(
         "deadline_exceeded",
         f"The request waited for {model_id!r} until its deadline of {deadline_s:g} s passed; "
         f"X-Deadline-S sets another. The model {description}.",
-        # Its client's patience is at an end, and another try would have as much again.
+        # The client's deadline has passed, and another try might wait for as long again.
         lasting=True,
     )
 
@@ -117,7 +117,7 @@ def operators_only(model_id: str, state: str) -> Refusal:
 def unavailable(
     model_id: str, state: str, reason: str | None, *, retry_after_s: int | None
 ) -> Refusal:
-    """`retry_after_s` None: it won't be tried again by itself."""
+    """`retry_after_s` None: the gateway doesn't load the model again by itself."""
     remedy = f" `bulkhead load {model_id}` tries again." if retry_after_s is None else ""
     what = "has failed" if state == "failed" else f"is {state}"
     return Refusal(
@@ -160,10 +160,10 @@ def lost(
     deaths: int,
     next_attempt_s: float | None,
 ) -> str:
-    """Why there is no worker, for an operator who knows nothing else.
+    """Why there is no worker, in a text for an operator who knows nothing else.
 
-    `status` None: the reason has it. `next_attempt_s` is from now; None: there is none, or it comes
-    at once.
+    `status` None: the exit status is in the reason. `next_attempt_s` counts from now; None: there
+    is no next attempt, or it comes at once.
     """
     text = f"the worker was lost: {reason}"
     if status is not None:

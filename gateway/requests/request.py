@@ -1,4 +1,4 @@
-"""One request on its way, and the single slot that its answer arrives in."""
+"""One request on its way to a worker, and the slot in which its answer arrives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ REMINDER_S: Final = 5.0
 
 
 class AnswerPiece(Struct, frozen=True):
-    """What has arrived since the last piece. An idle piece only reminds that time passes."""
+    """The parts of an answer that have arrived since the last piece. An idle piece has no parts,
+    and only reminds its reader that time passes.
+    """
 
     parts: tuple[AnswerPart, ...]
     finish_reason: FinishReason | None
@@ -40,18 +42,18 @@ class AnswerPiece(Struct, frozen=True):
         return not self.parts and self.finish_reason is None
 
 
-# Writes a piece in place of its reader's task, which costs more to wake than the piece to write.
-# False: it can't just now, and the task gets the piece.
+# Writes a piece in place of the reader's task, as waking the task costs more than writing the
+# piece. Returns False if it can't write now; then the task gets the piece.
 Shortcut: TypeAlias = Callable[[AnswerPiece], bool]
 
 
 class Terms(Struct, frozen=True, kw_only=True):
     """The terms that all answers to a client's request have in common.
 
-    `id` is the request's name for its client (empty: the message's own), `key` the name of its API
-    key. Without a `priority` the model's counts. The model shall stay loaded for `keep_alive_s`
-    afterwards. `params` are the client's names for fields of the message. A `probe` asks whether
-    the model works, and doesn't count as use.
+    `id` is the request's name for its client (empty: the message's id), and `key` is the name of
+    its API key. Without a `priority` the model's priority counts. After the request the model is to
+    stay loaded for `keep_alive_s`. `params` has the client's names for fields of the message. A
+    `probe` asks whether the model works, and doesn't count as use.
     """
 
     deadline_s: float
@@ -64,7 +66,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class RequestState(Struct, frozen=True, kw_only=True):
-    """A request, for another gateway to go on from. Times are the event loop's, in seconds."""
+    """A request, as the next gateway takes it over. Times are the event loop's, in seconds."""
 
     task: Task
     terms: Terms
@@ -87,28 +89,29 @@ class ClientGoneError(Exception):
 
 
 class Request:
-    """A request, its answer, and its progress, with which another worker can go on.
+    """A request, its answer, and its progress, from which another worker can go on.
 
     The answer has one slot: deltas that arrive before the reader takes them are merged, so a slow
-    reader costs memory for its parts and nothing else. Times are the event loop's, in seconds.
+    reader costs only the memory of the parts. Times are the event loop's, in seconds.
     """
 
     def __init__(
         self, task: Task, terms: Terms, now: float, *, repeats_prompt: bool = False
     ) -> None:
-        """With `repeats_prompt` it asks for one more answer to a prompt, which counts once, with
-        the first answer.
+        """With `repeats_prompt` the request asks for one more answer to a prompt. The prompt counts
+        only with its first answer.
         """
         self.task = task
         self.terms = terms
         self.prompt_counts = not (terms.probe or repeats_prompt)
-        # The sampling options that it left to the model, once it was sent.
+        # The model's own sampling options, for those that the request left open. Set when it is
+        # sent.
         self.sampling = SamplingDefaults()
         self.arrived_at = now
         self.timing = Timing(now)
         self.deadline_at = now + terms.deadline_s
         self.progress = RequestProgress(task)
-        # The answer to an `Embed`, whole once the request is over.
+        # The answer to an `Embed`. It is whole when the request is over.
         self.vectors = Vectors(len(task.inputs) if isinstance(task, Embed) else 0)
         self._abandoned = False
         self._touched_at = now
@@ -116,27 +119,29 @@ class Request:
         self._finish_reason: FinishReason | None = None
         # The stop sequence that ended the answer, if one did.
         self.stop_sequence: str | None = None
-        # The parts of its schemas that aren't enforced.
+        # The parts of the request's schemas that aren't enforced.
         self.unenforced: tuple[str, ...] = ()
         self._usage: Usage | None = None
         self._refusal: Refusal | None = None
         self._idle = False
         self._arrived = asyncio.Event()
-        # Set while its reader waits.
+        # Set while the reader waits.
         self._shortcut: Shortcut | None = None
         self._started_at: float | None = None
-        # When a worker first got it, and when the first part of the answer was there.
+        # When a worker first got the request, and when the first part of the answer arrived.
         self.begun_at: float | None = None
         self.answered_at: float | None = None
 
     @property
     def id(self) -> str:
-        """Its name for its client. Workers know it by its message's id, which is unique."""
+        """The request's name for its client. Workers know the request by the id of its message,
+        which is unique.
+        """
         return self.terms.id or self.task.request_id
 
     @property
     def state(self) -> RequestState:
-        """For another gateway, without the pieces that its reader hasn't taken yet."""
+        """The state for the next gateway, without the parts that the reader hasn't taken yet."""
         return RequestState(
             task=self.task,
             terms=self.terms,
@@ -170,16 +175,20 @@ class Request:
 
     @property
     def usage(self) -> Usage | None:
-        """Once the whole answer is there; `cached_tokens` are those that the last worker found."""
+        """The tokens of the whole answer; None before its end. `cached_tokens` are those that the
+        last worker found in its cache.
+        """
         return self._usage
 
     @property
     def spent(self) -> Usage | None:
-        """The tokens computed for it so far, as far as they are known; None: none."""
+        """The tokens that were computed for the request so far, as far as they are known; None:
+        there were none.
+        """
         if self._usage is not None:
             return self._usage
         if isinstance(self.task, Embed):
-            # A worker doesn't say how far it came with it.
+            # A worker doesn't say how far it came with an `Embed`.
             began = self.begun_at is not None and self._refusal is None
             return Usage(likely_tokens(self.task), 0) if began else None
         tokens = len(self.progress.delivered)
@@ -187,12 +196,12 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Once the whole answer is there."""
+        """Why the answer ended; None before its end."""
         return self._finish_reason
 
     @property
     def over(self) -> bool:
-        """Nothing more will arrive."""
+        """Whether nothing more will arrive."""
         return self._finish_reason is not None or self._refusal is not None
 
     def param_of(self, failure: RequestFailed) -> str | None:
@@ -203,21 +212,21 @@ class Request:
         return None if failure.field is None else self.terms.params.get(failure.field)
 
     def start(self, now: float) -> None:
-        """It runs from now on: the deadline stands still."""
+        """Note that the request runs from now on: its deadline stands still."""
         self._started_at = now
         self.begun_at = now if self.begun_at is None else self.begun_at
         self.vectors.begin()
 
     def park(self, now: float) -> None:
-        """It waits again: the deadline goes on."""
+        """Note that the request waits again: its deadline goes on."""
         if self._started_at is not None:
             self.deadline_at += now - self._started_at
             self._started_at = None
 
     def deliver(self, delta: Delta, now: float) -> bool:
-        """Take in a part of the answer; returns whether `tell` has news for its reader."""
+        """Take in a part of the answer. Returns whether `tell` has news for the reader."""
         self.progress.delivered.extend(delta.token_ids)
-        # After a resume another worker says it again.
+        # The first delta from each worker has this list, later deltas have an empty one.
         self.unenforced = delta.unenforced or self.unenforced
         if delta.parts:
             self._parts += delta.parts
@@ -233,7 +242,7 @@ class Request:
         return True
 
     def tell(self, now: float) -> None:
-        """Wake its reader, or write at once, if anything has arrived."""
+        """If anything has arrived, write it by the shortcut, or wake the reader."""
         if self._arrived.is_set() or not (self._parts or self.over):
             return
         if self._shortcut is None or self.over:
@@ -245,7 +254,7 @@ class Request:
             self._arrived.set()
 
     def deliver_vectors(self, part: Embedded) -> None:
-        """Raises: ImplausibleError."""
+        """Take in a part of the vectors. Raises: ImplausibleError."""
         self.vectors.take(part)
         if part.last:
             self._finish_reason = "stop"
@@ -253,13 +262,15 @@ class Request:
             self._arrived.set()
 
     def refuse(self, refusal: Refusal) -> None:
-        """End without the rest of the answer. What arrived before is still delivered."""
+        """End the request without the rest of its answer. Parts that arrived before are still
+        delivered.
+        """
         if not self.over:
             self._refusal = refusal
             self._arrived.set()
 
     def abandon(self) -> None:
-        """Its client is gone: the reader of the answer stops."""
+        """Stop the reader of the answer, as the client is gone."""
         self._abandoned = True
         self._arrived.set()
 
@@ -271,11 +282,11 @@ class Request:
             self._arrived.set()
 
     async def take(self, shortcut: Shortcut | None = None) -> AnswerPiece:
-        """The next piece of the answer; the last one carries the finish reason. All but the last go
-        to `shortcut` meanwhile, as long as it writes them.
+        """Wait for the next piece of the answer. The last piece has the finish reason. During the
+        wait earlier pieces go to `shortcut` instead, as long as that writes them.
 
         Raises:
-            Refusal: the answer ends here.
+            Refusal: the answer ends without its rest.
             ClientGoneError: the request was abandoned.
         """
         self._shortcut = shortcut
@@ -300,8 +311,8 @@ class Request:
 
 
 def _plausible(usage: Usage) -> Usage:
-    """A worker that resumes a request finds delivered tokens in its cache, too; these don't count
-    as cached tokens of the prompt.
+    """The usage, with at most as many cached tokens as the prompt has. A worker that resumes a
+    request also finds delivered tokens in its cache; these don't count.
     """
     cached_tokens = min(max(usage.cached_tokens, 0), usage.prompt_tokens)
     return msgspec.structs.replace(usage, cached_tokens=cached_tokens)

@@ -1,4 +1,4 @@
-"""The bytes that all requests share, and the share of one request."""
+"""The budget of bytes that all requests share, and the share of one request."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from gateway.system.refusal import Refusal
 
 
 class ByteBudget:
-    """Bytes that are taken must be given back. Callers in several threads hold `lock` meanwhile."""
+    """A budget of bytes. Bytes that are taken must be given back. Callers in several threads must
+    hold `lock` during each call.
+    """
 
     def __init__(self, total_bytes: int) -> None:
         self.lock = threading.Lock()
         self.total_bytes = self.left_bytes = total_bytes
 
     def take(self, wanted_bytes: int) -> bool:
-        """Whether there was enough left."""
+        """Take bytes, if enough are left. Returns whether they were taken."""
         if wanted_bytes > self.left_bytes:
             return False
         self.left_bytes -= wanted_bytes
@@ -28,7 +30,7 @@ class ByteBudget:
         self.left_bytes += taken_bytes
 
 
-# The key in a scope's "state".
+# The key of a request's share in the "state" of its ASGI scope.
 SHARE: Final = "share"
 # One request alone must not keep out all others.
 MOST_BYTES: Final = 128 << 20
@@ -36,14 +38,15 @@ _RETRY_AFTER_S: Final = 5
 
 
 class Share:
-    """Counts the bytes of a request: its body, and all that the body is expanded to, beforehand.
+    """Counts the bytes of a request before they are used: its body, and everything that the body
+    expands to.
 
-    The request and the work that goes on behind it hold the share; the last holder's release gives
-    all of it back. Any thread may take bytes.
+    The request holds the share, and so does work that goes on after the request. When the last
+    holder releases the share, all its bytes are given back. Any thread may take bytes.
     """
 
     def __init__(self, budget: ByteBudget, free_bytes: int = 0) -> None:
-        """The first `free_bytes` are not counted."""
+        """The first `free_bytes` of the request are not counted."""
         self.size_bytes = 0
         self._budget = budget
         self._free_bytes = free_bytes
@@ -51,7 +54,7 @@ class Share:
         self._holders = 1
 
     def take(self, more_bytes: int) -> None:
-        """Raises: Refusal: there is no room for so many more bytes, now or ever."""
+        """Count more bytes. Raises: Refusal: there is no room for them, now or ever."""
         with self._budget.lock:
             if not self._holders:
                 return  # The request has ended.
@@ -74,7 +77,7 @@ class Share:
             self._held_bytes += wanted_bytes
 
     def hold(self) -> None:
-        """Add a holder, which has to release it."""
+        """Add a holder, which must call `release`."""
         with self._budget.lock:
             self._holders += 1
 

@@ -24,7 +24,7 @@ from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
 class WorkerConnection(Struct, frozen=True):
-    """The worker that requests go to. `send` raises ProtocolError for a message too large."""
+    """The worker that gets the requests. `send` raises ProtocolError for a message too large."""
 
     send: Callable[[Message], None]
     fingerprint: str
@@ -34,11 +34,13 @@ class WorkerConnection(Struct, frozen=True):
 
 
 class ProtocolBreachError(Exception):
-    """A worker's message on a request can't be right; the text says why."""
+    """A worker's message about a request can't be right; the text says why."""
 
 
 class QueueBounds(Struct, frozen=True):
-    """`depth` requests may wait, `concurrency` run; those without a priority have `priority`."""
+    """The bounds of a queue: `depth` requests may wait, and `concurrency` requests may run.
+    Requests without a priority of their own have `priority`.
+    """
 
     depth: int
     concurrency: int
@@ -50,22 +52,22 @@ class QueueOwner(Protocol):
 
     @property
     def load_s(self) -> int:
-        """How many seconds a load takes, for clients that are to try again after it."""
+        """The seconds that a load takes, for clients that are to try again after the load."""
 
     @property
     def short_of_memory(self) -> bool:
-        """Requests wait for memory in its worker."""
+        """Whether requests wait for memory in the model's worker."""
 
     def notify(self) -> None:
         """The numbers of requests have changed."""
 
     def describe(self) -> str:
-        """Its state, as the end of a sentence about the model."""
+        """The model's state, as the end of a sentence about the model."""
 
 
 class Successor(Protocol):
-    """The next gateway, which has the worker now or is about to. It may hear of these calls later,
-    in their order.
+    """The next gateway, which has the worker now, or is about to get it. The calls may reach that
+    gateway later, in their order.
     """
 
     def submit(self, model_id: str, request: Request) -> None: ...
@@ -74,10 +76,10 @@ class Successor(Protocol):
 
 
 class Traffic:
-    """Sends requests while there is a connection and keeps them while there is none.
+    """Sends a model's requests to its worker, and keeps them while there is no connection.
 
-    Of the `prompt_tokens` of all answered prompts, `cached_tokens` were found in the cache.
-    Everything runs on the event loop.
+    `prompt_tokens` counts the tokens of all answered prompts. `cached_tokens` of them were found in
+    the cache. Everything runs on the event loop.
     """
 
     def __init__(
@@ -100,12 +102,12 @@ class Traffic:
 
     @property
     def oldest_waiting_s(self) -> float | None:
-        """How long ago the oldest request that waits has arrived."""
+        """Seconds since the oldest waiting request arrived."""
         return self._age_s(self.queue.oldest_waiting_at)
 
     @property
     def oldest_running_s(self) -> float | None:
-        """How long ago the oldest request that runs has arrived; waiting counts."""
+        """Seconds since the oldest running request arrived; its wait counts."""
         return self._age_s(self.queue.oldest_running_at)
 
     @property
@@ -114,7 +116,7 @@ class Traffic:
 
     @property
     def abilities(self) -> tuple[Ability, ...] | None:
-        """The model's abilities, while a worker has it and takes requests."""
+        """The model's abilities; None: no worker takes requests for it now."""
         if self._connection is None or self._draining:
             return None
         return self._connection.abilities
@@ -122,11 +124,12 @@ class Traffic:
     # From clients
 
     def submit(self, request: Request) -> None:
-        """Take a request in; it is sent by the next `dispatch`. Probes don't count as use.
+        """Take a request in. The next `dispatch` sends it, if it may run. Probes don't count as
+        use.
 
         Raises:
-            Refusal: the queue is full, this request has killed workers, or it asks for what the
-                model can't do.
+            Refusal: the queue is full, this request has killed workers, or the model lacks the
+                ability that it asks for.
         """
         if (refusal := self._inability(request)) is not None:
             raise self._turned_away(request, refusal)
@@ -144,7 +147,7 @@ class Traffic:
         self._note_use(request)
 
     def cancel(self, request: Request) -> None:
-        """Its client is gone, or it was refused."""
+        """Drop a request whose client is gone, or that was refused."""
         if self._successor is not None:
             self._successor.cancel(request)
             return
@@ -154,13 +157,13 @@ class Traffic:
         self._host.notify()
 
     def tick(self, now: float, remind_after_s: float) -> None:
-        """Refuse overdue requests, and remind the readers of others that time passes. While the
-        machine sleeps no deadline comes nearer.
+        """Refuse overdue requests, and remind the readers of all other requests that time passes.
+        While the machine sleeps, no deadline comes nearer.
         """
         self.queue.put_off(self._presence.absent_s(now))
         for request in self.queue.take_overdue(now):
             self._refuse(request, self._too_late(request))
-        # Requests that wait for memory in the worker are overdue as well.
+        # Running requests that wait for memory in the worker can be overdue as well.
         if self._host.short_of_memory:
             for request in self.queue.overdue_unbegun(now):
                 self._refuse(request, self._too_late(request))
@@ -171,7 +174,7 @@ class Traffic:
     # From the worker
 
     def output(self, message: Output) -> bool:
-        """Returns whether any of it is for a request that runs. Raises: ProtocolBreachError."""
+        """Returns whether any delta is for a running request. Raises: ProtocolBreachError."""
         useful = False
         now = self._loop.time()
         for delta in message.deltas:
@@ -203,7 +206,7 @@ class Traffic:
         return useful
 
     def embedded(self, message: Embedded) -> bool:
-        """Returns whether it is for a request that runs. Raises: ProtocolBreachError."""
+        """Returns whether the vectors are for a running request. Raises: ProtocolBreachError."""
         request = self.queue.find_running(message.request_id)
         if request is None:
             return False
@@ -232,12 +235,12 @@ class Traffic:
 
     def connect(self, connection: WorkerConnection) -> None:
         if self._connection is None:
-            # A keep_alive ends with the worker that it was for.
+            # A `keep_alive_s` holds only for the worker that was loaded then.
             self.use.keep_alive_s = None
         self.reconnect(connection)
 
     def reconnect(self, connection: WorkerConnection) -> None:
-        """Go on with the worker that requests went to already."""
+        """Go on with the worker to which requests were sent before."""
         self._connection = connection
         self._draining = False
         self.dispatch()
@@ -274,14 +277,14 @@ class Traffic:
                 self.meter.sent(request.timing, now)
 
     def configure(self, bounds: QueueBounds) -> None:
-        """Take other bounds; requests that wait or run already stay."""
+        """Take other bounds. Requests that wait or run already stay, even beyond the bounds."""
         self.queue.depth = bounds.depth
         self.queue.max_running = bounds.concurrency
         self.queue.priority = bounds.priority
         self.dispatch()
 
     def hand_over(self, successor: Successor) -> None:
-        """Send nothing more: requests go to the successor."""
+        """Send nothing more to the worker. The successor gets requests and cancellations."""
         self._successor = successor
 
     @property
@@ -289,24 +292,24 @@ class Traffic:
         return self._successor is not None
 
     def take_back(self) -> None:
-        """There is no successor after all; it may have finished some of the requests."""
+        """Go on without the successor, which may have finished some of the requests."""
         self._successor = None
         for request in [each for each in self.queue if each.over]:
             self.queue.remove(request)
         self.dispatch()
 
     def forget(self) -> None:
-        """The successor has all requests."""
+        """Forget all requests, as the successor has them."""
         self.queue.take_running()
         self.queue.take_waiting()
 
     def drain(self) -> None:
-        """Send nothing new; running requests may finish."""
+        """Send no waiting request; running requests may finish."""
         self._draining = True
 
     def park(self, *, blame: bool) -> bool:
-        """Keep running requests for the next worker. With `blame` this one died by itself: a
-        suspect that ran is refused. Returns whether there was one.
+        """Keep the running requests for the next worker. With `blame` this worker died by itself,
+        and a suspect that ran is refused. Returns whether a suspect was refused.
         """
         self._connection = None
         now = self._loop.time()
@@ -338,7 +341,7 @@ class Traffic:
         self._host.notify()
 
     def forget_deaths(self) -> None:
-        """The operator has changed something: requests that killed workers may try again."""
+        """Let requests that killed workers try again, as the operator has changed something."""
         self._quarantine.clear()
 
     # Inside

@@ -14,7 +14,7 @@ from gateway.system.tasks import Histogram
 
 
 class UseState(Struct, frozen=True):
-    """The use of a model, for another gateway to go on from."""
+    """The use of a model, as the next gateway takes it over."""
 
     last_at: float | None
     last: float
@@ -22,8 +22,8 @@ class UseState(Struct, frozen=True):
 
 
 class Use:
-    """The last use of a model, in seconds: `last_at` in Unix time, `last` on the `PresentClock`.
-    The last request asked for `keep_alive_s`.
+    """The last use of a model: its time in seconds, as `last_at` in Unix time, and as `last` on the
+    `PresentClock`. `keep_alive_s` is that of the last request.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 
 
 def parse_keep_alive(value: float | str) -> float:
-    """Seconds, as ollama reads them: a number of seconds, or text such as "5m" or "1h30m". Infinity
-    for a negative one.
+    """Seconds, as ollama reads them from a number of seconds, or from a text such as "5m" or
+    "1h30m". A negative value gives infinity.
 
     Raises:
-        ValueError: with a sentence for the client.
+        ValueError: the value is no time; the text is a sentence for the client.
     """
     seconds = _parse_text(value) if isinstance(value, str) else float(value)
     if math.isnan(seconds):
@@ -80,8 +80,9 @@ def _parse_text(text: str) -> float:
 
 
 class Timing(Struct):
-    """Times of a request, in seconds. From its arrival `queue_s` passed until a worker had it, and
-    `first_token_s` until its first token. The other times are on the caller's clock.
+    """Times of a request, in seconds. `queue_s` is the time from its arrival until a worker had it,
+    and `first_token_s` is the time from its arrival until its first token. The other fields are
+    moments on the caller's clock.
     """
 
     arrived_at: float
@@ -90,7 +91,8 @@ class Timing(Struct):
     last_token_at: float | None = None
 
 
-# In seconds. A prompt that is found in the cache takes milliseconds, a long one minutes.
+# Bounds of histograms, in seconds. A prompt that is found in the cache takes milliseconds, a long
+# prompt minutes.
 FIRST_TOKEN_S: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
     *(2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0),
@@ -104,8 +106,9 @@ LOAD_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0,
 
 
 class ModelMeter:
-    """Counts of one model's requests, without probes. `prompt_tokens` are of prompts whose answer
-    has begun. `parked` counts requests that lost their worker, `resumed` those that went on.
+    """Counts of one model's requests. Only `parked` and `resumed` include probes. `prompt_tokens`
+    counts the tokens of prompts whose answer has begun. `parked` counts how often a request was
+    parked, and `resumed` how often a request was sent again.
     """
 
     def __init__(self) -> None:
@@ -119,13 +122,15 @@ class ModelMeter:
         self.resumed = 0
 
     def sent(self, timing: Timing, now: float) -> None:
-        """A worker has it."""
+        """Note that a worker has a request."""
         if timing.queue_s is None:
             timing.queue_s = now - timing.arrived_at
             self.queue_s.observe(timing.queue_s)
 
     def tokens(self, timing: Timing, count: int, now: float) -> None:
-        """So many tokens have come at once: they share the time since the last ones."""
+        """Note `count` tokens that have come at once. They share the time since the tokens before
+        them.
+        """
         self.generated_tokens += count
         if timing.last_token_at is None:
             timing.first_token_s = now - timing.arrived_at

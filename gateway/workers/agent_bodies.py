@@ -1,7 +1,8 @@
 """The messages between a gateway and an agent, as JSON.
 
-All requests have `Authorization: Bearer KEY`. A gateway opens a lease and then asks for news of it
-in turns; ranks belong to a lease, and end with it.
+Each request has the header `Authorization: Bearer KEY`. A gateway opens a lease, and then asks
+again and again for news of the lease's ranks: each such request is a turn. A rank belongs to one
+lease, and ends with the lease.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from msgspec import Meta, Struct
 from gateway.system.memory_reading import Footprint, Pressure
 from gateway.workers.process import ExitStatus
 
-# The version of these messages. Nothing is started where the other side has another one.
+# The version of these messages. A gateway and an agent with different versions start no ranks
+# together.
 API: Final = 1
-# The code of an answer about a lease whose ranks are being ended. A lease without ranks that has
-# ended isn't found.
+# The error code for a lease that is over, as long as its ranks are being ended. Once they have
+# ended, the code is "not_found".
 LEASE_OVER: Final = "model_unavailable"
 
 _LONGEST: Final = 4096
@@ -30,8 +32,9 @@ _Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 
 
 class HostMemoryBody(Struct, frozen=True):
-    """The memory of a host, in bytes. Its ranks hold `held_bytes`; `free_bytes` of the budget are
-    neither held nor promised. The total, the available memory and the pressure are the machine's.
+    """The memory of a host, in bytes. All ranks may hold `budget_bytes` together, and hold
+    `held_bytes` now; `free_bytes` of the budget are neither held by ranks nor promised to them. The
+    other fields are about the whole machine.
     """
 
     budget_bytes: int
@@ -43,7 +46,9 @@ class HostMemoryBody(Struct, frozen=True):
 
 
 class HostBody(Struct, frozen=True):
-    """An agent and its host. `versions` must agree on all hosts of a model."""
+    """An agent and its host. `api` is the version of these messages, and `version` is Bulkhead's.
+    `versions` must be the same on all hosts of a model. `ranks` is the number of ranks on the host.
+    """
 
     api: int
     version: str
@@ -57,7 +62,7 @@ class HostBody(Struct, frozen=True):
 
 
 class Opening(Struct, frozen=True):
-    """A gateway opens a lease; `gateway` is its name for people."""
+    """A gateway asks for a lease. `gateway` is the gateway's name, for people."""
 
     api: int
     gateway: _Name
@@ -65,7 +70,7 @@ class Opening(Struct, frozen=True):
 
 
 class Opened(Struct, frozen=True):
-    """The new lease: its ranks end after `lease_s` without a turn."""
+    """The new lease. The agent ends its ranks after `lease_s` seconds without a turn."""
 
     lease: str
     lease_s: float
@@ -80,8 +85,8 @@ class PortsBody(Struct, frozen=True):
 
 
 class OrderBody(Struct, frozen=True):
-    """As `RankOrder`. The gateway chooses the `id`, so that it can end a rank without having got an
-    answer. `secret` is in Base64.
+    """An order to start a rank, with the fields of `RankOrder`. The gateway chooses the `id`, so
+    that it can end the rank even if the agent's answer is lost. `secret` is in Base64.
     """
 
     id: _Id
@@ -99,20 +104,22 @@ class Started(Struct, frozen=True):
 
 
 class MemoryWish(Struct, frozen=True):
-    """So many bytes are wanted for a rank."""
+    """A gateway asks that a rank be promised `wanted_bytes`."""
 
     wanted_bytes: _Count
 
 
 class Promised(Struct, frozen=True):
-    """So many bytes are promised to the rank: fewer than are wanted if there aren't as many."""
+    """The bytes that the rank is promised from now on: fewer than were wanted if the budget has no
+    room for more.
+    """
 
     promised_bytes: int
 
 
 class LeaseTurn(Struct, frozen=True):
-    """The gateway asks for news. `confirmed` is the number of the last answer that it got, and
-    `unwanted` are ranks that must end.
+    """A gateway asks for news. `confirmed` is the number of the last answer that the gateway got.
+    `unwanted` are ids of ranks that must end.
     """
 
     confirmed: _Count
@@ -120,14 +127,16 @@ class LeaseTurn(Struct, frozen=True):
 
 
 class PrintedLine(Struct, frozen=True):
-    """A line that a rank has printed."""
+    """A line that a rank has printed. `rank` is the rank's id."""
 
     rank: str
     text: str
 
 
 class RankEnded(Struct, frozen=True):
-    """How a rank ended. `by_host`: the agent ended it for the `reason`, without an order."""
+    """How a rank ended. `rank` is the rank's id, and `reason` tells the end in words. With
+    `by_host` the agent ended the rank by itself.
+    """
 
     rank: str
     status: ExitStatus
@@ -136,8 +145,8 @@ class RankEnded(Struct, frozen=True):
 
 
 class RankNews(Struct, frozen=True):
-    """The answer to a turn: the news since the last one. `lost_lines` were printed faster than
-    they were asked for.
+    """The answer to a turn: all news that the gateway hasn't confirmed. `lost_lines` counts lines
+    that were dropped, as the ranks printed faster than the gateway asked.
     """
 
     number: int

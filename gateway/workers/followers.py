@@ -1,4 +1,4 @@
-"""The ranks of one incarnation beside rank 0, from their start to their end."""
+"""The followers of one incarnation, which are all its ranks but rank 0, from start to end."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ M = TypeVar("M", bound=Message)
 
 logger = logging.getLogger(__name__)
 
-# Until a host has answered.
+# The longest wait for an answer of a host.
 _ANSWER_S: Final = 20.0
-# Longer than any host waits for a start: after it one may or may not be there.
+# The longest wait for a host to start a rank, longer than the host's own wait. After it the rank
+# may run or not.
 _START_S: Final = 60.0
-# A host that keeps too little is asked again: other ranks may have ended there.
+# After this time a host that keeps too little memory is asked again, as other ranks on the host may
+# have ended.
 _ASK_AGAIN_S: Final = 5.0
 
 
 class Plan(Struct, frozen=True):
-    """How several ranks compute a model. `hosts` has the host of each rank, and `interfaces` the
-    addresses at which other ranks reach it; none: the host's own address. On this machine each rank
-    has one of the `cards`, if there are any. Each rank elsewhere needs `needed_bytes`, and can use
-    `wanted_bytes`.
+    """How several ranks compute a model. `hosts` has the host of each rank. `interfaces` has for
+    each rank the addresses at which other ranks reach it; without any the host's own address is
+    used. With JACCL the interfaces are RDMA devices. Each rank on this machine gets one of the
+    `cards`, if there are any. Each rank on another host needs `needed_bytes`, and can use
+    `wanted_bytes`. A rank that is silent for `silence_s` is lost.
     """
 
     model_id: str
@@ -57,7 +60,9 @@ class Plan(Struct, frozen=True):
 
 
 class FollowingRank:
-    """A rank beside rank 0. `process` is set once it is started, `end` once it has ended."""
+    """A follower, which is a rank other than rank 0. `process` is set when the rank is started, and
+    `end` when the rank has ended.
+    """
 
     def __init__(self, rank: int, host: RankHost) -> None:
         self.rank = rank
@@ -68,7 +73,7 @@ class FollowingRank:
 
     @property
     def is_here(self) -> bool:
-        """Its pid and its memory are this machine's."""
+        """Whether the rank's process runs on this machine."""
         return isinstance(self.host, LocalHost)
 
     @property
@@ -76,7 +81,7 @@ class FollowingRank:
         return self.process if self.end is None else None
 
     async def read_footprint(self) -> Footprint | None:
-        """The footprint; None if it doesn't run. Raises: FootprintError, OSError."""
+        """Read the rank's footprint; None: no process runs. Raises: FootprintError, OSError."""
         if self.running is None:
             return None
         found = await self.running.footprint()
@@ -84,14 +89,14 @@ class FollowingRank:
         return found
 
     async def take(self, step: LadderStep) -> None:
-        """Raises: OSError."""
+        """Take a step of the ladder on the rank. Raises: OSError."""
         match step:
             case _ if self.running is None:
                 return
             case LadderStep.DUMP:
                 await self.running.dump()
             case LadderStep.ASK:
-                # Rank 0 asks the others, at the end of the step that all ranks are in.
+                # Rank 0 asks its followers to stop, at the end of the engine's present step.
                 return
             case LadderStep.TERMINATE:
                 await self.running.end()
@@ -100,27 +105,31 @@ class FollowingRank:
 
 
 class RankZero(Protocol):
-    """Rank 0, which hears of starts and ends of the others."""
+    """Rank 0, which is told of its followers' starts and ends."""
 
     def followers_started(self, failure: str | None) -> None:
-        """No rank is started any more; `failure`: one could not be started."""
+        """All starts of followers are over. `failure` says why a start failed; None: none did."""
 
     def reservation_changed(self, failure: str | None) -> None:
-        """Other hosts keep more for their ranks, or can't; `failure`: the ranks must end."""
+        """Other hosts were asked to keep more memory for their ranks. `failure` says why all ranks
+        must end; None: they may go on.
+        """
 
     def follower_ended(self) -> None: ...
 
     def end_ranks(self) -> None:
-        """A rank was lost: all others, rank 0 among them, are to be ended."""
+        """A rank was lost: all other ranks, rank 0 among them, must be ended."""
 
 
 class Followers:
-    """The ranks beside rank 0, which are started at once; all end together, by their `fate`. It
-    runs on the event loop.
+    """The followers of one incarnation. They are started when this object is made. All ranks end
+    together, as `fate` decides. Everything runs on the event loop.
     """
 
     def __init__(self, plan: Plan, path: Path, leader: RankZero) -> None:
-        """`leader` is rank 0, which will listen at `path`."""
+        """`leader` is rank 0. If all ranks run on this machine, the followers connect to the socket
+        of rank 0 at `path`.
+        """
         self._plan = plan
         self._path = path
         self._leader = leader
@@ -137,34 +146,42 @@ class Followers:
 
     @property
     def size(self) -> int:
-        """The number of ranks, with rank 0."""
+        """The number of ranks, rank 0 included."""
         return len(self._plan.hosts)
 
     @property
     def size_here(self) -> int:
-        """The number of ranks on this machine, with rank 0."""
+        """The number of ranks on this machine, rank 0 included."""
         return 1 + sum(each.is_here for each in self.each)
 
     @property
     def running_here(self) -> bool:
-        """A rank beside rank 0 runs on this machine."""
+        """Whether a follower runs on this machine."""
         return any(each.is_here and each.running is not None for each in self.each)
 
     async def told(self) -> Ranks | None:
-        """The ranks, for rank 0's load, once all are started; None: they could not be."""
+        """Wait until the followers are started. Returns what rank 0 must know of all ranks for its
+        load; None: a follower could not be started.
+        """
         return await asyncio.shield(self._told)
 
     async def read_footprints(self) -> list[Footprint]:
-        """Footprints of the ranks that run here. Raises: FootprintError, OSError."""
+        """Read the footprints of all followers, and return those of followers on this machine.
+
+        Raises:
+            FootprintError, OSError: the footprint of a follower on this machine can't be read.
+        """
         here = [each for each in self.each if each.is_here]
         there = (each.read_footprint() for each in self.each if not each.is_here)
         found = await asyncio.gather(*(each.read_footprint() for each in here))
-        # Other hosts keep their own accounts: footprints of ranks there are for people.
+        # Each other host counts the memory of its ranks. This gateway only shows their footprints.
         await asyncio.gather(*there, return_exceptions=True)
         return [each for each in found if each is not None]
 
     async def take(self, step: LadderStep) -> None:
-        """Take a step to end all of them; where it fails, the next step follows."""
+        """Take a step of the ladder on all followers. A failure is only logged: the next step
+        follows.
+        """
         self.fate.take(step)
         await asyncio.gather(*(self._take(each, step) for each in self.each))
 
@@ -172,14 +189,16 @@ class Followers:
         self._end_after(self.fate.leader_ended(RankEnd(status, str(status))))
 
     def to_rank_0(self, message: M) -> M:
-        """A message to all ranks, for rank 0: bytes become those of one rank, and no more than
-        other hosts keep for one.
+        """Translate a message for rank 0: bytes of all ranks on this machine become bytes of one
+        rank, and a limit becomes no more than other hosts keep for a rank.
         """
         each = for_each_rank(message, sharing(self.size_here))
         return capped(each, self.reservation.most_bytes, self.reservation.bound_bytes)
 
     def from_rank_0(self, message: WorkerMessage) -> WorkerMessage:
-        """Take in a message of rank 0: bytes become those of all ranks on this machine."""
+        """Take in a message of rank 0, and translate it: bytes of one rank become bytes of all
+        ranks on this machine.
+        """
         match message:
             case Need():
                 self._need(message)
@@ -199,7 +218,9 @@ class Followers:
             self._tasks.start(self._ask_for_more(), "ask for memory")
 
     def close(self) -> None:
-        """To be called when no rank is left. A killed leader leaves the file of its socket."""
+        """Remove the file of the socket, which a killed rank 0 leaves behind. To be called when no
+        rank is left.
+        """
         self._path.unlink(missing_ok=True)
 
     async def _start(self) -> None:
@@ -223,12 +244,12 @@ class Followers:
         self._leader.followers_started(failure)
 
     async def _ranks(self) -> Ranks:
-        """The addresses of all ranks, with ports that are free now. If a port is taken meanwhile,
-        the load fails, and the next one has others.
+        """Find the addresses of all ranks, with ports that are free now. If another program takes
+        such a port before its rank does, the load fails, and the next load gets other ports.
         """
         plan = self._plan
         places = await self._places()
-        # Rank 0 has one more, for the others that are elsewhere.
+        # One port more than interfaces: on this port rank 0 listens for followers on other hosts.
         ports = await asyncio.gather(
             *(
                 asyncio.wait_for(host.free_ports(len(interfaces) + 1), _ANSWER_S)
@@ -253,7 +274,7 @@ class Followers:
         )
 
     async def _places(self) -> list[Sequence[str]]:
-        """The interfaces of each rank. Raises: OSError."""
+        """The interfaces of each rank. Raises: OSError: a host can't be reached."""
         plan = self._plan
         addresses = [await asyncio.wait_for(each.address(), _ANSWER_S) for each in plan.hosts]
         if (elsewhere := next((each for each in self.each if not each.is_here), None)) is not None:
@@ -263,15 +284,15 @@ class Followers:
                 for host, address in zip(plan.hosts, addresses, strict=True)
             ]
         if plan.backend == "jaccl":
-            # Interfaces are devices, and only rank 0 has an address.
+            # Interfaces of the plan are RDMA devices. JACCL uses only the address of rank 0.
             return [(address,) for address in addresses]
         return [
             given or (address,) for given, address in zip(plan.interfaces, addresses, strict=True)
         ]
 
     async def _ask_for_memory(self) -> None:
-        """Choose the bytes that each host is to keep: as many as are wanted and free, and at least
-        those that are needed.
+        """Choose the bytes that other hosts are to keep for each rank: as many of `wanted_bytes` as
+        are free there, and at least `needed_bytes`.
         """
         free_bytes: dict[str, int] = {}
         for each in self.each:
@@ -288,7 +309,9 @@ class Followers:
                 self.reservation.keeps(each.rank, name, self._promised_bytes[each.rank])
 
     async def _ask_for_more(self) -> None:
-        """Ask other hosts until they keep enough, or no more is needed."""
+        """Ask other hosts to keep more bytes, until they keep enough or no sequence needs more, or
+        until the sequences have waited for too long.
+        """
         loop = asyncio.get_running_loop()
         try:
             while (wish_bytes := self.reservation.wish_bytes) is not None and self.fate.may_start:
@@ -308,13 +331,13 @@ class Followers:
             self._leader.reservation_changed(None)
 
     async def _ask_host(self, follower: FollowingRank, wish_bytes: int) -> bool:
-        """Returns whether the host has answered."""
+        """Ask a follower's host to keep more bytes. Returns whether the host has answered."""
         if follower.running is None:
             return False
         try:
             kept_bytes = await asyncio.wait_for(follower.running.keep(wish_bytes), _ANSWER_S)
         except (OSError, TimeoutError) as error:
-            # If this lasts, the lease ends.
+            # A host that stays out of reach loses its lease, which ends its ranks.
             logger.warning("%s: memory for rank %d: %s", self._plan.model_id, follower.rank, error)
             return False
         self.reservation.keeps(follower.rank, follower.host.name, kept_bytes)
@@ -369,5 +392,7 @@ class Followers:
 
 
 def devices(interfaces: Sequence[Sequence[str]]) -> tuple[tuple[str | None, ...], ...]:
-    """Each rank's RDMA devices towards the others, with None for itself, as JACCL wants them."""
+    """For each rank its RDMA device towards each other rank, and None towards itself, as JACCL
+    takes them.
+    """
     return tuple((*given[:rank], None, *given[rank:]) for rank, given in enumerate(interfaces))

@@ -1,8 +1,8 @@
-"""Hosts of ranks: the protocol of any host, and this machine as one.
+"""Hosts of ranks: the interface of all hosts, and this machine as a host.
 
-A rank is one process of a model that several processes compute together. Rank 0 is an ordinary
-worker beside the gateway. The other ranks follow rank 0; each is started, measured and ended
-through the host that it is on.
+A rank is one of the processes that compute a model together. Rank 0 is an ordinary worker beside
+the gateway. The other ranks are its followers: each is started, measured and ended through the host
+on which it runs.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ THIS_MACHINE: Final = "this machine"
 
 
 class RankOrder(ProcessOrder, frozen=True, kw_only=True):
-    """A rank that a host is to start, and that it keeps `needed_bytes` for, by the estimate."""
+    """An order to start a rank. The host keeps `needed_bytes`, an estimate, for the rank."""
 
     rank: int
     needed_bytes: int = 0
 
 
 class RankEnd(Struct, frozen=True):
-    """How a rank's process ended. `status` None: it isn't known, as the host is out of reach, and
-    `reason` says so. `by_host`: its host ended it without an order. `log_tail` are its last lines,
-    where the gateway hasn't got them already.
+    """How the process of a rank ended. `status` is None if the host is out of reach; then `reason`
+    says so. With `by_host` the host ended the rank by itself. `log_tail` are the last lines of the
+    rank that the gateway hasn't got already.
     """
 
     status: ExitStatus | None
@@ -51,9 +51,9 @@ class RankEnd(Struct, frozen=True):
 
 
 class HostFigures(Struct, frozen=True):
-    """The memory for ranks on a host, in bytes: the budget, and the part that is neither held nor
-    promised. `versions` must agree on all hosts of a model; they are by the name of the
-    distribution, and "protocol".
+    """The memory for ranks on a host, in bytes. `free_bytes` of the budget are neither held by
+    ranks nor promised to them. `versions` must be the same on all hosts of a model; their names are
+    those of distributions, and "protocol".
     """
 
     budget_bytes: int
@@ -62,32 +62,33 @@ class HostFigures(Struct, frozen=True):
 
 
 class RankProcess(Protocol):
-    """A rank that was started. Only `ended` waits for its end."""
+    """The process of a rank. Only `ended` waits for the end of the process."""
 
     @property
     def pid(self) -> int:
-        """On its host."""
+        """The process id on the rank's host."""
 
     async def footprint(self) -> Footprint:
         """Raises: FootprintError; OSError if no answer comes in time."""
 
     async def keep(self, wanted_bytes: int) -> int:
-        """Have its host keep more for it. Returns the bytes that it keeps from now on: fewer than
-        wanted if there aren't as many. Raises: OSError.
+        """Have the host keep `wanted_bytes` for the rank. Returns the bytes that the host keeps
+        from now on: fewer than wanted if the host has no room for more. Raises: OSError.
         """
 
     async def dump(self) -> None:
-        """Have it print its stacks, and go on if it was stopped. Raises: OSError."""
+        """Have the process print its stacks; continue a stopped process. Raises: OSError."""
 
     async def end(self) -> None:
-        """SIGTERM: it gives back what it holds. Raises: OSError."""
+        """Send SIGTERM: the process gives its memory back, and ends. Raises: OSError."""
 
     async def kill(self) -> None:
-        """SIGKILL. Raises: OSError."""
+        """Send SIGKILL. Raises: OSError."""
 
     async def ended(self) -> RankEnd:
-        """Wait for its end, any number of times. It always returns: a host out of reach ends its
-        ranks by itself, and this returns once it must have done so.
+        """Wait for the end of the process. May be called any number of times. The wait always ends:
+        a host that is out of reach ends its ranks by itself, and this returns once the host must
+        have done so.
         """
 
 
@@ -96,28 +97,28 @@ class RankHost(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
+        """The host's name in the configuration."""
 
     async def figures(self) -> HostFigures:
         """Raises: OSError: the host can't be asked; the text says why."""
 
     async def address(self) -> str:
-        """An IP address at which it is reached from here. Raises: OSError."""
+        """An IP address at which this machine reaches the host. Raises: OSError."""
 
     async def free_ports(self, count: int) -> tuple[int, ...]:
-        """TCP ports that are free now. Raises: OSError."""
+        """TCP ports of the host that are free now. Raises: OSError."""
 
     async def start(self, order: RankOrder) -> RankProcess:
-        """Start a rank.
+        """Start a rank. After an error no process is left, at the latest after a short time.
 
         Raises:
-            NoRoomError: the host lacks memory for it now.
-            OSError: it can't be started. In either case there is no process, or soon none.
+            NoRoomError: the host lacks memory for the rank now.
+            OSError: the rank can't be started.
         """
 
 
 LOOPBACK: Final = "127.0.0.1"
-# For a reading of one process: it can hang like the process itself.
+# The longest wait for a reading of one process: a reading can hang like the process itself.
 _READING_S: Final = 5.0
 
 
@@ -125,7 +126,7 @@ class LocalRank:
     """A rank that is a child of this process."""
 
     def __init__(self, order: RankOrder, log: ProcessLog, records: WorkerRecords) -> None:
-        """Raises: OSError: it can't be started."""
+        """Start the rank. Raises: OSError: there is no process."""
         self._loop = asyncio.get_running_loop()
         self._lane = Lane(f"rank-{order.incarnation}-{order.rank}")
         self._end: asyncio.Future[RankEnd] = self._loop.create_future()
@@ -141,7 +142,7 @@ class LocalRank:
         )
 
     async def keep(self, wanted_bytes: int) -> int:
-        # The account of this gateway has it already.
+        # The memory of this machine is in the gateway's account already.
         return wanted_bytes
 
     async def dump(self) -> None:
@@ -165,14 +166,16 @@ class LocalRank:
 
 
 class LocalHost:
-    """This machine. Its `figures` are those of this gateway's account."""
+    """This machine as a host. `figures` are from this gateway's account of memory."""
 
     name = THIS_MACHINE
 
     def __init__(
         self, log: WorkerLog, records: WorkerRecords, room_bytes: Callable[[], tuple[int, int]]
     ) -> None:
-        """Ranks print to `log`. `room_bytes` returns the budget, and the free part of it."""
+        """Ranks print to `log`. `room_bytes` returns this machine's budget, and the free part of
+        the budget.
+        """
         self._log = log
         self._records = records
         self._room_bytes = room_bytes
@@ -192,25 +195,25 @@ class LocalHost:
 
 
 def own_address(towards: str) -> str:
-    """The address of this machine from which an IP address elsewhere is reached. Raises: OSError:
-    there is no route.
+    """The address of this machine from which packets reach `towards`, an IP address of another
+    machine. Raises: OSError: there is no route.
     """
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as way:
-        # Nothing is sent: a datagram's socket only takes its route.
+        # This sends nothing: `connect` on a datagram socket only chooses a route.
         way.connect((towards, 9))
         return str(way.getsockname()[0])
 
 
 def versions() -> dict[str, str]:
-    """The versions that have to agree on all hosts of a model."""
+    """The versions that must be the same on all hosts of a model."""
     return {"protocol": str(PROTOCOL_VERSION), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """TCP ports that are free now, on all interfaces. Raises: OSError: there are none."""
+    """TCP ports that are free now, on all interfaces. Raises: OSError: there are too few."""
     with contextlib.ExitStack() as stack:
-        # All open at once, so that none comes twice.
+        # All sockets are open at the same time, so that no port comes twice.
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("", 0))

@@ -1,7 +1,7 @@
-"""The steps that end a worker, each with the time it gets before the next.
+"""The ladder: the steps that end a worker, each with the time before the next step.
 
-SIGKILL comes last: on macOS the death of a process with much wired memory can strand it until the
-next boot, while the same process gives everything back when it ends by itself (omlx#2184).
+SIGKILL is the last step. On macOS a killed process with much wired memory can leave that memory
+stranded until the next boot; a process that ends by itself gives all of it back (omlx#2184).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 
 
 class LadderStep(StrEnum):
-    """The names are for sentences on a worker that ends after a step, or outlives it."""
+    """A step of the ladder. Its text completes a sentence about a worker that ended after the step,
+    or outlived the step.
+    """
 
     DUMP = "dumping its stacks"
     ASK = "being asked to stop"
@@ -29,29 +31,32 @@ _LONGEST_S: Final = 60.0
 _S_PER_GB: Final = 0.5
 _SHORTENED: Final = 0.4
 _DUMP_S: Final = 0.5
-# For a larger worker SIGKILL costs more than the seconds before it: hundreds of GB were stranded,
-# and the largest machines have 512.
+# A hung worker that is larger gets SIGTERM before SIGKILL. SIGKILL has stranded hundreds of GB, and
+# the largest machines have 512.
 _LARGE_BYTES: Final = 64_000_000_000
 _AFTER_FAILURE_S: Final = 2.0
 _AFTER_FAILURE_S_PER_GB: Final = 0.05
 _LONGEST_AFTER_FAILURE_S: Final = 20.0
-# Waited for after SIGKILL before the operator is told that the process doesn't go.
+# The wait after SIGKILL, before the operator is told that the process survived.
 _AFTER_KILL_S: Final = 10.0
 
 
 def polite(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For unload, restart and shutdown. A clean exit takes longer the more it gives back."""
+    """The ladder for unload, restart and shutdown. The more memory a worker gives back, the longer
+    its exit takes.
+    """
     return _rungs(_patience_s(footprint_bytes))
 
 
 def shortened(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For kill: the same steps, in less time."""
+    """The ladder for kill: the steps of `polite`, with less time."""
     return _rungs(_patience_s(footprint_bytes) * _SHORTENED)
 
 
 def hung(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For a worker that hangs: it prints its stacks first, and isn't asked. A large one gets
-    SIGTERM, too, as the memory that it could strand is worth the wait.
+    """The ladder for a worker that hangs. The worker prints its stacks first, and isn't asked to
+    stop. A large worker gets SIGTERM before SIGKILL, as the memory that SIGKILL could strand is
+    worth the wait.
     """
     rungs = (Rung(LadderStep.DUMP, _DUMP_S), Rung(LadderStep.KILL, _AFTER_KILL_S))
     if (footprint_bytes or 0) < _LARGE_BYTES:
@@ -60,13 +65,13 @@ def hung(footprint_bytes: int | None) -> tuple[Rung, ...]:
 
 
 def orphaned(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For a worker that an earlier gateway has left: it can't be asked any more."""
+    """The ladder for a worker without its gateway: nobody can ask the worker to stop any more."""
     return _rungs(_patience_s(footprint_bytes))[1:]
 
 
 def after_rank_failure(footprint_bytes: int | None) -> tuple[Rung, ...]:
-    """For ranks that have lost one of them. Most notice it and end at once; a rank that waits in a
-    step for the lost one would wait for ever.
+    """The ladder for the ranks of a model that has lost a rank. Most ranks notice the loss and end
+    at once. A rank that waits for the lost one within a step would wait for ever.
     """
     patience_s = _AFTER_FAILURE_S + _AFTER_FAILURE_S_PER_GB * (footprint_bytes or 0) / 1e9
     return (
@@ -76,7 +81,7 @@ def after_rank_failure(footprint_bytes: int | None) -> tuple[Rung, ...]:
 
 
 def immediate() -> tuple[Rung, ...]:
-    """For kill by force."""
+    """The ladder for kill by force."""
     return (Rung(LadderStep.KILL, _AFTER_KILL_S),)
 
 

@@ -30,12 +30,13 @@ from gateway.workers.worker_log import RankLog, WorkerLog
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.2
-# An agent answers a turn within a second or this part of the lease, and a busy one later.
+# A turn may take this part of the lease, and with a short lease `_TURN_SLACK_S` longer than an
+# agent waits for news. A busy agent answers late.
 _TURN_SHARE: Final = 1 / 3
 _TURN_SLACK_S: Final = 1.0
 _RETRY_S: Final = 0.2
 _CLOSE_S: Final = 2.0
-# A lease without ranks lasts so long, as the next ranks may come soon.
+# A lease without ranks is kept for this time, as the next ranks may come soon.
 _IDLE_S: Final = 5.0
 _MOST_WRITES: Final = 64
 _ANSWER_S: Final = 5.0
@@ -45,7 +46,9 @@ _SIGNAL_S: Final = 3.0
 
 
 class LeasedRank:
-    """A rank that an agent has started, or may have. Its `pid` is 0 until it is known."""
+    """A rank that an agent has started, or may have started. `pid` is 0 until the agent has told
+    the pid.
+    """
 
     def __init__(self, client: PinnedClient, tenants: Tenants, host: str, log: RankLog) -> None:
         self.id = uuid.uuid4().hex
@@ -85,7 +88,9 @@ class LeasedRank:
         return await asyncio.shield(self._end)
 
     def has_ended(self, end: RankEnd) -> None:
-        """The host says so, or it must have ended by now."""
+        """Note the end of the rank: the agent has reported the end, or the rank must have ended by
+        now.
+        """
         if not self._end.done():
             self._end.set_result(end)
 
@@ -93,24 +98,27 @@ class LeasedRank:
         try:
             await self._client.order("POST", f"/v1/ranks/{self.id}/{signal}", _SIGNAL_S)
         except RefusedError as error:
-            # One that has ended isn't found; the news of its end are on their way.
+            # The agent finds no rank that has ended. The news of the end are on their way.
             if error.code != "not_found":
                 raise
         except OSError:
             if signal != "dump":
-                # The host is told as soon as it can be, if the lease lasts so long.
+                # The next turn that reaches the agent ends the rank, if the lease lasts so long.
                 self._tenants.disown(self.id)
             raise
 
 
 class Leasehold:
-    """Asks for news of the ranks until there are none, or the host is out of reach for too long."""
+    """The gateway's part in a lease: asks the agent for news, until the lease was without ranks for
+    a while, or the host is out of reach for too long.
+    """
 
     def __init__(self, client: PinnedClient, host: str, lease: str, lease_s: float) -> None:
         self.lease = lease
-        # No rank can be started under it any more.
+        # Whether the lease is over for this gateway. Then no rank can be started under it.
         self.over = False
-        # The first turn was answered: from now on the host notices at once if this process dies.
+        # Set when the first turn was answered. From then on the agent notices at once if this
+        # process dies.
         self.begun = asyncio.Event()
         self._client = client
         self._host = host
@@ -130,7 +138,7 @@ class Leasehold:
         self._tasks.start(self._watch(), "lease")
 
     def expect(self, rank: int, log: WorkerLog, promised_bytes: int) -> LeasedRank:
-        """A rank is about to be started."""
+        """Add a rank that is about to be started."""
         expected = LeasedRank(self._client, self.tenants, self._host, RankLog(log, rank))
         self._ranks[expected.id] = expected
         self.tenants.expect(expected.id, promised_bytes)
@@ -138,12 +146,12 @@ class Leasehold:
         return expected
 
     def forget(self, rank: LeasedRank) -> None:
-        """The rank was not started."""
+        """Remove a rank that was not started."""
         self._ranks.pop(rank.id, None)
         self.tenants.ended(rank.id)
 
     def ended_by(self, error: RefusedError) -> bool:
-        """Returns whether the host has said by this error that the lease is over."""
+        """Take in an agent's refusal. Returns whether the lease is over."""
         if error.code == "not_found":
             self._none_left(f"{self._host} has ended it: {error}")
         elif error.code == LEASE_OVER:
@@ -181,8 +189,8 @@ class Leasehold:
         await self._see_out()
 
     async def _see_out(self) -> None:
-        """Have the host end the lease until it says that no rank is left. Turns would renew a lease
-        that only this side considers over.
+        """Ask the agent again and again to end the lease, until no rank is left. A turn instead
+        would renew the lease on the agent's side.
         """
         while self._ranks:
             try:
@@ -213,7 +221,7 @@ class Leasehold:
             rank.has_ended(end)
 
     def _write(self, ranks: dict[str, LeasedRank], lines: Iterable[PrintedLine]) -> None:
-        """Runs in the lane, as a disk may be slow."""
+        """Write printed lines to the logs of ranks. Runs in the lane, as a disk may be slow."""
         self._writes -= 1
         for each in lines:
             if (rank := ranks.get(each.rank)) is not None:
@@ -239,7 +247,7 @@ class Leasehold:
                 self._ended(rank_id, RankEnd(None, reason))
 
     def _lose(self, reason: str) -> None:
-        """The lease is over, and how its ranks end can't be seen from here."""
+        """Note that the lease is over, and that this gateway can't see how the ranks end."""
         self.over = True
         self.tenants.lose(self._loop.time(), reason)
         if self._loss is None:
@@ -247,8 +255,8 @@ class Leasehold:
             logger.error("%d ranks are lost: %s", len(self._ranks), reason)
 
     def _none_left(self, reason: str) -> None:
-        """The host knows no such lease: all its ranks have ended. A new agent ends those of the
-        agent before it at its start.
+        """Note that all ranks have ended, as the agent doesn't know the lease any more. An agent
+        that starts ends the ranks of the agent before it.
         """
         self.over = True
         for each in list(self._ranks):

@@ -1,5 +1,5 @@
-"""Workers that an earlier gateway with this state folder has left: each started worker is recorded,
-and the next gateway ends those that still run.
+"""Leftovers: workers that an earlier gateway with this state folder has left. Each worker is
+recorded when it starts, and the next gateway ends the recorded workers that still run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gateway.workers import ladder
 
 
 class WorkerRecord(Struct, frozen=True):
-    """A worker's process, and its model or purpose as a `name` for people."""
+    """The record of a worker's process. `name` is its model or purpose, for people."""
 
     process: ProcessIdentity
     name: str
 
 
 class WorkerRecords:
-    """A folder with a file for each worker. Thread-safe, as each file has one writer."""
+    """A folder with one file for each worker. Thread-safe, as each file has one writer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class WorkerRecords:
             self._path(pid).unlink(missing_ok=True)
 
     def leftovers(self) -> Iterator[WorkerRecord]:
-        """All records; files that can't be read are removed."""
+        """All records. Files that can't be read are removed."""
         for path in sorted(self._folder.iterdir()):
             record = read_state(path, WorkerRecord)
             if record is not None:
@@ -53,7 +53,7 @@ class WorkerRecords:
                     path.unlink()
 
     def recorded(self) -> Iterator[WorkerRecord]:
-        """All records of a folder that stays as it is, and may be missing."""
+        """All records. Unlike `leftovers`, this removes no file, and the folder may be missing."""
         with contextlib.suppress(OSError):
             for path in sorted(self._folder.iterdir()):
                 if (record := read_state(path, WorkerRecord)) is not None:
@@ -70,7 +70,7 @@ _AT_ONCE: Final = 8
 
 
 class Swept(Struct, frozen=True):
-    """A leftover that was found, and whether it is gone."""
+    """A worker that `sweep` found running. Its end took `seconds`, unless it survived."""
 
     pid: int
     name: str
@@ -79,10 +79,11 @@ class Swept(Struct, frozen=True):
 
 
 def sweep(records: WorkerRecords) -> list[Swept]:
-    """End recorded workers that still run, side by side. Blocks for as long as their memory takes.
+    """End all recorded workers that still run, several at a time. Blocks until each of them has
+    ended, or has survived SIGKILL.
 
-    A worker without its gateway ends by itself, unless it was stopped. So it is continued, and
-    killed if it still doesn't end.
+    A worker without its gateway ends by itself, unless the worker was stopped. So each worker gets
+    SIGTERM and SIGCONT, and then SIGKILL if it hasn't ended.
     """
     leftovers = []
     for record in records.leftovers():

@@ -18,12 +18,12 @@ from protocol.messages import ProtocolError, WorkerMessage, decode_from_worker, 
 
 # An engine sends one message a step, and no model makes a thousand steps a second.
 MESSAGES_PER_S: Final = 5000
-# Its longest messages are prompts, of four bytes a token.
+# The longest messages of a worker are rendered prompts, with four bytes for each token.
 BYTES_PER_S: Final = 64_000_000
 
 
 class FloodGauge:
-    """Counts what one worker sends within each second."""
+    """Counts the messages and bytes that one worker sends within each second."""
 
     def __init__(self) -> None:
         self._window_began = float("-inf")
@@ -31,7 +31,7 @@ class FloodGauge:
         self._bytes = 0
 
     def count(self, now: float, size_bytes: int) -> str | None:
-        """Count a message; returns why it is one too many, or None."""
+        """Count a message. Returns which bound the worker has exceeded, or None."""
         if now - self._window_began >= 1.0:
             self._window_began = now
             self._messages = self._bytes = 0
@@ -44,33 +44,36 @@ class FloodGauge:
         return None
 
 
-# One that floods gets so many messages read before the others have a turn.
+# So many messages of one worker are read before the event loop turns to its other work.
 _MESSAGES_PER_TURN: Final = 32
 
 
 class LinkOwner(Protocol):
-    """Hears all that happens on a link."""
+    """Is told of all that happens on a link."""
 
     def link_said(self, message: WorkerMessage) -> None: ...
 
     def link_broke(self, error: ProtocolError) -> None:
-        """A frame was no message, or was part of a flood. Nothing is read after it."""
+        """A frame was no message, or exceeded a bound. The link reads no frame after it."""
 
     def link_connected(self) -> None:
-        """The worker has proved itself by its key; of others that come and go nothing is told."""
+        """The worker has connected, and has proved itself by its key. Connections of other peers
+        aren't reported.
+        """
 
     def link_disconnected(self) -> None:
-        """All that arrived before was delivered. ZeroMQ also disconnects a worker whose frame is
-        over the size limit.
+        """The worker has disconnected, and all its earlier messages were delivered. ZeroMQ also
+        disconnects a worker that sends a frame over the size limit.
         """
 
 
 class Link:
-    """Reads without a task: ZeroMQ's descriptor wakes a callback that drains the socket.
+    """The link to one worker. It reads without a task: ZeroMQ's descriptor wakes a callback that
+    drains the socket.
 
-    Awaiting each message costs ten times as much (one future and one poll a message). The
-    descriptor is edge-triggered: it says only that something changed, so after every turn, and
-    after every send, the socket is asked whether there is more (zmq_getsockopt(3), ZMQ_FD).
+    To await each message would cost ten times as much (one future and one poll for each). The
+    descriptor is edge-triggered: it says only that something changed. So the link looks for more
+    messages after every turn of reading, and after every send (zmq_getsockopt(3), ZMQ_FD).
     """
 
     def __init__(
@@ -80,8 +83,8 @@ class Link:
         owner: LinkOwner,
         keys: Keys | None = None,
     ) -> None:
-        """Bind the endpoint; `key` is for the worker alone. A worker that another gateway has had
-        knows its `keys` already.
+        """Bind the endpoint at `path`. `keys` are those of a worker that an earlier gateway hands
+        over; None: make new keys. The attribute `key` is the secret of the worker.
 
         Raises:
             OSError: the endpoint can't be bound.
@@ -93,7 +96,7 @@ class Link:
         self._owner = owner
         self._flood = FloodGauge()
         self._loop = asyncio.get_running_loop()
-        # Descriptors of all that are connected; ZeroMQ doesn't tell which of them is the worker.
+        # Descriptors of all connected peers. ZeroMQ doesn't tell which of them is the worker.
         self._peers: set[int] = set()
         self._connected = False
         try:
@@ -101,7 +104,7 @@ class Link:
             self._monitor = self._bound()
         except zmq.ZMQError as error:
             self._unlink()
-            # It stands for an errno: no descriptors left, for one.
+            # A ZMQError has the errno of its cause, such as a lack of descriptors.
             raise OSError(error.errno, f"{path}: {error.strerror}") from error
         try:
             self._loop.add_reader(self._socket.FD, self._read)
@@ -111,14 +114,15 @@ class Link:
             raise
         self._open = True
         self._reading = True
-        # The first edge comes only after the first look.
+        # ZeroMQ signals a descriptor only after a first look at the socket.
         self._loop.call_soon(self._read)
         self._loop.call_soon(self._watch)
 
     def _bound(self) -> zmq.Socket[bytes]:
-        """Bind the socket, and return the one that tells of its connections."""
+        """Bind the socket. Returns its monitor socket, which reports connections."""
         try:
-            # First the monitor: a worker that is handed over tries to connect all the time.
+            # The monitor comes first: a worker that is handed over tries to connect all the time,
+            # so it may do so as soon as the socket is bound.
             monitor = self._socket.get_monitor_socket(
                 zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
             )
@@ -135,14 +139,15 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """The worker has proved itself, and may still be there."""
+        """Whether the worker has connected with its key, and hasn't disconnected since."""
         return self._connected
 
     def send(self, message: Message) -> bool:
-        """Queue a message; False if the worker has stopped reading, or the socket is broken.
+        """Queue a message. Returns False if the worker has stopped reading, or the socket is closed
+        or broken.
 
         Raises:
-            ProtocolError: it is larger than a worker takes.
+            ProtocolError: the message is larger than a worker takes.
         """
         if not self._open:
             return False
@@ -154,7 +159,7 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Forget the incarnation: unread frames and the socket file go with it."""
+        """Close the link. Unread frames are lost, and the socket file is removed."""
         if not self._open:
             return
         self._open = self._reading = False
@@ -163,7 +168,7 @@ class Link:
     def _close_sockets(self) -> None:
         self._loop.remove_reader(self._socket.FD)
         self._loop.remove_reader(self._monitor.FD)
-        # The end of a worker must not depend on that of its link.
+        # A failure here must not hold up the end of the worker.
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -171,7 +176,7 @@ class Link:
         self._unlink()
 
     def _unlink(self) -> None:
-        # ZeroMQ does it too, but in a thread of its own, and not after every failure.
+        # ZeroMQ removes the file too, but in another thread, and not after every failure.
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -199,7 +204,7 @@ class Link:
         try:
             self._owner.link_said(message)
         except Exception as error:
-            # The other messages have to be read now: no edge follows for them.
+            # The messages behind this one have to be read now: no edge follows for them.
             self._loop.call_exception_handler(
                 {"message": "A worker's message failed", "exception": error}
             )
@@ -235,7 +240,7 @@ class Link:
 
     def _disconnected(self) -> None:
         self._connected = False
-        # At most a high-water mark of frames is left.
+        # The socket holds no more frames than its high-water mark, so this ends soon.
         while self._read_one():
             pass
         self._owner.link_disconnected()

@@ -1,5 +1,5 @@
-"""An HTTPS client for one server, which proves itself by the fingerprint of its certificate, not by
-its name.
+"""An HTTPS client for one server. The server proves itself by the fingerprint of its certificate,
+not by its name.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from gateway.system.tls import fingerprint, parse_fingerprint, trusting_anybody,
 
 Body = TypeVar("Body", bound=Struct)
 
-# A name of the local network may take seconds to be found.
+# The longest wait for the server's IP address, and for the key file. A name of the local network
+# may take seconds.
 _LOOKUP_S: Final = 5.0
 _CONNECT_S: Final = 3.0
 _PORT: Final = 443
-# A LaunchAgent, with all that it starts, may reach the local network only once a user has allowed
-# that at the screen. Until then it gets EHOSTUNREACH, and without a user at the screen no question
-# is asked. Daemons, root, and programs started by a terminal or SSH are free (Apple's TN3179).
+# On macOS a LaunchAgent, with every program that it starts, may reach the local network only after
+# a user has allowed that at the screen. Until then a connection fails with EHOSTUNREACH. Without a
+# user at the screen macOS doesn't ask. Daemons, root, and programs started by a terminal or SSH
+# need no permission (Apple's TN3179).
 _ADVICE: Final = (
     ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow Python "
     "at the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
@@ -40,7 +42,7 @@ FOREIGN: Final = "foreign"
 
 
 class RefusedError(OSError):
-    """The server's refusal, with its code and its message."""
+    """The server's refusal, with its code and its message. `lasting`: another try can't help."""
 
     def __init__(self, code: str, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
@@ -58,12 +60,12 @@ class _Envelope(Struct):
 
 
 class PinnedClient:
-    """Sends nothing, least of all the key, before the server has shown the certificate. Each method
-    raises OSError, with the reason, if there is no answer within its deadline.
+    """Sends nothing, least of all its key, before the server has shown the pinned certificate. Each
+    method raises OSError, with the reason, if the request fails or its deadline passes.
     """
 
     def __init__(self, url: str, key_file: str, pinned: str) -> None:
-        """`pinned` is the fingerprint."""
+        """`pinned` is the certificate's fingerprint. Raises: ValueError: it is no fingerprint."""
         self.url = url
         self._key_file = expand_home(key_file)
         self._fingerprint = parse_fingerprint(pinned)
@@ -87,7 +89,7 @@ class PinnedClient:
         await self._send(method, path, None, deadline_s)
 
     async def address(self) -> str:
-        """The present IP address of the name."""
+        """The present IP address of the server's name."""
         return await self._lane.run(self._resolve, _LOOKUP_S, f"the name {self._host}")
 
     async def close(self) -> None:
@@ -122,7 +124,9 @@ class PinnedClient:
         return answer
 
     def _doubt(self) -> None:
-        """Connect anew for the next request, unless other requests may still be answered."""
+        """Drop the connection, so that the next request makes a new one. Keep it if other requests
+        may still be answered.
+        """
         if self._asking == 1 and self._http is not None:
             self._tasks.start(self._http.aclose(), "close")
             self._http = None
@@ -142,7 +146,7 @@ class PinnedClient:
             return self._http
 
     async def _trust(self, address: str) -> ssl.SSLContext:
-        """A context that trusts the certificate with this fingerprint and no other."""
+        """A context that trusts the certificate with the pinned fingerprint, and no other."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, writer = await asyncio.open_connection(
@@ -200,5 +204,5 @@ class PinnedClient:
 
 
 def advice(error: OSError, system: str = sys.platform) -> str:
-    """Advice to add to a failure to connect; empty: the failure says it all."""
+    """Advice to append to the error of a failed connection; empty if there is none."""
     return _ADVICE if system == "darwin" and error.errno == errno.EHOSTUNREACH else ""

@@ -1,5 +1,5 @@
-"""One worker process: started here, or adopted from an earlier gateway; signalled, reaped, its
-output read.
+"""The process of a worker, started here or adopted from an earlier gateway: its signals, its end
+and its output.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from protocol.process import ProcessExit
 
 WORKER: Final = Path(gateway.__file__).resolve().parent.parent / "worker" / "__main__.py"
 
-# Workers never ask a model hub, and never use the fast synchronization that strands wired memory
-# when its process dies (mlx#3830).
+# Workers never ask a model hub.
 _SET: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-# glibc keeps freed buffers up to the largest size that it has seen freed, which fragments, and
-# held a third more than MLX did. Its initial threshold, once set, stays (mallopt(3)). A card has
-# memory of its own, and weights come through buffers of glibc's: new from the system each time they
-# took a third longer to read.
+# By default glibc keeps freed buffers, up to the largest size that was ever freed. That fragmented
+# the heap, which then held a third more memory than MLX. A threshold that is set at the start stays
+# (mallopt(3)). The threshold isn't set with CUDA: weights come through such buffers to the card's
+# own memory, and reading them took a third longer when each buffer came new from the system.
 _GIVEN_BACK: Final = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-# Variables that programs find their files by, and those of MLX, CUDA, tokenizers and Python. No
-# others are passed to workers, since models' files decide on what these run: among the others are
-# the admin key, headers of collectors, and perhaps secrets of a shell.
+# The variables that are passed to workers: those by which programs find their files, and those of
+# MLX, CUDA, tokenizers and Python. A model's files decide which code its worker runs, and that code
+# must not read other variables: the admin key, headers of collectors, and perhaps secrets of a
+# shell.
 _PASSED: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|TERM|TZ|TZDIR|LANG|LANGUAGE|VIRTUAL_ENV"
     r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|(?i:(https?|all|no)_proxy)|__CF_USER_TEXT_ENCODING"
@@ -48,11 +48,12 @@ _PASSED: Final = re.compile(
     r"|TOKENIZERS|COVERAGE)(_.*|[A-Z]+)"
 )
 _SECRETS: Final = re.compile(r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|CREDENTIALS?|AUTH)(_|$)")
+# Fast synchronization strands wired memory when its process dies (mlx#3830).
 _REMOVED: Final = "MLX_METAL_FAST_SYNCH"
 
 
 def worker_environment() -> dict[str, str]:
-    """The variables of a worker that this process starts."""
+    """The environment variables of a worker that this process starts."""
     settings = _SET if back_end() is BackEnd.CUDA else _SET | _GIVEN_BACK
     return {k: v for k, v in os.environ.items() if _passed(k)} | settings
 
@@ -66,8 +67,8 @@ logger = logging.getLogger(__name__)
 
 
 class ExitStatus(Struct, frozen=True):
-    """How a process ended: by itself with a code, or by a signal. Neither: it isn't known, as an
-    earlier gateway has started the process.
+    """How a process ended: by itself with an exit code, or by a signal. Neither is known of a
+    process that an earlier gateway has started.
     """
 
     code: int | None
@@ -80,12 +81,12 @@ class ExitStatus(Struct, frozen=True):
 
 
 class ProcessOrder(Struct, frozen=True, kw_only=True):
-    """A worker's process that is to be started: the worker's program with these arguments.
+    """An order to start the worker program with these arguments.
 
-    The machine that starts it adds the interpreter, unless `python` names one there, `--parent`
-    with the starter's pid, and the variables that all workers get, before `environment`. The
-    process reads `secret` on standard input, as other processes can read environments and
-    arguments. `name` is its model or purpose, for people.
+    The machine that starts the process adds the interpreter (or takes `python`, a path there),
+    `--parent` with the starter's pid, and the variables that all workers get; `environment`
+    overrides those. `secret` goes to the process by standard input, as other processes can read
+    environments and arguments. `name` is the process's model or purpose, for people.
     """
 
     name: str
@@ -97,10 +98,11 @@ class ProcessOrder(Struct, frozen=True, kw_only=True):
 
 
 class WorkerProcess:
-    """A running worker. A thread waits for its end, so it is always reaped.
+    """A worker's process that was started here. A thread waits for its end, so the process is
+    always reaped.
 
-    The reaper and the log reader are threads because that works the same on every system, and
-    keeps pipes and disks away from the event loop.
+    The reaper and the log reader are threads because threads work the same on every system, and
+    keep pipes and disks away from the event loop.
     """
 
     def __init__(
@@ -110,18 +112,18 @@ class WorkerProcess:
         records: WorkerRecords,
         on_exit: Callable[[ExitStatus], None],
     ) -> None:
-        """Start it; `on_exit` is called from a thread. `log` may be replaced later.
+        """Start the process. `on_exit` is called from a thread. `log` may be replaced later.
 
         Raises:
-            OSError: the interpreter, or a thread for it, can't be started. Then there is neither a
-                process nor a record of one.
+            OSError: the interpreter, or a thread, can't be started. Then there is neither a process
+                nor a record of one.
         """
         self.log = log
         self._records = records
         self._on_exit = on_exit
         self._output: OutputPipe | None = None
-        # The threads come before the process, so that it is always read and reaped; None: there is
-        # no process.
+        # The threads start before the process, so that the process is always read and reaped. The
+        # result None tells them that there is no process.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         try:
             self._log_thread = start_thread(lambda: self._read(begun), f"log-{order.incarnation}")
@@ -130,7 +132,7 @@ class WorkerProcess:
         except BaseException:
             begun.set_result(None)
             raise
-        # A record that can't be made is missed only if the gateway is killed.
+        # Without its record a worker is missed only if the gateway is killed.
         with contextlib.suppress(ProcessGoneError, OSError):
             records.add(WorkerRecord(identify(self.pid), order.name))
         log.begin(self.pid, order.incarnation)
@@ -141,7 +143,7 @@ class WorkerProcess:
         return self._popen.pid
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal the process; after its end this does nothing, as Popen remembers the reaping."""
+        """Signal the process. After its end this does nothing, as Popen remembers the reaping."""
         self._popen.send_signal(number)
 
     @property
@@ -151,13 +153,13 @@ class WorkerProcess:
 
     @property
     def output(self) -> int:
-        """The descriptor that it prints to."""
+        """The descriptor from which the process's output is read."""
         assert self._output is not None
         return self._output.descriptor
 
     def leave(self) -> bytes:
-        """Another gateway has it. Returns the part of an unfinished line that was read. The process
-        is still reaped here.
+        """Leave the process's output to another gateway. Returns the part of an unfinished line
+        that was read. The process is still reaped here.
         """
         self._on_exit = _nobody_asks
         if self._output is None:
@@ -180,7 +182,8 @@ class WorkerProcess:
             return
         code = popen.wait()
         self._records.remove(self.pid)
-        # The last lines explain the exit. A grandchild may hold the pipe open for ever.
+        # The last lines explain the exit. The wait for them is short, as a grandchild may hold the
+        # pipe open for ever.
         self._log_thread.join(timeout=0.5)
         self._on_exit(
             ExitStatus(code=code, signal=None)
@@ -190,7 +193,9 @@ class WorkerProcess:
 
 
 def copy_lines(output: OutputPipe, log: Callable[[], ProcessLog], pid: int) -> None:
-    """Blocks until the process has ended, or another gateway reads its output."""
+    """Add the lines of a process to its log. Blocks until the process has ended, or another gateway
+    reads the output.
+    """
     failed = False
     for line in output.lines():
         try:
@@ -207,10 +212,10 @@ def _nobody_asks(_: ExitStatus) -> None:
 
 
 def _start(order: ProcessOrder) -> subprocess.Popen[bytes]:
-    # Absolute path, no cwd, close_fds off: CPython then uses posix_spawn on macOS, where a
-    # forked child of a process with threads may deadlock. Python's descriptors aren't
-    # inheritable anyway (PEP 446). The process group stays ours: launchd kills what is left
-    # of it when the gateway is gone.
+    # With an absolute path, no cwd, and close_fds off CPython uses posix_spawn on macOS, where a
+    # forked child of a process with threads may deadlock. Python's descriptors aren't inheritable
+    # anyway (PEP 446). The worker stays in the gateway's process group: when the gateway is gone,
+    # launchd kills the rest of the group.
     popen = subprocess.Popen(
         [
             order.python or sys.executable,
@@ -225,7 +230,8 @@ def _start(order: ProcessOrder) -> subprocess.Popen[bytes]:
         close_fds=False,
     )
     if popen.stdin is not None:
-        # It may have ended already; an empty pipe takes a secret without waiting.
+        # The process may have ended already. The write doesn't block, as an empty pipe has room for
+        # a secret.
         with contextlib.suppress(BrokenPipeError), popen.stdin as stdin:
             stdin.write(order.secret)
     return popen
@@ -242,8 +248,9 @@ _WAIT_S: Final = 60.0
 
 
 class AdoptedProcess:
-    """A worker that an earlier gateway has started. The kernel tells its end, but its status only
-    to its parent, which reaps it: the earlier gateway, or init after that has ended.
+    """A worker's process that an earlier gateway has started. The kernel reports the end to any
+    process, but the exit status only to the parent, which reaps the worker: the earlier gateway, or
+    init once that gateway has ended.
     """
 
     def __init__(
@@ -254,12 +261,12 @@ class AdoptedProcess:
         records: WorkerRecords,
         on_exit: Callable[[ExitStatus], None],
     ) -> None:
-        """It prints to `output`, which is read from `read_output` on. `on_exit` is called from a
-        thread.
+        """Watch the process. `output` is the descriptor of its output, which isn't read before
+        `read_output` is called. `on_exit` is called from a thread.
 
         Raises:
-            ProcessGoneError: it has ended.
-            OSError: there is no thread, or no descriptor, for it.
+            ProcessGoneError: the process has ended.
+            OSError: the system has no thread or no descriptor left.
         """
         self.log = log
         self.identity = identity
@@ -270,7 +277,8 @@ class AdoptedProcess:
         self._on_exit = on_exit
         self._left = False
         self._exit = ProcessExit(identity.pid)
-        # In this order, so that the watched process is known to be this one.
+        # The identity is checked after the watch has begun, so the watched process is known to be
+        # this one.
         if not self._exit.watched or not alive(identity):
             self._exit.close()
             raise ProcessGoneError(f"process {identity.pid} has ended")
@@ -282,15 +290,15 @@ class AdoptedProcess:
 
     @property
     def output(self) -> int:
-        """The descriptor that it prints to."""
+        """The descriptor from which the process's output is read."""
         return self._descriptor
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal the process; after its end this does nothing."""
+        """Signal the process. After its end this does nothing."""
         send(self.identity, number)
 
     def read_output(self, begun: bytes) -> None:
-        """Read its output from now on; `begun` is the part of a line that was read already."""
+        """Read the output from now on. `begun` is the part of a line that was read already."""
         if self._output is None:
             self._output = OutputPipe(self._descriptor, begun)
             output = self._output
@@ -299,7 +307,9 @@ class AdoptedProcess:
             )
 
     def leave(self) -> bytes:
-        """Another gateway has it. Returns the part of an unfinished line that was read."""
+        """Leave the process to another gateway. Returns the part of an unfinished line that was
+        read.
+        """
         self._left = True
         if self._output is None or self._log_thread is None:
             return b""

@@ -1,18 +1,20 @@
-"""When the ranks of one incarnation end, and which rank has failed first. No I/O; the caller brings
+"""When the ranks of one incarnation end, and which rank has failed first. No I/O; the caller passes
 the events.
 
-All ranks are one compartment, whichever host each of them is on:
+All ranks belong to one compartment, and end together, on whichever hosts they run:
 
-1. When a rank ends without an order, all others are ended at once.
-2. A follower that ends by itself, without a fault, was told so by rank 0, which is about to end or
-   to say why. If rank 0 does neither within `LEADER_FOLLOWS_S`, the follower has failed after all.
-3. Once the ranks are being ended no other is started; one that was on its way is ended too.
-4. The group is over when rank 0 and all others that were started have ended, and none is started
-   any more.
+1. When a rank ends without an order, all other ranks are ended at once.
+2. A follower that ends by itself with exit code 0 was told to do so by rank 0, which is about to
+   end, too. If rank 0 still runs after `LEADER_FOLLOWS_S`, all ranks are ended. Then the follower
+   counts as the lost rank, unless rank 0 has reported another one.
+3. Once the ranks are being ended, no follower is started any more. A follower whose start was under
+   way is ended, too.
+4. The group is over when rank 0 and all started followers have ended, and no start is under way.
 
-When one rank fails, the others end by themselves or by the signals that follow, and the news come
-in any order: a host elsewhere may report the first failure after rank 0 has ended of it. So the
-first failure is judged by how each rank has ended, and by which rank rank 0 has missed.
+When one rank fails, the other ranks end by themselves or by signals, and the news of their ends
+come in any order: another host may report the first failure after rank 0 has ended because of it.
+So the first failure is judged by how each rank has ended, and by which rank rank 0 has reported as
+lost.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from protocol.process import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)
 _UNHEARD: Final = "rank 0 heard nothing of it any more"
-# The signals that a process may end by after a step.
+# The signals by which a process may end after a step of the ladder.
 _SIGNALS: Final[Mapping[LadderStep | None, tuple[str, ...]]] = {
     LadderStep.TERMINATE: ("SIGTERM",),
     LadderStep.KILL: ("SIGTERM", "SIGKILL"),
@@ -38,25 +40,28 @@ _SIGNALS: Final[Mapping[LadderStep | None, tuple[str, ...]]] = {
 
 
 class Loss(Struct, frozen=True):
-    """`reason` names the rank, its host, and how it ended; `status` stands for all ranks."""
+    """The loss of a rank. `reason` names the rank and its host, and says how the rank ended.
+    `status` counts as the exit status of the whole worker.
+    """
 
     reason: str
     status: ExitStatus
 
 
 class _Guilt(IntEnum):
-    """How surely the end of a rank caused those of the others, the surest first."""
+    """How surely the end of a rank was the first failure. The surest comes first."""
 
-    # The loss of another rank can't end a process so.
+    # The loss of another rank can't cause such an end.
     FOREIGN = 0
+    # Rank 0 has reported the rank as lost.
     MISSED = 1
-    # The loss of another rank may end a process so, but the first failure is among such ends.
+    # The end is a fault, but the loss of another rank may have caused it.
     FAULT = 2
     NONE = 3
 
 
 class _Ended(Struct, frozen=True):
-    """A rank that has ended, after `step` was taken on it."""
+    """The end of a rank. `step` is the last step of the ladder that was taken on the rank."""
 
     rank: int
     host: str
@@ -74,7 +79,7 @@ class _Ended(Struct, frozen=True):
 
 
 class RankFailure:
-    """Finds the first failure among the ranks of one model that end without an order."""
+    """Finds the first failure when ranks of one model end without an order."""
 
     def __init__(self) -> None:
         self._missed: tuple[int, str] | None = None
@@ -82,16 +87,16 @@ class RankFailure:
         self._in_order = False
 
     def missed(self, rank: int, host: str) -> None:
-        """Rank 0 says that it has lost this one."""
+        """Note that rank 0 has reported this rank as lost."""
         if self._missed is None:
             self._missed = (rank, host)
 
     def ended(self, rank: int, host: str, end: RankEnd, step: LadderStep | None) -> None:
-        """A rank has ended, after this step."""
+        """Note the end of a rank. `step` is the last step that was taken on the rank."""
         if self._in_order:
             return
         self._ended.append(_Ended(rank, host, end, step))
-        # Rank 0 ended when its work was done: the ends of the others are no failures.
+        # Rank 0 has ended in order, so the ends of followers are no failures.
         well = end.status is not None and end.status.code == 0
         self._in_order = well and rank == 0 and step is None
 
@@ -118,7 +123,7 @@ class RankFailure:
         return _Guilt.FAULT if ended.faulty else _Guilt.NONE
 
     def _loss(self, rank: int, host: str, how: str, status: ExitStatus | None) -> Loss:
-        # Code 0 would say that no rank was lost.
+        # The loss can't have exit code 0, which would say that no rank was lost.
         statuses = (status, *(each.end.status for each in self._ended if each.rank == 0))
         telling = (each for each in statuses if each is not None and each.code != 0)
         return Loss(f"rank {rank} on {host} was lost ({how})", next(telling, _UNKNOWN))
@@ -129,16 +134,19 @@ def _left_alone(ended: _Ended) -> bool:
     return status is not None and status.code == LEFT_ALONE and ended.step is None
 
 
-# The time in which the largest worker gives all its memory back.
+# Rule 2 waits so long for the end of rank 0: within this time the largest worker gives all its
+# memory back.
 LEADER_FOLLOWS_S: Final = 60.0
 
 
 class RankGroup:
-    """The fate of all ranks. Rank 0 is there from the beginning; followers are started."""
+    """The fate of all ranks of one incarnation. Rank 0 runs from the beginning; followers are
+    started later.
+    """
 
     def __init__(self) -> None:
         self._rank_failure = RankFailure()
-        # A rank has ended without an order.
+        # Whether a rank has ended without an order.
         self._failed = False
         self._leader_ended = False
         self._running: set[int] = set()
@@ -150,7 +158,7 @@ class RankGroup:
 
     @property
     def loss(self) -> Loss | None:
-        """The failure that has ended all ranks, as far as it is known; None: none has."""
+        """The failure that has ended all ranks, as far as it is known; None: there is none."""
         return self._rank_failure.loss if self._failed else None
 
     @property
@@ -159,7 +167,7 @@ class RankGroup:
 
     @property
     def followers_gone(self) -> bool:
-        """No follower is left, and none is started any more."""
+        """Whether no follower runs, and no start of a follower is under way."""
         return not self._still_comes and not self._running
 
     @property
@@ -167,8 +175,8 @@ class RankGroup:
         return self._leader_ended and self.followers_gone
 
     def started(self, rank: int) -> LadderStep | None:
-        """A follower was started, or may have been. Returns the step to end it by at once, if the
-        others are being ended already.
+        """Note that a follower was started, or may have been started. If the ranks are being ended
+        already, return the step that must be taken on this follower at once.
         """
         self._running.add(rank)
         if self.may_start:
@@ -176,21 +184,22 @@ class RankGroup:
         return LadderStep.KILL if self._step is LadderStep.KILL else LadderStep.TERMINATE
 
     def none_more(self) -> None:
-        """No other follower is started."""
+        """Note that no other follower is started."""
         self._still_comes = False
 
     def end(self) -> None:
-        """All ranks are about to be ended."""
+        """Note that all ranks are about to be ended."""
         self._ending = True
 
     def take(self, step: LadderStep) -> None:
-        """This step is taken on all ranks."""
+        """Note that this step is taken on all ranks."""
         self._ending = True
         self._step = step
 
     def follower_ended(self, rank: int, host: str, end: RankEnd) -> float | None:
-        """Returns the seconds after which all others are to be ended, if `must_end` says so then;
-        None: nothing follows, as of a rank whose end was told before.
+        """Note the end of a follower. Returns seconds after which `must_end` is to be called; if
+        that returns True, all ranks are to be ended. None: nothing follows, as when the end of this
+        follower was noted before.
         """
         if rank not in self._running:
             return None
@@ -207,7 +216,7 @@ class RankGroup:
         return 0.0
 
     def leader_ended(self, end: RankEnd) -> float | None:
-        """As `follower_ended`."""
+        """Note the end of rank 0. Returns the same as `follower_ended`."""
         self._leader_ended = True
         if self._asked:
             return None
@@ -218,11 +227,13 @@ class RankGroup:
         return None if self.followers_gone else 0.0
 
     def missed(self, rank: int, host: str) -> None:
-        """Rank 0 says that it has lost this one."""
+        """Note that rank 0 has reported this rank as lost."""
         self._rank_failure.missed(rank, host)
 
     def must_end(self) -> bool:
-        """Whether all others must be ended now, as they aren't being ended yet."""
+        """Whether all ranks must be ended now, because of a failure that this notes. False: they
+        are being ended already, or have all ended.
+        """
         if self._ending or self.over:
             return False
         if self._left is not None and not self._failed:
@@ -232,10 +243,10 @@ class RankGroup:
 
     @property
     def _asked(self) -> bool:
-        """The ranks are being ended by an order, not as one has failed."""
+        """Whether the ranks are being ended by an order, and not because of a failure."""
         return self._ending and not self._failed
 
     @property
     def _sign(self) -> LadderStep | None:
-        """The last step that may have ended a process."""
+        """The last step, if a process may end by its signal; otherwise None."""
         return self._step if self._step in (LadderStep.TERMINATE, LadderStep.KILL) else None

@@ -1,12 +1,13 @@
-"""The memory of a model's ranks: the bytes that other hosts keep for ranks there, when those hosts
+"""The memory of a model's ranks: how many bytes other hosts keep for their ranks, when these hosts
 are asked for more, and how bytes of one rank become bytes of all ranks on this machine.
 
-No I/O; the caller brings the time, in seconds. At the start each host keeps the estimated bytes. A
-process may take more than the estimate, which leaves less to its sequences: so other hosts are
-asked for what the next sequence needs, and for some more.
+No I/O; the caller passes the time, in seconds. At the start each other host keeps the estimated
+bytes for a rank. If the process then takes more than the estimate, less is left for sequences. So
+the hosts are asked to keep what the next sequence needs, and some more.
 
-Rank 0 knows its own bytes alone. Ranks have parts of like size, of which rank 0's is the largest.
-So bytes in messages of rank 0 are multiplied, and bytes in messages to it are divided.
+Rank 0 knows only its own bytes. All ranks have parts of about the same size, and rank 0 has the
+largest part. So bytes in messages of rank 0 are multiplied by the number of ranks, and bytes in
+messages to rank 0 are divided by that number.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ from protocol.life import (
 )
 from protocol.message import Message
 
-# More is asked for in advance, as a sequence without room begins anew.
+# Hosts are asked for more in advance, as a sequence that finds no room has to begin anew.
 _MARGIN_BYTES: Final = 64_000_000
 _AHEAD_BYTES: Final = 256_000_000
-# Other ranks there may end meanwhile. A worker whose sequences wait for longer is ended.
+# A worker is ended if its sequences wait for longer for memory of other hosts. In this time other
+# ranks on these hosts may end.
 PATIENCE_S: Final = 60.0
 
 
 class RankReservation:
-    """The bytes that hosts keep for one rank each. No rank may hold more than the least of them."""
+    """The bytes that each other host keeps for a rank. No rank may hold more than the smallest of
+    these reservations.
+    """
 
     def __init__(self) -> None:
         self._kept_bytes: dict[int, int] = {}
@@ -48,7 +52,7 @@ class RankReservation:
         self._waits_since: float | None = None
 
     def keeps(self, rank: int, host: str, kept_bytes: int) -> None:
-        """The host of this rank keeps so many bytes for it."""
+        """Note that the host keeps `kept_bytes` for this rank."""
         self._kept_bytes[rank] = kept_bytes
         self._hosts[rank] = host
 
@@ -59,12 +63,16 @@ class RankReservation:
 
     @property
     def bound_bytes(self) -> int | None:
-        """The most bytes that each rank can get; None: hosts were not asked for more yet."""
+        """The most bytes that each rank can get at present, since hosts were asked for more and
+        keep no more; None: they were not asked for more.
+        """
         most_bytes = self.most_bytes
         return None if most_bytes is None or self._asked_bytes <= most_bytes else most_bytes
 
     def need(self, least_bytes: int, now: float, *, waits: bool) -> None:
-        """The next sequence could go on with so many bytes. `waits`: no sequence runs meanwhile."""
+        """Note that the next sequence needs a limit of `least_bytes` for each rank. `waits`:
+        sequences wait, and none runs.
+        """
         self._least_bytes = least_bytes
         if not (waits and self._is_short):
             self._waits_since = None
@@ -73,7 +81,7 @@ class RankReservation:
 
     @property
     def wish_bytes(self) -> int | None:
-        """The bytes that each host is asked to keep; None: it keeps enough."""
+        """The bytes that each host is asked to keep for a rank; None: the hosts keep enough."""
         most_bytes = self.most_bytes
         if most_bytes is None or not self._least_bytes:
             return None
@@ -82,23 +90,27 @@ class RankReservation:
         return self._least_bytes + _AHEAD_BYTES
 
     def asked(self, wish_bytes: int) -> None:
-        """All hosts have answered."""
+        """Note that all hosts have answered the wish."""
         self._asked_bytes = wish_bytes
         if not self._is_short:
             self._waits_since = None
 
     def forget(self) -> None:
-        """No sequence needs more: the next one that does asks anew."""
+        """Forget the last wish. The next sequence that needs more memory brings a new one."""
         self._asked_bytes = 0
 
     def given_up(self, now: float) -> str | None:
-        """Why the worker is to end: sequences have waited in vain for too long. None: it isn't."""
+        """Why the worker must end: its sequences have waited for memory for too long. None: it may
+        go on.
+        """
         if self._waits_since is None or now - self._waits_since < PATIENCE_S:
             return None
         return f"its requests waited for memory for {PATIENCE_S:g} s: {self._shortage}"
 
     def remark(self, requests: int) -> str | None:
-        """A sentence, if so many requests wait for memory of these hosts; None: they don't."""
+        """A sentence about so many requests that wait, if they lack memory of other hosts;
+        otherwise None.
+        """
         if not requests or not self._is_short:
             return None
         who = "1 request waits" if requests == 1 else f"{requests} requests wait"
@@ -117,7 +129,8 @@ class RankReservation:
         )
 
 
-# The fields that are of one rank in messages of rank 0 and to it, and of all ranks elsewhere.
+# The fields with bytes, by types of messages. In messages from and to rank 0 these are bytes of one
+# rank; elsewhere in the gateway they are bytes of all ranks.
 SCALED: Final[dict[type[Message], tuple[str, ...]]] = {
     Heartbeat: ("memory", "prompt_cache_bytes"),
     Limit: ("limit_bytes", "beside_bytes", "bound"),
@@ -135,18 +148,18 @@ _M = TypeVar("_M", bound=Message)
 
 
 def for_all_ranks(message: _M, ranks: int) -> _M:
-    """A message of rank 0, as of so many ranks."""
+    """A message of rank 0, with its bytes multiplied by `ranks`."""
     return _scaled(message, lambda bytes_: bytes_ * ranks) if ranks > 1 else message
 
 
 def for_each_rank(message: _M, ranks: int) -> _M:
-    """A message to all ranks, as to one."""
+    """A message for rank 0, with its bytes divided by `ranks`."""
     return _scaled(message, lambda bytes_: bytes_ // ranks) if ranks > 1 else message
 
 
 def capped(message: _M, most_bytes: int | None, bound_bytes: int | None) -> _M:
-    """The message with a limit of at most `most_bytes`, which other hosts keep for a rank, and a
-    bound of at most `bound_bytes`.
+    """The message, with its limit cut to `most_bytes`, the bytes that other hosts keep for a rank,
+    and its bound cut to `bound_bytes`.
     """
     if most_bytes is None or not isinstance(message, Limit | Load):
         return message

@@ -1,5 +1,5 @@
-"""Other machines as hosts of ranks: the link to the agent of each, and the last reading of each
-machine of the configuration.
+"""Other machines as hosts of ranks: the link to the agent on each machine, and the last reading of
+each configured machine.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ from gateway.workers.pinned import FOREIGN, PinnedClient, RefusedError
 from gateway.workers.worker_log import WorkerLog
 
 _ANSWER_S: Final = 5.0
-# A process is started while it waits.
+# The longest wait for the start of a rank.
 _START_S: Final = 15.0
 
 
 class _LeaseEndedError(OSError):
-    """The agent has ended the lease, or is a new agent."""
+    """The agent has ended the lease, or is a new agent that doesn't know the lease."""
 
 
 class AgentLink:
-    """The link to an agent: it opens a lease with the first rank, and ends it after the last."""
+    """The link to the agent of one host. It opens a lease for the first rank, and ends the lease
+    after the last rank.
+    """
 
     def __init__(self, name: str, url: str, key_file: str, fingerprint: str, own_name: str) -> None:
-        """`own_name` is this gateway's, for people there. Raises: ValueError."""
+        """`own_name` is this gateway's name, for people on the host. Raises: ValueError."""
         self.name = name
         self.url = url
         self._client = PinnedClient(url, key_file, fingerprint)
@@ -54,11 +56,13 @@ class AgentLink:
         self._opening = asyncio.Lock()
 
     async def host(self) -> HostBody:
-        """Raises: OSError."""
+        """The agent's reading of its host. Raises: OSError."""
         return await self._client.get("/v1/host", HostBody, _ANSWER_S)
 
     def disagreement(self, host: HostBody) -> str | None:
-        """A sentence: why ranks there can't work with those here. None: they can."""
+        """A sentence that says why ranks on that host can't work with ranks on this one; None: they
+        can.
+        """
         if host.api != API:
             return (
                 f"{self.name} has Bulkhead {host.version}, whose agent speaks version {host.api} "
@@ -74,20 +78,21 @@ class AgentLink:
         return f"{self.name} has other versions ({'; '.join(differing)}): install the same on both."
 
     async def address(self) -> str:
-        """The IP address of its name. Raises: OSError."""
+        """The IP address of the host's name. Raises: OSError."""
         return await self._client.address()
 
     async def free_ports(self, count: int) -> tuple[int, ...]:
-        """Raises: OSError."""
+        """TCP ports of the host that are free now. Raises: OSError."""
         body = await self._client.post("/v1/ports", Ports(count), PortsBody, _ANSWER_S)
         return body.ports
 
     async def start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
-        """Start a rank. Without an answer it counts as one that runs, and is ended; it counts as
-        ended once it can't be there any more.
+        """Start a rank. If the agent doesn't answer, the rank counts as started, and the agent is
+        told to end it. Such a rank counts as ended once no process can be left.
 
         Raises:
-            NoRoomError; OSError: there is no process.
+            NoRoomError: the host lacks memory for the rank.
+            OSError: there is no process.
         """
         if order.python is not None:
             raise OSError(
@@ -97,7 +102,7 @@ class AgentLink:
         try:
             return await self._start(order, log)
         except _LeaseEndedError:
-            # The news of that had not come yet.
+            # This gateway didn't know yet that the lease had ended.
             return await self._start(order, log)
 
     async def _start(self, order: RankOrder, log: WorkerLog) -> LeasedRank:
@@ -138,7 +143,7 @@ class AgentLink:
         held.tenants.unanswered(rank.id, f"{self.name} didn't say whether it was started: {why}")
 
     async def close(self) -> None:
-        """Ranks that are left there end."""
+        """End the lease and close the link. The agent ends all ranks that are left."""
         held, self._leasehold = self._leasehold, None
         if held is not None:
             await held.close()
@@ -159,10 +164,10 @@ class AgentLink:
 
 
 class RemoteHost:
-    """Another machine. Its `figures` are those of its agent's account."""
+    """Another machine as a host. `figures` are from its agent's account of memory."""
 
     def __init__(self, link: AgentLink, log: WorkerLog) -> None:
-        """Lines that ranks print there go to `log`, too."""
+        """`log` gets the lines that ranks on the machine print, as the agent's log does."""
         self._link = link
         self._log = log
 
@@ -192,8 +197,8 @@ _EVERY_S: Final = 10.0
 
 
 class RemoteReading:
-    """The last reading of one machine: `told` is the agent's answer. `trouble` is why there is
-    none, or why ranks there can't work with those here.
+    """The last reading of one machine. `told` is the agent's answer. `trouble` says why there is no
+    answer, or why ranks on the machine can't work with ranks here; None: they can.
     """
 
     def __init__(self, link: AgentLink) -> None:
@@ -226,17 +231,17 @@ class Hosts:
         self._tasks = Tasks("hosts")
 
     def link(self, name: str) -> AgentLink:
-        """Raises: OSError: there is no such host in force."""
+        """The link to a host. Raises: OSError: this gateway has no host of this name."""
         if name not in self.readings:
             raise OSError(f"The gateway knows no host {name}: it takes new ones at its next start")
         return self.readings[name].link
 
     async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
-        """Check that the other hosts of these ranks have so many bytes for each, by their figures.
+        """Check that each other host has `each_bytes` of free memory for each of its ranks.
 
         Raises:
-            NoRoomError: one of them hasn't.
-            OSError: one can't be asked, or has other versions.
+            NoRoomError: a host lacks the memory.
+            OSError: a host can't be asked, or has other versions.
         """
         wanted = Counter(each.host for each in places if each.host != LOCAL)
         for name, ranks in wanted.items():
@@ -256,6 +261,6 @@ class Hosts:
             self._tasks.keep(each.ask, name, _EVERY_S)
 
     async def close(self) -> None:
-        """To be called when no rank is left."""
+        """Close all links. To be called when no rank is left."""
         await self._tasks.cancel_all()
         await asyncio.gather(*(each.link.close() for each in self.readings.values()))

@@ -1,5 +1,5 @@
-"""The state of one worker: its memory, by readings and by its messages, and its model, steps and
-prompts.
+"""The gateway's knowledge of one worker: its memory, by readings and by its messages, and its
+model, steps and prompts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NOISE_SHARE: Final = 0.05
 
 
 class MemoryState(Struct):
-    """A worker's memory, for another gateway to go on from. `granted_bytes` is the limit that it
-    was told.
+    """A worker's memory, which the next gateway takes over. `granted_bytes` is the limit that the
+    worker was told.
 
-    From its load on the weights take `weight_bytes`, kept prompts take `prompt_cache_bytes`, `mlx`
-    is MLX's own account, and the worker held `idle_bytes` right after the load. Beside MLX's
-    account it held `baseline_bytes` before the load, `beside` by the last readings, and was told
-    `told_beside_bytes`.
+    Once the model is loaded, its weights take `weight_bytes` and kept prompts take
+    `prompt_cache_bytes`. `mlx` is MLX's own account. The worker held `idle_bytes` right after the
+    load. Three fields are bytes that the process holds beside MLX's account: `baseline_bytes`
+    before the load, `beside` by the last readings, and `told_beside_bytes` as the worker was told.
     """
 
     footprint: Footprint | None = None
@@ -46,9 +46,9 @@ class MemoryState(Struct):
 
 
 class WorkerMemory(MemoryState):
-    """The memory of one worker. `kept_bytes` is the limit that it last said it keeps to, and
-    `read_at_bytes` the one that it kept to when its footprint was read. `mlx_is_old`: it has given
-    something back since it told MLX's account.
+    """The memory of one worker. `kept_bytes` is the limit that the worker keeps to, by its last
+    message, and `read_at_bytes` is that limit at the last reading. `mlx_is_old`: the worker has
+    given memory back since its last message with MLX's account.
     """
 
     kept_bytes: int = 0
@@ -66,20 +66,22 @@ class WorkerMemory(MemoryState):
         _copy(state, self)
 
     def loaded(self, weight_bytes: int, mlx: MlxMemory) -> None:
-        """The model is loaded: a reading from before the load says nothing any more."""
+        """Note that the model is loaded, and drop the reading from before the load."""
         self.footprint = None
         self.weight_bytes = weight_bytes
         self.mlx = mlx
 
     def heard(self, mlx: MlxMemory, prompt_cache_bytes: int) -> None:
-        """A heartbeat has come."""
+        """Note a heartbeat."""
         self.mlx = mlx
         self.mlx_is_old = False
         if self.weight_bytes is not None:
             self.prompt_cache_bytes = max(0, prompt_cache_bytes)
 
     def keeps_to(self, limit_bytes: int) -> bool:
-        """The worker says so; returns whether it has given something back for that."""
+        """Note that the worker keeps to this limit. Returns whether it has given memory back for
+        that.
+        """
         gave = limit_bytes < self.kept_bytes
         self.mlx_is_old |= gave
         self.kept_bytes = limit_bytes
@@ -90,8 +92,8 @@ class WorkerMemory(MemoryState):
         return self.weight_bytes is not None
 
     def note_footprint(self, footprint: Footprint, *, loaded: bool, kept_bytes: int) -> None:
-        """Note a reading. It began with the model `loaded` or not, and says nothing if that has
-        changed meanwhile. The worker kept to `kept_bytes` then.
+        """Note a reading. `loaded` and `kept_bytes` are as they were when the reading began. If the
+        model was loaded meanwhile, the reading is dropped.
         """
         if loaded is not self.is_loaded:
             return
@@ -106,32 +108,33 @@ class WorkerMemory(MemoryState):
 
     @property
     def held_bytes(self) -> int | None:
-        """The bytes that the budget counts, by the last reading; None: there was none yet."""
+        """The bytes that the budget counts, by the last reading; None: there was no reading yet."""
         return None if self.footprint is None else self.footprint.current_bytes
 
     @property
     def host_bytes(self) -> int | None:
-        """Bytes of the machine's memory, by the last reading."""
+        """Bytes of the machine's memory, by the last reading; a card's memory isn't counted."""
         return None if self.footprint is None else self.footprint.host_bytes
 
     @property
     def cache_bytes(self) -> int | None:
-        """Bytes of its sequences, with those that a step computes on."""
+        """Bytes that MLX uses beyond the weights: for sequences, and for the present step."""
         if self.mlx is None or self.weight_bytes is None:
             return None
         return max(0, self.mlx.active_bytes - self.weight_bytes)
 
     @property
     def buffer_bytes(self) -> int | None:
-        """Bytes of freed buffers that MLX keeps, once the model is loaded."""
+        """Bytes of freed buffers that MLX keeps; None before the load."""
         if self.mlx is None or self.weight_bytes is None:
             return None
         return self.mlx.cache_bytes
 
     @property
     def beside_bytes(self) -> int:
-        """Bytes that MLX doesn't account for: never less than before the load. As readings and
-        MLX's account are of different moments, it takes several.
+        """Bytes that the process holds beside MLX's account: at least as many as before the load.
+        The median of several readings counts, as a reading and MLX's account are of different
+        moments.
         """
         if len(self.beside) < _READINGS:
             return self.baseline_bytes
@@ -139,17 +142,17 @@ class WorkerMemory(MemoryState):
 
     @property
     def beside_more_bytes(self) -> int:
-        """More bytes than the worker was told."""
+        """The part of `beside_bytes` that the worker wasn't told of."""
         return self.beside_bytes - self.told_beside_bytes
 
     @property
     def beside_moved(self) -> bool:
-        """It differs from what the worker was told."""
+        """Whether `beside_bytes` differs clearly from the bytes that the worker was told."""
         noise_bytes = max(_NOISE_BYTES, int((self.granted_bytes or 0) * _NOISE_SHARE))
         return abs(self.beside_more_bytes) > noise_bytes
 
     def tell_beside(self) -> int:
-        """Bytes for a message to it."""
+        """Return `beside_bytes` for a message to the worker, and note them as told."""
         self.told_beside_bytes = self.beside_bytes
         return self.told_beside_bytes
 
@@ -159,14 +162,14 @@ def _copy(source: MemoryState, target: MemoryState) -> None:
         setattr(target, name, getattr(source, name))
 
 
-# Unanswered orders to let go of prompts.
+# The most orders to drop prompts that may be unanswered.
 _MOST_CLEARS: Final = 16
 
 
 class WorkerReport:
-    """What a worker said last. Once its model is loaded `fingerprint`, `abilities` and `sampling`
-    are the model's, and `context_tokens` is the context in force. `short_of_memory` counts requests
-    that wait in it for memory. `tokens_per_s` is of the last window.
+    """The last report of a worker. Once a model is loaded, `fingerprint`, `abilities` and
+    `sampling` are the model's, and `context_tokens` is the context in force. `short_of_memory`
+    counts requests that wait for memory in the worker. `tokens_per_s` is of the last window.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -209,7 +212,7 @@ class WorkerReport:
                 pass
 
     def count_tokens(self) -> None:
-        """Close one window of the tokens-per-second figure."""
+        """Close a window, and compute its `tokens_per_s`."""
         now = self._loop.time()
         self.tokens_per_s = self._tokens / max(now - self._tokens_counted_at, 1e-3)
         self._tokens, self._tokens_counted_at = 0, now
@@ -220,7 +223,7 @@ class WorkerReport:
 
 
 class PromptClears:
-    """Orders to let go of prompts in memory, which a worker answers one after the other."""
+    """Orders to drop prompts from memory. A worker answers the orders one after the other."""
 
     def __init__(self, unanswered: int = 0) -> None:
         """An earlier gateway has given `unanswered` orders."""
@@ -233,7 +236,9 @@ class PromptClears:
         return len(self._answers)
 
     def order(self) -> asyncio.Future[int] | None:
-        """The answer to an order that is about to be sent; None: too many have none yet."""
+        """Count an order that is about to be sent. Returns its answer, in freed bytes; None: too
+        many orders are unanswered.
+        """
         if len(self._answers) >= _MOST_CLEARS:
             return None
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -241,20 +246,20 @@ class PromptClears:
         return answer
 
     def answered(self, reclaimed_bytes: int) -> bool:
-        """The oldest order was answered; False: there was none."""
+        """Note the answer to the oldest order. Returns False if there was no order."""
         if not self._answers:
             return False
         self._answers.popleft().set_result(max(0, reclaimed_bytes))
         return True
 
     def close(self) -> None:
-        """The worker has ended: its memory is free."""
+        """Answer all orders with 0 bytes, as the worker has ended."""
         while self._answers:
             self._answers.popleft().set_result(0)
 
 
 class WorkerState(Struct, frozen=True, kw_only=True):
-    """A worker, for another gateway to go on from."""
+    """A worker, as the next gateway takes it over."""
 
     process: ProcessIdentity
     incarnation: int
@@ -265,5 +270,5 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     fingerprint: str | None
     abilities: tuple[Ability, ...]
     sampling: SamplingDefaults
-    # Orders to let go of prompts that it hasn't answered yet.
+    # The number of orders to drop prompts that the worker hasn't answered yet.
     clears: int

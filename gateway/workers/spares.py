@@ -1,7 +1,7 @@
 """Spares: workers that have done their imports and wait for a model.
 
-The imports take seconds, almost as long as the weights of a small model: a load that adopts a
-spare begins at once.
+The imports take seconds, almost as long as the weights of a small model. A load that adopts a spare
+reads the weights at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from protocol.messages import WorkerMessage
 
 logger = logging.getLogger(__name__)
 
-# Heartbeats come every second: a spare that has been silent for longer is not worth the risk.
+# A spare sends a heartbeat every second. A spare that was silent for longer than this isn't
+# adopted.
 _FRESH_S: Final = 3.0
 
 
@@ -34,12 +35,12 @@ class _Spare:
         self.started_at = started_at
         self.hello: Hello | None = None
         self.hang: HangDetector | None = None
-        # It is ended, without a fault.
+        # Whether the spare is being ended without a fault.
         self.dismissed = False
 
 
 class Spares:
-    """Keeps as many spares as are wanted, and supervises them until they are adopted."""
+    """Keeps as many spares as are configured, and supervises them until they are adopted."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Spares:
         return list(self._spares)
 
     def take(self) -> tuple[Worker, Hello] | None:
-        """A healthy spare to adopt, with its hello; None: there is none."""
+        """Remove and return a healthy spare, with its hello, for a load; None: there is none."""
         now = self._loop.time()
         for worker, spare in self._spares.items():
             if spare.hello is None or spare.hang is None or worker.ended.is_set():
@@ -77,8 +78,8 @@ class Spares:
         return None
 
     def tick(self, now: float, *, at_most: int, loading: bool) -> None:
-        """Judge the spares, start one that is missing unless a model is `loading`, and end those
-        that are too many. Memory has room for `at_most`. To be called a few times a second.
+        """Judge the spares, start a missing one unless a model is `loading`, and end surplus ones.
+        Memory has room for `at_most` spares. To be called a few times a second.
         """
         settings = self._in_force.settings.workers
         absent_s = self._presence.absent_s(now)
@@ -134,7 +135,7 @@ class Spares:
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         if (spare := self._spares.get(worker)) is not None:
             spare.dismissed = True
-        # The next one would be no better.
+        # The next spare would be foreign, too.
         self._useless = True
         self._events.emit("spare", None, pid=worker.pid, change="foreign", reason=reason)
         self._end(worker, f"{reason}. There is none any more until the gateway is restarted")

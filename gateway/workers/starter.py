@@ -32,15 +32,15 @@ from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys, new_keys
 from protocol.life import RankBackend
 
-# Libzmq aborts the process if it finds no descriptor for a worker that connects (ipc_listener.cpp),
-# so no worker is started while so few are left.
+# No worker is started while fewer descriptors are left: libzmq aborts the process if it finds none
+# for a worker that connects (ipc_listener.cpp).
 _ROOM: Final = 16
-# ZeroMQ asks a silent peer every second.
+# ZeroMQ asks a silent follower for a sign of life only every second.
 _LEAST_SILENCE_S: Final = 3.0
 
 
 class Channel(Struct, frozen=True):
-    """An endpoint that isn't open yet."""
+    """A channel whose endpoint isn't open yet: its number, and the keys of both ends."""
 
     number: int
     workers_key: bytes
@@ -60,14 +60,15 @@ class Starter:
         hosts: Hosts,
         first_incarnation: int,
     ) -> None:
-        """`room_bytes` returns the budget of this machine, and the free part of it."""
+        """`room_bytes` returns this machine's budget, and the free part of the budget."""
         self._room_bytes = room_bytes
         self._hosts = hosts
         self._in_force = in_force
         self._state_dir = state_dir
         self._events = events
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        # ZeroMQ starts its threads with the first socket, and aborts the process if it can't.
+        # ZeroMQ starts its threads with the first socket, and aborts the process if there is no
+        # thread.
         self._context.socket(zmq.PAIR).close()
         self._incarnations = itertools.count(first_incarnation)
         self._records = records
@@ -83,13 +84,13 @@ class Starter:
     def start(
         self, model: Model, log: WorkerLog, supervisor: Listener, estimated: Estimate | None
     ) -> Worker:
-        """A worker for this model. `supervisor` hears it from now on, its hello first. Other hosts
-        keep the `estimated` bytes for its ranks there.
+        """Start a worker for this model. From now on `supervisor` gets the worker's messages, its
+        hello first. Other hosts keep the `estimated` memory for the model's ranks there.
 
         Raises:
-            OSError: its interpreter can't be started, or a host isn't known.
+            OSError: the interpreter can't be started, or a host isn't known.
         """
-        # An unknown host is an error before there is a process.
+        # An unknown host must be an error before there is a process.
         there = {
             each.host: RemoteHost(self._hosts.link(each.host), log)
             for each in model.settings.places
@@ -111,23 +112,24 @@ class Starter:
         return worker
 
     def new_channel(self) -> Channel:
-        """A channel at which the next gateway can listen for a worker of this one."""
+        """A new channel, at which the next gateway can listen for a worker of this gateway."""
         number = next(self._incarnations)
         return Channel(number, *new_keys())
 
     @property
     def next_incarnation(self) -> int:
-        """The number with which the next gateway begins to count."""
+        """The number from which the next gateway counts incarnations."""
         return next(self._incarnations)
 
     def adopt(
         self, state: WorkerState, channel: Channel, output: int, log: WorkerLog, listener: Listener
     ) -> Worker:
-        """Take over a worker that an earlier gateway has started, and that prints to `output`.
+        """Take over a worker that an earlier gateway has started. `output` is the descriptor from
+        which the worker's output is read.
 
         Raises:
-            ProcessGoneError: it has ended.
-            OSError: there is no descriptor, or no thread, for it.
+            ProcessGoneError: the worker has ended.
+            OSError: the system has no descriptor or no thread left.
         """
         worker = Worker(
             self._context,
@@ -170,7 +172,7 @@ class Starter:
         worker.followers = Followers(plan, path, worker)
 
     def close(self) -> None:
-        """To be called when no worker is left."""
+        """Close the log of spares, and ZeroMQ. To be called when no worker is left."""
         self._spare_log.close()
         self._context.destroy(linger=0)
 
@@ -205,7 +207,7 @@ class Starter:
 
 
 def _check_room() -> None:
-    """Raises: OSError: there are too few descriptors left."""
+    """Raises: OSError: fewer than `_ROOM` descriptors are left."""
     opened: list[int] = []
     try:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_ROOM))
@@ -220,8 +222,8 @@ def default_backend() -> RankBackend:
 
 
 def cards(ranks: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES for each rank: a card that this process may use. Empty where MLX doesn't
-    compute on cards.
+    """The cards that this process may use, each as the CUDA_VISIBLE_DEVICES of one rank. Empty if
+    MLX doesn't compute on cards.
     """
     if back_end() is not BackEnd.CUDA:
         return []

@@ -1,5 +1,6 @@
-"""Verdicts on a worker: whether it hangs, and when its model may start again after it has died. No
-I/O; the caller brings the time, in seconds.
+"""Verdicts on a worker: whether it hangs, and when its model may start again after it has died. An
+unanswered recall is judged in `gateway.memory.admission_round`. No I/O; the caller passes the time,
+in seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gateway.config.settings import WorkersSettings
 
 
 class LastExit(Struct, frozen=True):
-    """`at` is a Unix time in seconds."""
+    """How the last worker of a model has ended. `at` is a Unix time in seconds."""
 
     at: float
     code: int | None
@@ -32,7 +33,7 @@ class LastExit(Struct, frozen=True):
 
 
 class RestartVerdict(StrEnum):
-    """The answer to an unexpected death."""
+    """How a model goes on after an unexpected death of its worker."""
 
     RESTART = "restart"
     BACK_OFF = "back off"
@@ -40,25 +41,27 @@ class RestartVerdict(StrEnum):
 
 
 class Judgement(NamedTuple):
-    """The next attempt may come at `until`, on the caller's clock; None: at once."""
+    """The verdict on a death. The next start may come at `until`, on the caller's clock; None: at
+    once.
+    """
 
     verdict: RestartVerdict
     until: float | None
 
 
 class RestartPolicy:
-    """Counts deaths and says what follows.
+    """Counts the deaths of a model's workers, and says what follows each death.
 
-    A death before the model was loaded never leaves the window by age alone: loads that take
-    longer than the window would otherwise be tried for ever. A worker that has been ready for a
-    whole window clears the record. After the breaker the next start is a trial: its death opens
-    the breaker again at once.
+    Deaths that are older than the window are forgotten only when a worker dies after it was ready:
+    otherwise loads that take longer than the window would be tried for ever. A worker that was
+    ready for a whole window clears the record. Once the breaker has opened, the next start is a
+    trial: the death of its worker opens the breaker again at once.
     """
 
     def __init__(
         self, settings: WorkersSettings, jitter: Callable[[], float] = random.random
     ) -> None:
-        """`jitter` gives numbers from 0 to 1; a delay is shortened by up to a half of it."""
+        """`jitter` returns numbers from 0 to 1: 0 leaves a delay as it is, and 1 halves it."""
         self.settings = settings
         self._jitter = jitter
         self._deaths: deque[float] = deque()
@@ -68,7 +71,7 @@ class RestartPolicy:
 
     @property
     def deaths(self) -> int:
-        """Deaths on record."""
+        """The number of deaths on record."""
         return len(self._deaths)
 
     def ready(self, now: float) -> None:
@@ -91,7 +94,7 @@ class RestartPolicy:
         return Judgement(RestartVerdict.GIVE_UP, now + self.settings.breaker_retry_s)
 
     def forget(self) -> None:
-        """Close the breaker."""
+        """Clear the record of deaths, and close the breaker."""
         self._deaths.clear()
         self._backoffs = 0
         self._trial = False
@@ -106,19 +109,21 @@ class RestartPolicy:
         return delay_s * (1.0 - self._jitter() / 2)
 
 
-# A caller that comes later than this part of the shorter timeout was itself stopped or asleep.
+# If the time between two calls of `judge` is longer than this part of the shorter timeout, this
+# process was stopped or asleep.
 _ABSENCE: Final = 0.25
 _SHORTEST_ABSENCE_S: Final = 0.5
-# Workers give a sign of life every second: less than two of them prove nothing.
+# Workers send a heartbeat every second: a silence shorter than two seconds proves nothing.
 _SHORTEST_SILENCE_S: Final = 2.0
 
 
 class HangDetector:
-    """Judges one worker that has a model, or is to get one, by two signs of life.
+    """Judges one worker, which has a model or is to get one, by two signs of life.
 
-    Heartbeats come from a thread that never computes: when they stop, the process is stopped or its
-    I/O is stuck. Progress comes from the engine: when it stops although there is work, the GPU is
-    wedged. A chunk of a prompt is progress, and is bounded in time, so a long prompt is no hang.
+    Heartbeats come from a thread that never computes. When they stop, the process is stopped or its
+    I/O is stuck. Progress comes from the engine. When it stops although there is work, the GPU is
+    wedged. Each chunk of a prompt is progress, and takes a limited time, so a long prompt is no
+    hang.
     """
 
     def __init__(self, now: float, heartbeat_timeout_s: float, stall_timeout_s: float) -> None:
@@ -133,15 +138,15 @@ class HangDetector:
         self._absence_s = max(_SHORTEST_ABSENCE_S, shorter_s * _ABSENCE)
 
     def heard(self, now: float) -> None:
-        """Any message came."""
+        """Note a message of any kind."""
         self._heard_at = now
 
     def progressed(self, now: float) -> None:
-        """The engine did something for a request."""
+        """Note that the engine did something for a request."""
         self._heard_at = self._progress_at = now
 
     def stepped(self, now: float, step: int) -> None:
-        """A heartbeat with the engine's step counter."""
+        """Note a heartbeat with the engine's step counter."""
         self._heard_at = now
         if step != self._step:
             self._step = step
@@ -151,11 +156,11 @@ class HangDetector:
         return now - self._heard_at
 
     def judge(self, now: float, *, has_work: bool) -> str | None:
-        """Why the worker is considered hung, or None. To be called a few times a second."""
+        """Why the worker counts as hung; None: it doesn't. To be called a few times a second."""
         absent = now - self._judged_at > self._absence_s
         self._judged_at = now
         if absent:
-            # Messages that came meanwhile are still unread.
+            # Messages that came during the absence are still unread.
             self._heard_at = self._progress_at = now
             return None
         if not has_work:

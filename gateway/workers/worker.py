@@ -45,38 +45,39 @@ from protocol.process import DUMP_STACKS
 
 logger = logging.getLogger(__name__)
 
-# A worker that ends by itself closes its connection first; the end of the process follows.
+# A worker that ends by itself closes its connection first, and exits within this time.
 _EXIT_FOLLOWS_S: Final = 2.0
-# For a reading of one process: it can hang like the process itself.
+# The longest wait for a reading of one process: a reading can hang like the process itself.
 _READING_S: Final = 5.0
-# ZeroMQ's thread may still read the last frames of a worker that was killed.
+# After a worker's death ZeroMQ's thread may still read its last frames for this time.
 _LAST_FRAMES_S: Final = 0.5
 
 
 class Listener(Protocol):
-    """Hears of all that a worker does, on the event loop."""
+    """Is told of all that a worker does, on the event loop."""
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None: ...
 
     def worker_misbehaved(self, worker: Worker, reason: str) -> None: ...
 
     def worker_outgrew(self, worker: Worker, reason: str) -> None:
-        """The hosts of its ranks lack the memory that it needs to go on."""
+        """Other hosts lack the memory that the worker's ranks need to go on."""
 
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
-        """It is of another version than this gateway, as the next one would be."""
+        """The worker has another version than this gateway, as the next one would have."""
 
     def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
-        """A step of its stop ladder has not ended it."""
+        """A step of the ladder has not ended the worker within `seconds`."""
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
-        """Comes once, after everything that the worker said."""
+        """The worker has ended. Called once, after all messages of the worker."""
 
 
 class Worker:
-    """A worker's process and its reports. Times without a unit are the event loop's.
+    """A worker's process and its reports. `started_at` is a Unix time in seconds.
 
-    As rank 0 of several it has followers, ends with them, and its bytes are those of all ranks.
+    If several ranks compute the model, the worker is rank 0. Then it has `followers` and ends with
+    them, and its bytes are those of all ranks on this machine.
     """
 
     def __init__(
@@ -89,29 +90,30 @@ class Worker:
         incarnation: int,
         keys: Keys | None = None,
     ) -> None:
-        """Listen at `path`, and `start` its process. A worker that an earlier gateway hands over
-        has its `keys` already.
+        """Listen at `path`, and `start` the process. `keys` are those of a worker that an earlier
+        gateway hands over; None: the worker is new.
 
         Raises:
-            OSError: its process can't be started.
+            OSError: the process can't be started.
         """
         self.incarnation = incarnation
         self.started_at = time.time()
         self.memory = WorkerMemory()
-        # Without those of its followers.
+        # The footprint of this process alone, without its followers.
         self.own_footprint_bytes: int | None = None
         self.report = WorkerReport(self.memory)
         self._clears = PromptClears()
         self.ended = asyncio.Event()
         self.given_up = False
-        # It has sent its last message here, and speaks to another gateway from now on.
+        # Set when the worker has sent its last message here, before it moves to another gateway.
         self.moved = asyncio.Event()
         self._left = False
-        # Messages for it once it has come from an earlier gateway; None: it is here.
+        # Messages that wait until the worker has come from an earlier gateway; None: messages are
+        # sent at once.
         self._early: list[Message] | None = None if keys is None else [Settle()]
         self.settled = asyncio.Event()
         self.followers: Followers | None = None
-        # Its last limit, before hosts of its ranks lower it.
+        # The last limit for the worker, before it is cut to the memory that other hosts keep.
         self._limit: Limit | None = None
         self._tasks = Tasks(f"worker {incarnation}")
         self._lane = Lane(f"worker-{incarnation}")
@@ -134,20 +136,20 @@ class Worker:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of all its ranks on this machine."""
+        """The pids of the model's ranks on this machine."""
         others = () if self.followers is None else self.followers.each
         here = (each.process for each in others if each.is_here)
         return [self.pid, *(each.pid for each in here if each is not None)]
 
     def adopt(self, supervisor: Listener, log: WorkerLog) -> None:
-        """Give it to another supervisor."""
+        """Pass the worker to another supervisor."""
         self._supervisor = supervisor
         log.begin(self.pid, self.incarnation)
         self._process.log = log
 
     @property
     def state(self) -> WorkerState:
-        """For another gateway. Raises: ProcessGoneError, OSError."""
+        """The worker's state, for the next gateway. Raises: ProcessGoneError, OSError."""
         return WorkerState(
             process=self._process.identity,
             incarnation=self.incarnation,
@@ -163,7 +165,7 @@ class Worker:
 
     @property
     def output(self) -> int:
-        """The descriptor that its process prints to."""
+        """The descriptor from which the process's output is read."""
         return self._process.output
 
     def restore(self, state: WorkerState) -> None:
@@ -178,13 +180,15 @@ class Worker:
         self._clears = PromptClears(state.clears)
 
     def read_output(self, begun: bytes) -> None:
-        """Read what it prints from now on; `begun` is the part of a line that was read already."""
+        """Read the output of an adopted worker from now on. `begun` is the part of a line that was
+        read already.
+        """
         if isinstance(self._process, AdoptedProcess):
             self._process.read_output(begun)
 
     def leave(self) -> bytes:
-        """Another gateway has it: it is neither heard nor signalled here any more. Returns the part
-        of an unfinished line that was read.
+        """Leave the worker to another gateway. From now on this gateway neither hears nor signals
+        it. Returns the part of an unfinished line that was read.
         """
         self._left = True
         self._link.close()
@@ -192,7 +196,7 @@ class Worker:
 
     @property
     def loss(self) -> Loss | None:
-        """The failure of a rank that has ended all ranks, as far as it is known; None: none has."""
+        """The lost rank that has ended all ranks, as far as it is known; None: no rank was lost."""
         return None if self.followers is None else self.followers.fate.loss
 
     def followers_started(self, failure: str | None) -> None:
@@ -210,7 +214,7 @@ class Worker:
         self._finish()
 
     def end_ranks(self) -> None:
-        """One of its ranks was lost."""
+        """End all ranks, as one of them was lost."""
         if self.loss is not None:
             logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
         self._tasks.start(self.climb(after_rank_failure(self.memory.held_bytes)), "end ranks")
@@ -235,14 +239,15 @@ class Worker:
         if self.followers is not None:
             message = self.followers.to_rank_0(message)
         if not self._link.send(message):
-            # Either it doesn't read, or it has ended and that will soon be known.
+            # The worker doesn't read, or has ended: in that case its exit will soon be known.
             self._loop.call_later(_LAST_FRAMES_S, self._check_reads)
 
     async def measure(self) -> None:
-        """Read the footprint of all its ranks on this machine.
+        """Read the footprints of all ranks on this machine.
 
         Raises:
-            FootprintError; OSError if no answer comes, or there is no thread for it.
+            FootprintError: a footprint can't be read.
+            OSError: no answer comes, or no thread can be started.
         """
         loaded, kept_bytes = self.memory.is_loaded, self.memory.kept_bytes
         footprint = await self._read_footprint()
@@ -256,23 +261,26 @@ class Worker:
         return together([own, *await self.followers.read_footprints()])
 
     async def move(self, order: Move, deadline_s: float) -> bool:
-        """Have it move to another gateway; False: it hasn't sent its last message here in time."""
+        """Have the worker move to another gateway. Returns False if the worker hasn't sent its last
+        message here in time, or has ended.
+        """
         self.moved.clear()
         self.send(order)
         return await until_set(self.moved, deadline_s) and not self.ended.is_set()
 
     def stay(self) -> None:
-        """It stays: no other gateway has it after all."""
+        """Keep the worker, as no other gateway takes it over after all."""
         self.moved.clear()
         if self._link.connected:
             self.send(Stay())
         elif not self.ended.is_set():
-            # It has settled with a gateway that has gone, and therefore ends.
+            # The worker has settled with the other gateway, which is gone, and therefore ends.
             self.link_disconnected()
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
-        """Have it let go of the prompts in its memory. Returns the freed bytes, 0 if it has ended
-        meanwhile, or None if it doesn't answer in time.
+        """Have the worker drop the prompts in its memory. Returns the freed bytes, which are 0 if
+        the worker has ended meanwhile. Returns None if the worker doesn't answer in time, or has
+        too many orders already.
         """
         if (answer := self._clears.order()) is None:
             return None
@@ -281,8 +289,8 @@ class Worker:
         return answer.result() if answer.done() else None
 
     async def climb(self, rungs: Iterable[Rung]) -> None:
-        """End the process, one step after another until it has ended. After a step that fails the
-        next one follows at once.
+        """End the worker by the steps of a ladder. After a failed step the next one follows at
+        once.
         """
         if self.followers is not None:
             self.followers.fate.end()
@@ -291,7 +299,7 @@ class Worker:
             if self.ended.is_set() or self._left:
                 return
             if rung.step is LadderStep.ASK and not self._link.connected:
-                continue  # It isn't connected yet, and holds nothing: SIGTERM is as gentle.
+                continue  # Without a connection the worker holds nothing: SIGTERM is as gentle.
             began = self._loop.time()
             try:
                 self._take(rung.step)
@@ -376,7 +384,7 @@ class Worker:
 
     def link_disconnected(self) -> None:
         if self.moved.is_set():
-            return  # It connects to the next gateway.
+            return  # The worker connects to the next gateway.
         self._disconnected = True
         if self._exit_status is not None:
             self._finish()

@@ -1,5 +1,5 @@
-"""Lines that processes print: read from a pipe, written with the time into a rotated file, and the
-last ones kept in memory.
+"""The lines that processes print: they are read from a pipe and written with the time into a
+rotated file, and the last ones are kept in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _LONGEST_LINE_BYTES: Final = 8192
 
 
 class OutputPipe:
-    """Owns the pipe. One thread reads; `stop` may come from another."""
+    """The reading end of a process's output pipe. One thread reads `lines`; another thread may call
+    `stop`.
+    """
 
     def __init__(self, descriptor: int, begun: bytes = b"") -> None:
         """`begun` is the part of a line that was read already."""
@@ -32,7 +34,9 @@ class OutputPipe:
         self._stop_read, self._stop_write = os.pipe()
 
     def lines(self) -> Iterator[str]:
-        """Lines are cut at a bound, since a worker may print without ever ending one."""
+        """The lines that the process prints, until it closes the pipe or `stop` is called. Lines
+        are cut at a bound, as a process may print without ever ending a line.
+        """
         poller = select.poll()
         poller.register(self.descriptor, select.POLLIN)
         poller.register(self._stop_read, select.POLLIN)
@@ -52,8 +56,8 @@ class OutputPipe:
             self._close()
 
     def stop(self) -> None:
-        """Have `lines` end soon; the part of an unfinished line is in `rest` then."""
-        # The lines may have ended.
+        """Have `lines` end soon. Then `rest` is the part of an unfinished line."""
+        # `lines` may have ended already, and closed this pipe.
         with contextlib.suppress(OSError):
             os.write(self._stop_write, b"\0")
 
@@ -74,7 +78,7 @@ _LINES_KEPT: Final = 1000
 
 
 class ProcessLog(Protocol):
-    """Takes the lines of one process, from threads."""
+    """Takes the lines of one process. Called from threads."""
 
     def begin(self, pid: int, incarnation: int) -> None: ...
 
@@ -86,22 +90,23 @@ class WorkerLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # logging's handler is used for its rotation; the lines are not our log records.
+        # This handler of `logging` is used for its rotation; the lines are not log records of the
+        # gateway.
         self._file = RotatedFile(path, logger.error)
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        # At most one line for each thread that adds lines and waits for the disk.
+        # Lines that wait for the disk: at most one line for each thread that adds lines.
         self._unwritten: deque[str] = deque()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
     def begin(self, pid: int, incarnation: int) -> None:
-        """Another worker begins. Doesn't wait for the disk."""
+        """Note that another worker begins. Doesn't wait for the disk."""
         with self._lock:
             self._lines.clear()
             self._unwritten.append(
                 f"{stamp(time.time())} -- worker started: pid {pid}, incarnation {incarnation} --"
             )
-        # Without a thread the mark is written with the first line.
+        # If no thread can be started, this mark is written with the first line.
         with contextlib.suppress(OSError):
             start_thread(self._write, f"log-begin-{pid}")
 
@@ -112,7 +117,7 @@ class WorkerLog:
         self._write()
 
     def tail(self, lines: int) -> list[str]:
-        """The last lines of the present worker, or of the last one if there is none."""
+        """The last lines of the present worker; without one, of the last worker."""
         with self._lock:
             return list(self._lines)[-lines:] if lines > 0 else []
 
@@ -131,14 +136,14 @@ class WorkerLog:
 
 
 class RankLog:
-    """Marks each line with the rank that has printed it. Rank 0 begins the log."""
+    """A follower's log: passes each line to the model's log, marked with the rank."""
 
     def __init__(self, log: WorkerLog, rank: int) -> None:
         self._log = log
         self._rank = rank
 
     def begin(self, pid: int, incarnation: int) -> None:
-        """The log was begun by rank 0."""
+        """Do nothing, as rank 0 has begun the model's log."""
 
     def add(self, line: str) -> None:
         self._log.add(f"[rank {self._rank}] {line}")
