@@ -24,7 +24,8 @@ class EngineNeed(NamedTuple):
     `used_bytes` is enough for the sequences that run, and `wanted_bytes` also for the sequences
     that wait. With less than `least_bytes` not even the first sequence can run. `prompt` is the
     number of the prompt that the first sequence is computing; 0: it computes none. The prompt cache
-    has `cache_bytes`. It could use `cache_wanted_bytes` in all.
+    has `cache_bytes`, and could use `cache_wanted_bytes` in all. These two are its own bytes, not
+    limits.
     """
 
     used_bytes: int

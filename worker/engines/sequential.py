@@ -1,4 +1,4 @@
-"""The engine that runs one sequence at a time. It is for models whose caches can't be merged into a
+"""The engine that runs one sequence at a time, for models whose caches can't be merged into a
 batch, models with a draft model, and models that look at pictures.
 """
 

@@ -70,15 +70,14 @@ def can_be_quantized(leaf: Any) -> bool:
 
 
 def quantized(cache: Any, bits: int) -> Any:
-    """A quantized cache in place of a new one, with numbers of `bits` bits."""
+    """The quantized form of a cache that is new, with numbers of `bits` bits."""
     if isinstance(cache, CacheList):
         return CacheList(*(quantized(each, bits) for each in cache.caches))
     return cache.to_quantized(group_size=_GROUP_SIZE, bits=bits)
 
 
 def as_mlx_lms(cache: Any) -> Any:
-    """mlx-lm's cache in place of another library's, or the cache itself if mlx-lm lacks its kind.
-    """
+    """mlx-lm's cache in place of another library's, or `cache` itself if mlx-lm lacks that kind."""
     # The exact name counts, since subclasses may keep more.
     match type(cache).__name__:
         case "KVCache":

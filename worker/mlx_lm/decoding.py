@@ -128,8 +128,8 @@ class RoundSampler:
 
 
 class _Layered:
-    """A model whose `layers` are its caches: mlx-lm counts them to find this model's caches in the
-    list, and some models have fewer caches than layers. Also keeps the logits.
+    """A model whose `layers` are its caches. mlx-lm counts the layers to find this model's caches
+    in the list, and some models have fewer caches than layers. Also keeps the logits.
     """
 
     def __init__(self, of: CachedModel) -> None:

@@ -26,7 +26,7 @@ from worker.mlx_lm.caches import leaves_of
 
 # Chooses token ids, shape (rows,), from log probabilities, shape (rows, vocabulary).
 Sampler: TypeAlias = Callable[[mx.array], mx.array]
-# Adjusts the logits of a row, shape (1, vocabulary). It also gets the tokens of the row.
+# Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 # The assumed width of logits until a model has computed some. Few models have wider logits.
 LARGE_VOCABULARY: Final = 1 << 18
@@ -195,8 +195,8 @@ class Generator:
         return stepped
 
     def places(self) -> dict[int, RowCaches]:
-        """The caches of each row that has begun, by number: they are those of its batch. For use
-        between two steps.
+        """The caches of each row that has begun, by the row's number. A row has the caches of its
+        batch. For use between two steps.
         """
         return {
             row: RowCaches(batch.prompt_cache, place)

@@ -49,7 +49,7 @@ class Reads:
 
     def __init__(self) -> None:
         self._arrays: list[mx.array] = []
-        # The same arrays, by the operation that reads them. None before the first `take`.
+        # The arrays by the operation that reads each from a file. None before the first `take`.
         self._unread: dict[str, mx.array] | None = None
         # The identities of all arrays that were noted.
         self._all: frozenset[int] = frozenset()

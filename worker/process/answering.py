@@ -53,13 +53,13 @@ class Answering:
         self._unenforced = () if constrained is None else constrained.unenforced
 
     def counted(self) -> Delta:
-        """The only delta of a request that wants no tokens, but facts about its prompt."""
+        """The last delta of a request without an answer: echo and number of prompt tokens."""
         parts = (Text(self._echo),) if self._echo else ()
         return Delta(self._request_id, (), parts, "length", Usage(self._prompt_tokens, 0))
 
     def prompt_deltas(self, token: Token) -> Iterator[Delta]:
-        """The log probabilities of the prompt, if `token` has them. They may be too long for one
-        message, so they come in several deltas.
+        """The log probabilities of the prompt, if `token` has them. Several deltas have a part
+        each, since all together may be too long for one message.
         """
         if self._logprobs is not None and token.prompt_scores is not None:
             for part in self._logprobs.prompt_parts(token.prompt_scores):
@@ -67,8 +67,8 @@ class Answering:
 
     def delta(self, token: Token) -> Delta | None:
         """The delta of a token; None: `begin` was not called yet. The last delta has a finish
-        reason. If the text ends the answer, as a stop sequence does, the engine doesn't know this
-        reason yet.
+        reason. The engine doesn't know this reason yet if the text ends the answer, as a stop
+        sequence does.
         """
         answer, logprobs = self._answer, self._logprobs
         if answer is None or logprobs is None:
@@ -77,8 +77,8 @@ class Answering:
             return self.counted()
         self._completion_tokens += 1
         if self._cached_tokens is None:
-            # Only the first token tells this. A sequence that was put aside later finds blocks in
-            # the prompt cache that it has computed itself.
+            # Only the number of the first token counts. A sequence that was put aside later finds
+            # blocks in the prompt cache that it has computed itself.
             self._cached_tokens = min(token.cached_tokens, self._prompt_tokens)
         finish_reason = token.finish_reason
         added = [] if finish_reason == "stop" else answer.add(token.token_id)
@@ -126,8 +126,8 @@ def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
         )
 
 
-# The most tokens in a message, which may have a megabyte. A token with log probabilities takes a
-# kilobyte.
+# The most tokens in a message. A message may have a megabyte, and a token with log probabilities
+# takes a kilobyte.
 _MOST_TOKENS: Final = 256
 
 

@@ -17,7 +17,8 @@ from worker.process.gateway import ParentWatch, begin_process, end_process
 
 logger = logging.getLogger("worker")
 
-# When rank 0 is gone, its last order may not have been read yet. It gets so much time.
+# When rank 0 is gone, the follower waits so long for rank 0's last order, which may not have been
+# read yet.
 _LAST_ORDERS_S: Final = 0.5
 
 

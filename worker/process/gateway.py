@@ -213,7 +213,7 @@ class ParentWatch:
         self._start(parent_pid, lambda: os.getppid() != parent_pid)
 
     def follow(self, pid: int) -> None:
-        """Watch the process `pid` from now on. It need not be the parent of this process."""
+        """Watch the process `pid` from now on, even if that isn't the parent of this process."""
         self._pid = pid
         self._start(pid, lambda: not _exists(pid))
 

@@ -1,7 +1,7 @@
 """The engine thread, the only thread that calls MLX: for imports, load, steps and release.
 
-The main thread talks to the gateway and is called the sender here. It needs this module at once. So
-this module imports neither MLX nor mlx-lm, whose imports take seconds.
+The other side of this thread is the sender, the main thread, which talks to the gateway. The sender
+needs this module at once. So the module imports neither MLX nor mlx-lm, which take seconds.
 """
 
 from __future__ import annotations
@@ -170,14 +170,12 @@ class OutputThrottle:
             self._looks = False
 
     def note_sent(self, now: float) -> None:
-        """Note that the sender has sent steps. It will read again after `_BETWEEN_S` without a
-        wake.
-        """
+        """Note that the sender has sent steps. The sender looks for more after `_BETWEEN_S`."""
         self._next_at = now + _BETWEEN_S
         self._looks = True
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until the sender reads without a wake; None: it reads only when it is woken."""
+        """Seconds until the sender looks by itself; None: it looks only when it is woken."""
         return max(0.0, self._next_at - now) if self._looks else None
 
     def wakes(self, now: float, *, awaited: bool) -> bool:
@@ -205,8 +203,8 @@ class EngineStep:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A sequence was taken out of the engine. It needs more memory than there can ever be, or it
-    can't go on.
+    """A sequence was taken out of the engine, because it needs more memory than there can ever be,
+    or because it can't go on.
     """
 
     failure: RequestFailed

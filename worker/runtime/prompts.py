@@ -41,8 +41,8 @@ _LEAST_TOKENS_PER_CALL: Final = 2
 _MOST_COUNTED_CHARACTERS: Final = 8 << 20
 # The most tokens in all banned sequences. Each step compares them with the end of the answer.
 _MOST_BANNED_TOKENS: Final = 4096
-# The most scores of a prompt: one for each token and each alternative. They are held and sent
-# before the answer begins.
+# The most scores of a prompt: one for each token and each alternative. All scores are held in
+# memory and sent before the answer begins.
 _MOST_PROMPT_SCORES: Final = 1 << 18
 
 

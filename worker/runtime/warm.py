@@ -44,8 +44,8 @@ from worker.sampling.settings import make_row_sampling
 from worker.system.errors import GpuRecovery
 from worker.system.memory import released_memory
 
-# The lengths of the prompts. They cover the lengths of chunks, and each length is a shape of its
-# own for MLX.
+# The lengths of the prompts, which cover the lengths of chunks. For MLX each length is a shape of
+# its own.
 _PROMPT_TOKENS: Final = (32, 128, 512, 2048)
 # One block for the prompt cache, and the token with which decoding begins. This is enough to
 # measure the speed of prefill. Without that speed, the first prompt of a client would be cut into
@@ -102,9 +102,8 @@ class Warming:
         return self._next is None
 
     def begin(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Warm up in the load. With `awaited` requests wait for the model. Then run a single
-        sequence, which shows that the model works and how fast it is. The requests compile the
-        other kernels.
+        """Warm up in the load. `awaited`: requests wait for the model. Then run a single sequence,
+        which shows that the model works and how fast. The requests compile the other kernels.
         """
         with nullcontext() if self._prompt_cache is None else self._prompt_cache.rehearsal():
             self._run([self._kept()], is_interrupted)
@@ -115,8 +114,8 @@ class Warming:
         mx.reset_peak_memory()
 
     def compile(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Run all parts, to compile their kernels for a GPU. With `awaited` leave all parts to
-        `go_on`.
+        """Run all parts, to compile their kernels for a GPU. If requests have `awaited` the model,
+        leave all parts to `go_on`.
         """
         self._next = next(self._parts, None)
         if awaited:
