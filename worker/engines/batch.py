@@ -1,4 +1,4 @@
-"""One batch of sequences that decode together, in a generator of mlx-lm's."""
+"""One batch of sequences, which mlx-lm computes together."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from worker.sampling.scores import Score, score_prompt, scored_chunk
 from worker.structure.sampler import ConstrainedSampler
 
 PREFILL_ROWS: Final = 8
-# With so many tokens over all rows a chunk is computed efficiently.
+# A chunk of so many tokens over all rows is computed efficiently.
 _ENOUGH_TOKENS: Final = 512
 _MUCH_LONGER: Final = 2
-# A step makes a token, and mlx-lm begins the next one before it gives the token out.
+# A step adds a token to a row. Before mlx-lm gives this token out, it begins the next one.
 AHEAD_TOKENS: Final = 2
 
 
 @dataclass(eq=False)
 class Row:
-    """A sequence in the batch, and the tokens that it made there. Rows are numbered as they
-    come.
+    """A sequence in the batch, and the tokens that were generated there. Rows are numbered in the
+    order in which they begin.
     """
 
     sequence: Sequence
     number: int = 0
     generated: list[int] = field(default_factory=list)
-    # How many of its tokens came from the prompt cache, and how many its caches have seen.
+    # How many tokens of the row came from the prompt cache, and how many its caches have seen.
     cached_tokens: int = 0
     seen_tokens: int = 0
-    # How many of its blocks the prompt cache has; None: the cache is not to have any.
+    # How many blocks of the row the prompt cache has; None: it keeps no blocks of this row.
     kept: int | None = None
-    # The scores of its prompt so far; None: they are not wanted.
+    # The scores of the prompt's tokens so far; None: no scores are wanted.
     prompt_scores: list[Score] | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, done: int, number: int = 0) -> Row:
-        """The row of a sequence, of which `done` tokens come from the prompt cache."""
+        """The row of a sequence whose first `done` tokens come from the prompt cache."""
         return cls(
             sequence,
             number,
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def most_tokens(self) -> int:
-        """The length at which it ends."""
+        """The length at which the row ends, prompt and answer together."""
         return len(self.sequence.token_ids) + self.sequence.max_tokens
 
     def score_prompt(self, logits: mx.array, end: int) -> None:
@@ -76,7 +76,7 @@ class Row:
     def take_token(
         self, token_id: int, finish_reason: FinishReason | None, score: Score | None
     ) -> Token:
-        """Add a token to the answer. The first one carries the prompt's scores."""
+        """Add a token to the answer. The first token carries the scores of the prompt."""
         self.generated.append(token_id)
         scores, self.prompt_scores = self.prompt_scores, None
         return Token(
@@ -91,7 +91,9 @@ class Row:
 
 
 class CachedRow(NamedTuple):
-    """A row, and its place in caches of mlx-lm's: those of one row or of a batch."""
+    """A row and its caches, which are of this row alone or of a whole batch. `place` is the index
+    of the row in them. With `at_boundary` the row's last chunk ended a segment of its prompt.
+    """
 
     row: Row
     caches: list[Any]
@@ -113,8 +115,8 @@ class RowBatch:
         working_bytes: int = 0,
         make_generator: MakeGenerator = Generator,
     ) -> None:
-        """`on_prefill` is told how many tokens a chunk had and how many seconds it took. A step may
-        take `working_bytes`, if that is known.
+        """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
+        `working_bytes`; 0: this isn't known.
         """
         self._tap = Tap(model)
         self._working_bytes = working_bytes
@@ -124,17 +126,17 @@ class RowBatch:
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill
-        # How long the last step computed prompts.
+        # Seconds that the last step spent on prompts.
         self.prefill_s = 0.0
-        # Rows that have ended, with their caches, until these are asked for.
+        # Rows that have ended, with their caches, until `ended_rows` takes them.
         self._ended: list[tuple[Row, RowCaches]] = []
         # Rows whose last chunk ended at the end of a segment of their prompt.
         self._at_boundary: list[Row] = []
-        # By mlx-lm's number, in the order in which they came.
+        # Rows by mlx-lm's number, in the order in which they joined.
         self._rows: dict[int, Row] = {}
         self._prefilling: set[int] = set()
-        # Rows that compute their prompt, and have only its last token left. mlx-lm computes that
-        # with the next step.
+        # Rows in prefill that have only the last token of their prompt left. mlx-lm computes this
+        # token with the next step.
         self._at_end: set[int] = set()
 
     def __len__(self) -> int:
@@ -145,15 +147,15 @@ class RowBatch:
         return self._rows.values()
 
     def takes(self, tokens: int) -> bool:
-        """Whether a sequence that has so many tokens to compute may join now.
+        """Whether a sequence that has `tokens` tokens to compute may join now.
 
-        mlx-lm computes a bounded number of prompts at a time. If some are about to end, mlx-lm
-        would merge newcomers with them only to cut them apart again: both would go on as two
-        groups, and each group costs a copy of the batch.
+        mlx-lm computes a bounded number of prompts at a time. While rows are about to end their
+        prompts, no sequence may join: mlx-lm would merge it with these rows, only to cut them apart
+        again. Both would go on as two groups, and each group costs a copy of the batch.
 
-        All rows share a chunk, and each row has its caches read for it. So no more rows are taken
-        than are enough to fill chunks. Rows that are much longer than a newcomer don't keep it
-        waiting.
+        All rows in prefill share a chunk, and a chunk reads the caches of each of these rows. So no
+        sequence may join while the rows have enough tokens left to fill chunks. Rows that have much
+        more left than the newcomer don't count, so that they don't keep it waiting.
         """
         if len(self._prefilling) >= PREFILL_ROWS or self._at_end:
             return False
@@ -161,9 +163,9 @@ class RowBatch:
         return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
-        """Whether a row that is much further than so many tokens is computing its prompt. A
-        sequence that joined would be padded to that length: each token of its chunks would look at
-        as many earlier tokens as that row's.
+        """Whether a row in prefill has seen many more than `tokens` tokens. A sequence of `tokens`
+        tokens that joined would be padded to the length of that row: each of its tokens would look
+        at as many earlier places as a token of that row.
         """
         most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
         return any(row.seen_tokens > most_tokens for row in self.prefilling)
@@ -178,12 +180,14 @@ class RowBatch:
 
     @property
     def size(self) -> Batch:
-        """The size after the next step."""
+        """The size of this batch after the next step."""
         longest = max((each.tokens for each in self._rows.values()), default=0)
         return Batch(len(self._rows), longest + AHEAD_TOKENS)
 
     def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
-        """Add a sequence. `taken` are the caches that the prompt cache has of it."""
+        """Add a sequence as the row `number`. `taken` has caches of its first tokens, from the
+        prompt cache.
+        """
         done = 0 if taken is None else taken.tokens
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
         uid = self._generator.insert(
@@ -207,22 +211,22 @@ class RowBatch:
         )
 
     def least_missed(self) -> tuple[int, Row]:
-        """The row that is to leave first, with its number for `put_aside`: the last that came among
-        those with the lowest priority.
+        """The row to put aside first, and mlx-lm's number of this row: among the rows of the lowest
+        priority the last that joined.
         """
         return min(reversed(self._rows.items()), key=lambda each: each[1].sequence.priority)
 
     def put_aside(self, uid: int) -> Sequence:
-        """Take a row out; returns the sequence that is left of it."""
+        """Take a row out by mlx-lm's number. Returns the rest of its sequence."""
         row = self._rows[uid]
         self._take_out([uid])
         return row.sequence.rest(row.generated)
 
     def step(self, *, beside_decoding: bool, share_s: float) -> list[Token]:
-        """One step.
+        """Compute one step.
 
-        With `beside_decoding` rows of another batch wait meanwhile. `share_s` is how long this
-        batch may hold up rows that decode.
+        With `beside_decoding`, rows of another batch decode, and wait for this step. `share_s`
+        bounds the seconds for which the prompts of this batch may hold up rows that decode.
         """
         self.prefill_s = 0.0
         if not self._prefilling:
@@ -231,13 +235,13 @@ class RowBatch:
             responses = self._step_with_prefill(
                 decoding=self.decodes or beside_decoding, share_s=share_s
             ).tokens
-        # Everything that may fail comes before a row counts a token as its own.
+        # Reading scores may fail, so it comes before any row counts its token.
         scores = [self._sampler.take_score(each.uid) for each in responses]
         tokens = []
         for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
             tokens.append(row.take_token(response.token, response.finish_reason, score))
-            # mlx-lm has begun the token after the one that it gives out.
+            # The caches have seen the token that is given out, since mlx-lm has begun the next one.
             row.seen_tokens = row.tokens
             if response.finish_reason is not None:
                 self._ended.append((row, response.prompt_cache))
@@ -286,13 +290,15 @@ class RowBatch:
         return stepped
 
     def _score_prompts(self, responses: list[Any]) -> None:
-        """Score the chunk that was just computed. `responses` are of its rows, in their order."""
+        """Score the prompt tokens of the last chunk. `responses` are mlx-lm's for the rows of the
+        chunk, in the order of the rows.
+        """
         if not responses:
             return
         logits = self._tap.take()
         for place, response in enumerate(responses):
             row = self._rows[response.uid]
-            # `seen_tokens` is still how far the row had come before the chunk.
+            # `seen_tokens` still has the value from before the chunk.
             row.score_prompt(logits[place], row.cached_tokens + response.progress[0])
 
     @property
@@ -300,7 +306,9 @@ class RowBatch:
         return [self._rows[uid] for uid in self._prefilling]
 
     def cached_rows(self) -> list[CachedRow]:
-        """The rows of which the prompt cache may keep something, as they are between two steps."""
+        """The running rows of which the prompt cache may keep blocks, with their caches. For use
+        between two steps.
+        """
         places = self._generator.places()
         return [
             CachedRow(
@@ -314,7 +322,7 @@ class RowBatch:
         ]
 
     def ended_rows(self) -> list[CachedRow]:
-        """The rows that ended since the last call."""
+        """The rows that ended since the last call and of which the prompt cache may keep blocks."""
         ended, self._ended = self._ended, []
         return [
             CachedRow(row, *caches, prefilling=False, at_boundary=False)
@@ -336,7 +344,7 @@ class RowBatch:
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:
-    """The tokens of a prompt that are to be computed, cut where snapshots are to be made."""
+    """The tokens of a prompt after the first `done`, cut where snapshots are to be made."""
     boundaries = () if sequence.path is None else sequence.path.boundaries
     places = [each * BLOCK_TOKENS for each in boundaries if each * BLOCK_TOKENS > done]
     ends = [*places, len(sequence.token_ids)]

@@ -1,4 +1,4 @@
-"""Continuous batching with mlx-lm's BatchGenerator, within a limit that changes."""
+"""Continuous batching with mlx-lm's BatchGenerator, within a memory limit that changes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
 
-# Batches take turns, and each turn reads the weights once.
+# Batches take turns, and each turn reads all weights, so more batches are slower.
 _MOST_BATCHES: Final = 4
-# Chunks of one length differ by a third in time, and those beside streams must stay within their
-# bound.
+# Chunks aim at this share of their time bound: chunks of one length differ by a third in time, and
+# must stay within the bound while streams run.
 _CAUTION: Final = 0.75
-# Memory is asked for so many tokens before rows have grown into it.
+# The engine asks for memory so many tokens before a row needs it.
 _HORIZON_TOKENS: Final = 512
 
 
 class Joining(NamedTuple):
-    """A sequence of so many tokens that is to join a batch."""
+    """A sequence of `tokens` tokens that is to join `batch`."""
 
     batch: RowBatch
     tokens: int
 
 
 class BatchedEngine(QueuedEngine):
-    """Sequences join and leave batches between steps.
+    """Runs sequences in batches, which sequences join and leave between steps.
 
     mlx-lm takes in all rows that it is given, even if memory is too short. So sequences that don't
-    fit wait here. If the batches outgrow the limit, or the limit shrinks, rows leave them and are
-    computed anew later: those of the lowest priority first, and of these the last to come.
+    fit wait in this engine. If the batches outgrow the limit, or the limit shrinks, rows are put
+    aside and computed anew later. The rows of the lowest priority are put aside first, and among
+    these the last that joined.
 
-    A batch is dense: every row is as long as its longest. If that padding costs more to read in
-    each step than the weights, or would keep a sequence out, rows of like length get a batch of
-    their own, and the batches take turns.
+    A batch is dense: every row is padded to the longest row, and each step reads this padding. A
+    sequence gets another batch if its padding would cost more than reading the weights, or would
+    not fit the limit. So a batch has rows of similar length, and the batches take turns.
     """
 
     batching = True
@@ -55,8 +56,8 @@ class BatchedEngine(QueuedEngine):
         stall_s: float = 0.1,
         make_generator: MakeGenerator = Generator,
     ) -> None:
-        """A chunk of prompts holds up rows that decode for about `stall_s`. A generator of several
-        ranks computes its batches in the other ranks too.
+        """A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With several
+        ranks `make_generator` makes generators that compute in the other ranks, too.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -77,8 +78,8 @@ class BatchedEngine(QueuedEngine):
 
     @property
     def short(self) -> bool:
-        """The first sequence that waits has no room. One that has just come may have room and not
-        have begun.
+        """Whether the first waiting sequence doesn't fit the limit. A sequence that fits may wait
+        too, if it has just come.
         """
         if self._rows >= self._max_concurrency:
             return False
@@ -108,12 +109,12 @@ class BatchedEngine(QueuedEngine):
         if self._waiting:
             first = Batch(1, len(self._waiting[0].token_ids) + AHEAD_TOKENS)
             if not rows or not self._room.holds([first]):
-                # Others may run before the first sequence, but the first is the one that waits for
-                # memory.
+                # Sequences behind the first may run before it, but the first is the one that waits
+                # for memory.
                 alone = first
         return EngineNeed(
             used_bytes,
-            # A row at its end is computed one step further than its longest length.
+            # Just before its end a row is one step longer than `wanted` says.
             max(used_bytes, self._room.needed_bytes(wanted)),
             self._room.needed_bytes([alone]),
             last[1].number if last and last[0].prefills(last[1]) else 0,
@@ -154,7 +155,9 @@ class BatchedEngine(QueuedEngine):
             self._close(batch)
 
     def make_room(self) -> None:
-        """Put rows aside until the rest is within the limit."""
+        """Put rows aside until the other rows fit the limit. Then drop cached blocks that don't fit
+        beside them.
+        """
         while self._rows and not self._room.holds(self._sizes()):
             choices = [(each, *each.least_missed()) for each in self._batches if len(each)]
             batch, uid, _ = min(choices, key=lambda each: each[2].sequence.priority)
@@ -167,7 +170,7 @@ class BatchedEngine(QueuedEngine):
 
     def begin_anew(self) -> bool:
         if self._make_generator is not Generator:
-            # The other ranks have computed what this one has not.
+            # The step that failed here may have succeeded in other ranks, so caches would differ.
             return False
         self._stepped = None
         batches, self._batches = self._batches, deque()
@@ -191,8 +194,8 @@ class BatchedEngine(QueuedEngine):
         return sum(len(each) for each in self._batches)
 
     def _share_s(self, batch: RowBatch) -> float:
-        """How long this batch may hold up rows that decode: between two of their tokens each batch
-        has its turn.
+        """The seconds for which the chunk of this batch may hold up rows that decode. Between two
+        tokens of a row each batch has a turn, so the chunks of all batches share `stall_s`.
         """
         others = [each for each in self._batches if each is not batch]
         prefilling = sum(bool(each.prefilling) for each in others)
@@ -200,7 +203,7 @@ class BatchedEngine(QueuedEngine):
         return max(0.0, min(left_s, self._stall_s / (1 + prefilling)))
 
     def _last_to_leave(self) -> tuple[RowBatch, Row] | None:
-        """The row that would leave last, and its batch."""
+        """The row that would be put aside last, and its batch; None: there are no rows."""
         rows = [(batch, row) for batch in self._batches for row in batch.rows]
         return max(
             rows, key=lambda each: (each[1].sequence.priority, -each[1].number), default=None
@@ -210,11 +213,12 @@ class BatchedEngine(QueuedEngine):
         return [each.size for each in self._batches if len(each)]
 
     def _take_in(self) -> None:
-        """Let sequences that wait join batches, or begin one.
+        """Let waiting sequences join batches, or begin a batch.
 
-        Others may overtake a sequence that waits: if it waits for memory, one sequence while
-        nothing runs; if it waits for blocks of the prompt cache, any sequence; if its batch takes
-        no sequence now, those that leave room for it.
+        A sequence may be overtaken by those behind it. If it waits for blocks from disk, any
+        sequence may overtake it. If its batch takes no sequence now, or it waits for a loan,
+        sequences may overtake it that leave room for it. If it doesn't fit the limit, one sequence
+        may overtake it, and only while nothing runs.
         """
         overtaken = False
         later: list[Joining] = []
@@ -260,20 +264,20 @@ class BatchedEngine(QueuedEngine):
         )
 
     def _joined(self, batch: RowBatch, sequence: Sequence) -> list[Batch]:
-        """The batches' sizes once a sequence has joined. Blocks that are taken from the cache for
-        it exist twice until they are merged into the batch.
+        """The sizes of all batches once the sequence has joined `batch`. Its cached blocks count a
+        second time, as a batch of one row, since they exist twice until they are merged.
         """
         joined = self._with(Joining(batch, len(sequence.token_ids) + AHEAD_TOKENS))
         return [*joined, Batch(1, len(sequence.token_ids))]
 
     def _fits(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens could begin."""
+        """Whether a sequence of `tokens` tokens fits one of the batches, or a new one."""
         joined = any(self._room.holds(self._with(Joining(each, tokens))) for each in self._batches)
         return joined or self._may_open(tokens, [])
 
     def _place(self, tokens: int, later: list[Joining]) -> RowBatch | None:
-        """The batch that a sequence of so many tokens should join, with room left for the sequences
-        in `later`; None: it has to wait.
+        """The batch that a sequence of `tokens` tokens should join, perhaps a new one; None: the
+        sequence has to wait. Room for the sequences in `later` is left free.
         """
         fitting = [
             (self._padding_bytes(batch.size, tokens), batch)
@@ -291,7 +295,7 @@ class BatchedEngine(QueuedEngine):
         return len(self._batches) < _MOST_BATCHES and self._room.holds(alone)
 
     def _with(self, *joining: Joining) -> list[Batch]:
-        """The sizes of all batches, once these sequences have joined theirs."""
+        """The sizes of all batches once these sequences have joined their batches."""
         sizes = []
         for batch in self._batches:
             lengths = [each.tokens for each in joining if each.batch is batch]
@@ -301,7 +305,9 @@ class BatchedEngine(QueuedEngine):
         return sizes
 
     def _padding_bytes(self, size: Batch, tokens: int) -> int:
-        """The padding that every step would read if a sequence joined a batch."""
+        """The bytes of padding that each step would read in addition if a sequence of `tokens`
+        tokens joined a batch of this size.
+        """
         shape = self._room.shape
         together = shape.batch_bytes(size.rows + 1, max(size.longest_tokens, tokens))
         return together - shape.batch_bytes(*size) - shape.batch_bytes(1, tokens)
@@ -329,5 +335,5 @@ class BatchedEngine(QueuedEngine):
 
 
 def _soon_tokens(batch: RowBatch) -> int:
-    """The length of the longest row in a while."""
+    """The length of the longest row `_HORIZON_TOKENS` later, or at the end of that row."""
     return max(min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in batch.rows)

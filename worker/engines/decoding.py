@@ -1,4 +1,4 @@
-"""The caches of a model and its draft model, and the tokens that both decode for one sequence."""
+"""The caches of a model and its draft model, and the decoding of one sequence with them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from worker.system.errors import ModelError, one_sentence
 class Caches:
     """The caches of one model, and of its draft model if there is one.
 
-    A list of caches begins with the model's.
+    In a list of caches, the model's own come before those of the draft model.
     """
 
     def __init__(self, model: Any, draft: Any = None, kv_bits: int | None = None) -> None:
-        """With `kv_bits` the model's caches are quantized from the first token on; the draft's are
-        not.
+        """With `kv_bits` the caches of the model are quantized from the first token on. The caches
+        of the draft model are not.
 
         Raises:
-            ModelError: they can't be quantized, or can't forget wrong guesses of the draft model.
+            ModelError: caches can't be quantized, or can't forget wrong guesses of the draft model.
         """
         self.draft = draft
         self._model = model
@@ -54,7 +54,9 @@ class Caches:
 
     @property
     def can_be_merged(self) -> bool:
-        """Whether the caches can be merged into those of a batch."""
+        """Whether the model's caches can be merged into those of a batch. With a draft model they
+        can't.
+        """
         return self.draft is None and can_be_merged(self.make())
 
     def make(self) -> list[Any]:
@@ -64,17 +66,17 @@ class Caches:
         return caches if self.draft is None else caches + make_caches(self.draft)
 
     def parts(self, caches: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The model's, and the draft model's."""
+        """Divide a list of caches into the model's and the draft model's."""
         return caches[: self._own], caches[self._own :]
 
     def cached_models(self, caches: list[Any]) -> tuple[mlx_lm.CachedModel, mlx_lm.CachedModel]:
-        """The model and the draft model, each with its part of these caches."""
+        """The model and the draft model, each with its own caches from this list."""
         own, draft = self.parts(caches)
         return mlx_lm.CachedModel(self._model, own), mlx_lm.CachedModel(self.draft, draft)
 
     def run(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, ...]:
-        """Logits of shape (1, tokens, vocabulary) of each model. The caches take the tokens in as
-        their states are computed.
+        """The logits of each model for these tokens, shape (1, tokens, vocabulary). Nothing is
+        computed yet. If the logits aren't needed, it is enough to compute the states of the caches.
         """
         own, draft = self.parts(cache)
         logits = self._model(tokens, cache=own)
@@ -83,8 +85,8 @@ class Caches:
         return logits, self.draft(tokens, cache=draft)
 
     def _try(self) -> None:
-        """Try quantized caches. Only a try tells whether the attention of a model works with them,
-        and whether the width of its heads can be quantized.
+        """Run some tokens with quantized caches. Only this shows whether the model's attention
+        works with quantized caches, and whether the width of its heads can be quantized.
         """
         caches = self.make()
         try:
@@ -120,7 +122,7 @@ class Decoded(NamedTuple):
 
 
 class RowSampler:
-    """Samples one row, from the logits of the model that the tap keeps."""
+    """The sampler of a sequence that runs alone. It reads the model's logits from the tap."""
 
     def __init__(self, sequence: Sequence, model: Any) -> None:
         self.tap = Tap(model)
@@ -134,13 +136,14 @@ class RowSampler:
         return self._sampler.take_score(0)
 
     def take_broken(self) -> str | None:
-        """Why the row can't go on, if so."""
+        """The reason why the sequence can't go on; None: it can go on."""
         return self._sampler.take_broken().get(0)
 
 
 def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterator[Decoded]:
-    """Tokens up to the longest answer. The caches have seen all of the sequence but its last token.
-    When a token is given out, they have seen it too. `sampler` is the sequence's.
+    """Decode at most `max_tokens` tokens of the sequence. At the beginning the caches have seen all
+    tokens of the sequence but the last. When a token is given out, the caches have seen that token,
+    too. `sampler` belongs to the sequence.
     """
     for token_id in mlx_lm.decode(
         sequence.token_ids, sampler.tap, caches, sequence.max_tokens, sampler, _budget(sequence)
@@ -151,9 +154,10 @@ def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterat
 def decode_ahead(
     sequence: Sequence, caches: Caches, made: list[Any], draft_tokens: int
 ) -> Iterator[Decoded]:
-    """The same tokens. The draft model guesses `draft_tokens` at a time, and the model checks them
-    together. `made` are caches of both. With each token that is given out, they may not have seen
-    the last `UNSEEN_TOKENS`, and their content after them is of no use.
+    """Decode the same tokens as `decode`. The draft model guesses `draft_tokens` tokens, and the
+    model checks these together. `made` are caches of both models. When a token is given out, the
+    caches may not have seen the last `UNSEEN_TOKENS` tokens. Further content of the caches is not
+    valid.
     """
     guessed = mlx_lm.decode_ahead(
         sequence.token_ids,
@@ -184,7 +188,9 @@ def _budget(sequence: Sequence) -> list[LogitsProcessor]:
 
 
 def _adjustments(sequence: Sequence) -> list[LogitsProcessor]:
-    """The adjustments as processors, since mlx-lm takes tokens back without telling samplers."""
+    """The adjustments of the sequence as processors of logits. A sampler can't make them, since
+    mlx-lm takes tokens back without telling the sampler.
+    """
     adjustments = sequence.adjustments
     if adjustments is None:
         return []

@@ -1,5 +1,5 @@
-"""The common part of both engines: a queue of sequences, and prompts that are kept beside them in
-the same limit of memory.
+"""The common part of both engines: the queue of sequences, and the prompt cache, which shares the
+memory limit with running sequences.
 """
 
 from __future__ import annotations
@@ -16,45 +16,47 @@ from worker.engines.sequence import EngineNeed, Sequence
 from worker.prompt_cache.cache import Computed, PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
-# Blocks of an answer are kept so many at a time: each time costs a copy for each layer.
+# Blocks of an answer are kept so many at a time, because each time costs a copy in each layer.
 _ANSWER_BLOCKS: Final = 8
-# A sequence waits for a row that computes so many blocks of its own prompt.
+# A sequence waits for a row in prefill if that row will compute at least so many blocks with which
+# the sequence begins, too.
 _SHARED_BLOCKS: Final = 4
-# Blocks of so many waiting sequences may be read at a time.
+# Blocks of at most so many waiting sequences are read from disk at a time.
 _MOST_FETCHES: Final = 8
-# The cache asks for so much more than it has, in advance.
+# The cache wants at least so many bytes more than it has, in advance.
 _MORE_BYTES: Final = 48_000_000
-# The wish for memory is told in steps: otherwise each block would change the figure.
+# The bytes that the cache wants are rounded up to such steps. Otherwise each block would change the
+# figure.
 _STEP_BYTES: Final = 4_000_000
-# A sequence waits so long for memory in which its cached blocks can stay. The gateway answers
+# A sequence waits at most so long for a loan that lets its cached blocks stay. The gateway answers
 # within milliseconds, and computing the blocks anew takes seconds.
 _LOAN_S: Final = 0.25
 
 
 class _Asked(NamedTuple):
-    """A wish for a limit, and the time of the wish."""
+    """The limit that a sequence wants, and the time when its wait began."""
 
     limit_bytes: int
     at: float
 
 
 class PromptKeeper:
-    """Shares a limit: sequences that run come first, and the cache has the rest."""
+    """Shares the memory limit: running sequences come first, and the prompt cache has the rest."""
 
     def __init__(self, cache: PromptCache, room: CacheRoom) -> None:
         self.cache = cache
         self._room = room
         self._fetching: set[str] = set()
-        # The wishes of requests that wait for more memory.
+        # The limits that waiting sequences want, by request.
         self._asked: dict[str, _Asked] = {}
         self._limit_bytes = 0
         # The bytes of blocks that rows have computed and the cache doesn't have yet.
         self._missing_bytes = 0
-        # Whether any prompt was long enough to be kept.
+        # Whether any request had a whole block.
         self._has_seen_blocks = False
 
     def beside(self, rows: EngineNeed) -> EngineNeed:
-        """The needs of the sequences, and of the cache beside them."""
+        """The needs of the rows, completed by the needs of the prompt cache."""
         asked_bytes = max((each.limit_bytes for each in self._asked.values()), default=0)
         wanted_bytes = max(self._wanted_bytes, asked_bytes - rows.wanted_bytes)
         return rows._replace(
@@ -65,8 +67,8 @@ class PromptKeeper:
     @property
     def _wanted_bytes(self) -> int:
         """The memory that the cache could use: its present bytes, the blocks of rows that it
-        doesn't have yet, as much as it had to drop for want of room, and always some more, so that
-        a prompt need not wait for memory.
+        doesn't have yet, and a reserve, so that a prompt need not wait for memory. The reserve
+        covers the bytes that the cache lately had no room for.
         """
         has_bytes = self.cache.bytes_ + self.cache.coming_bytes
         if not has_bytes and not self._has_seen_blocks:
@@ -76,14 +78,18 @@ class PromptKeeper:
 
     @property
     def fetching(self) -> bool:
-        """Sequences wait for their blocks, or for memory in which the blocks can stay."""
+        """Whether sequences wait for blocks from disk, or for memory in which their blocks can
+        stay.
+        """
         return bool(self._fetching or self._asked)
 
     def fetches(self, request_id: str) -> bool:
         return request_id in self._fetching
 
     def give_way(self, sizes: Iterable[Batch], path: Path | None = None) -> None:
-        """Drop blocks that these batches leave no room for. Blocks of `path` are the last to go."""
+        """Drop cached blocks for which batches of these sizes leave no room. Blocks of `path` are
+        dropped last.
+        """
         limit_bytes = self._room.limit_bytes or 0
         if limit_bytes > self._limit_bytes:
             self.cache.refused_bytes = 0
@@ -96,8 +102,8 @@ class PromptKeeper:
         self.cache.shrink(most_bytes)
 
     def waits(self, sequence: Sequence, sizes: list[Batch], prefilling: list[Row]) -> bool:
-        """Whether a sequence should wait: its blocks are being read or will be, or a row is
-        computing them.
+        """Whether a sequence should wait for cached blocks: its blocks are being read from disk or
+        will be, or a row in `prefilling` is about to compute them. May begin the read.
         """
         path = sequence.path
         if path is None or not path.keys:
@@ -116,9 +122,9 @@ class PromptKeeper:
         return any(self._will_share(row, path, depth) for row in prefilling)
 
     def waits_for_room(self, sequence: Sequence, joined: list[Batch]) -> bool:
-        """Whether a sequence should wait until more memory is lent, or the wait has been long
-        enough. With these batches the cache would have to drop the blocks that the sequence begins
-        with.
+        """Whether a sequence should wait for a loan: beside batches of the sizes `joined` the cache
+        would have to drop the blocks with which the sequence begins. Returns False once the
+        sequence has waited long enough.
         """
         request_id = sequence.request_id
         most_bytes = self._most_bytes(joined)
@@ -137,7 +143,7 @@ class PromptKeeper:
         return True
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """How many of the sequence's tokens `take` would give."""
+        """The number of tokens that the caches from `take` would have seen."""
         if sequence.path is None:
             return 0
         return self.cache.depth(sequence.path, len(sequence.token_ids)) * BLOCK_TOKENS
@@ -157,14 +163,16 @@ class PromptKeeper:
     def keep(
         self, running: Iterable[CachedRow], ended: Iterable[CachedRow], sizes: list[Batch]
     ) -> None:
-        """Keep new blocks of rows. Blocks that were kept the last time are computed by now."""
+        """Keep new blocks of rows. First hand to the disk the blocks of the last call, which are
+        computed by now.
+        """
         self.cache.store()
         self._missing_bytes = 0
         for each in running:
             depth = each.row.seen_tokens // BLOCK_TOKENS
             if self.cache.needs_snapshots:
-                # mlx-lm reports the end of every segment; the last token of a prompt is a segment
-                # of its own.
+                # A segment may end where no snapshot is to be made: the last token of a prompt is a
+                # segment of its own for mlx-lm.
                 if each.at_boundary and _at_boundary(each.row):
                     self._keep(each, depth, sizes, snapshot=True)
                 continue
@@ -175,7 +183,7 @@ class PromptKeeper:
         if not self.cache.needs_snapshots:
             self._keep_ended(ended, sizes)
         if not sizes:
-            # No step follows that would compute meanwhile.
+            # No step follows during which the new blocks would be computed.
             self.cache.store()
 
     def _keep(
@@ -198,7 +206,9 @@ class PromptKeeper:
         row.kept = max(row.kept, depth)
 
     def _keep_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
-        """Keep all of them at once, or as many as there is room for."""
+        """Keep the blocks of all ended rows at once. If there is too little room, keep those of as
+        many rows as possible.
+        """
         found = (_computed(each, each.row.seen_tokens // BLOCK_TOKENS) for each in ended)
         new = [each for each in found if each is not None and each.first < len(each.path.keys)]
         paths = [each.path for each in new]
@@ -213,7 +223,10 @@ class PromptKeeper:
         return max(0, len(computed.path.keys) - computed.first) * self.cache.block_bytes
 
     def _makes_room(self, bytes_: int, sizes: list[Batch], paths: list[Path]) -> bool:
-        """Make room without dropping these paths: blocks after a gap can't be found."""
+        """Drop other blocks until `bytes_` more fit beside batches of these sizes. Blocks of
+        `paths` stay, since blocks after a gap can't be found. Returns False if there is too little
+        room.
+        """
         most_bytes = self._most_bytes(sizes)
         if most_bytes is None:
             return True
@@ -225,14 +238,18 @@ class PromptKeeper:
         return False
 
     def _most_bytes(self, sizes: Iterable[Batch]) -> int | None:
-        """The most that evictable blocks may take; None without a limit."""
+        """The most bytes that evictable blocks may take beside batches of these sizes; None: there
+        is no limit.
+        """
         if self._room.limit_bytes is None:
             return None
         beside_bytes = self.cache.bytes_ - self.cache.evictable_bytes
         return max(0, self._room.limit_bytes - self._room.needed_bytes(sizes) - beside_bytes)
 
     def _free_bytes(self, sizes: list[Batch]) -> int:
-        """The bytes that blocks for another row may take."""
+        """The most bytes of blocks that may be read for another row. Blocks in memory can be
+        dropped for these.
+        """
         most_bytes = self._most_bytes(sizes)
         return 1 << 62 if most_bytes is None else most_bytes - self.cache.coming_bytes
 
@@ -255,9 +272,9 @@ class PromptKeeper:
 
 
 class QueuedEngine(ABC):
-    """The part of an engine that keeps sequences waiting until there is memory for them."""
+    """The queue of an engine, in which sequences wait until there is memory for them."""
 
-    # A sequence that begins needs room for so many tokens more than it has.
+    # A sequence that begins needs room for so many tokens beyond its own.
     ahead_tokens: int
 
     def __init__(self, room: CacheRoom, prompt_cache: PromptCache | None) -> None:
@@ -280,10 +297,10 @@ class QueuedEngine(ABC):
 
     @abstractmethod
     def _rows_need(self) -> EngineNeed:
-        """The needs of the sequences alone."""
+        """The needs of the sequences, without the prompt cache."""
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence behind those of its priority."""
+        """Put a sequence behind all waiting sequences of its own or a higher priority."""
         place = len(self._waiting)
         while place and self._waiting[place - 1].priority < sequence.priority:
             place -= 1
@@ -303,21 +320,23 @@ class QueuedEngine(ABC):
         return 0 if self._keeper is None else self._keeper.cache.clear()
 
     def _add_first(self, sequence: Sequence) -> None:
-        """Put a sequence that ran already before the others of its priority."""
+        """Put a sequence that has run already before the waiting sequences of its priority."""
         place = 0
         while place < len(self._waiting) and self._waiting[place].priority > sequence.priority:
             place += 1
         self._waiting.insert(place, sequence)
 
     def _forget(self, request_ids: set[str]) -> None:
-        """Drop these from the queue, and the reading of their blocks."""
+        """Drop these requests from the queue, and give up reading their blocks."""
         self._waiting = deque(each for each in self._waiting if each.request_id not in request_ids)
         if self._keeper is not None:
             self._keeper.forget(request_ids)
 
 
 def _computed(each: CachedRow, depth: int) -> Computed | None:
-    """The first `depth` blocks of a row; None: nothing of it is to be kept."""
+    """The blocks of a row up to `depth` that the cache doesn't have; None: no blocks of this row
+    are to be kept.
+    """
     row, path = each.row, each.row.sequence.path
     if path is None or row.kept is None:
         return None
@@ -330,7 +349,7 @@ def _computed(each: CachedRow, depth: int) -> Computed | None:
 
 
 def _has_prompt_left(row: Row) -> bool:
-    """Whether blocks of its prompt could be kept and aren't."""
+    """Whether the row's prompt has a block that could be kept and hasn't been kept."""
     path = row.sequence.path
     return path is not None and row.kept is not None and row.kept < len(path.keys)
 

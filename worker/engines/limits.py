@@ -1,4 +1,4 @@
-"""The limit of memory that the gateway gave: its effect on MLX, and on the longest prompt."""
+"""The memory limit that the gateway gives: its effect on MLX, and on the longest prompt."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from worker.engines.sequence import Sequence
 from worker.system.errors import PromptError
 from worker.system.memory import wait_for_computing
 
-# MLX's limit is a guard rail above the limit that the engine keeps. Past it every command buffer is
-# waited for, and each miss empties the buffer cache (mlx transforms.cpp, allocator.cpp).
+# MLX's limit is a guard rail above the limit that the engine keeps to. Beyond MLX's limit each
+# command buffer is waited for, and each allocation that the buffer cache can't serve empties that
+# cache (mlx transforms.cpp, allocator.cpp).
 _GUARD_SHARE: Final = 0.1
 _LEAST_GUARD_BYTES: Final = 256_000_000
-# With a smaller cache a step's temporaries are allocated anew each time.
+# With a smaller buffer cache each step would allocate its temporaries anew.
 _LEAST_CACHE_BYTES: Final = 32_000_000
-# More than any machine has.
+# More bytes than any machine has.
 _LARGEST_BYTES: Final = 1 << 62
 
 
 class MemoryLimits:
-    """The limits of one worker with a model. The engine keeps to `room`, and MLX's limits follow
-    it.
+    """The memory limits of a worker with a model. The engine keeps to `room`, and MLX's limits
+    follow from `room`.
     """
 
     def __init__(self, room: CacheRoom) -> None:
@@ -33,7 +34,7 @@ class MemoryLimits:
         self._least_beside_bytes = _LARGEST_BYTES
 
     def take(self, limit_bytes: int, beside_bytes: int) -> None:
-        """Take over another limit. The process holds `beside_bytes` beside MLX's account."""
+        """Set another limit of the process, which holds `beside_bytes` beside MLX's account."""
         self._least_beside_bytes = min(self._least_beside_bytes, beside_bytes)
         self.room.limit_bytes = limit_bytes
         self.room.fixed_bytes = beside_bytes + self.room.weight_bytes
@@ -42,24 +43,24 @@ class MemoryLimits:
 
     @property
     def mlx_bytes(self) -> int:
-        """The part of the limit that MLX's account may have; 0 without a limit."""
+        """The part of the limit that is left for MLX's account; 0 without a limit."""
         if self.room.limit_bytes is None:
             return 0
         return self.room.limit_bytes - (self.room.fixed_bytes - self.room.weight_bytes)
 
     def _apply(self) -> None:
-        # A limit below the active memory does nothing but harm.
+        # A limit below MLX's active memory would free nothing, and would slow down each step.
         mlx_bytes = max(self.mlx_bytes, mx.get_active_memory())
         mx.set_memory_limit(mlx_bytes + max(int(mlx_bytes * _GUARD_SHARE), _LEAST_GUARD_BYTES))
-        # The buffers of one peak serve the next. Without them the next peak would allocate anew,
-        # which on a GPU waits for all that is being computed.
+        # MLX keeps the buffers of one peak for the next. Otherwise the next peak would allocate
+        # anew, and on a GPU an allocation waits for all running computations.
         peaks_bytes = int(self.room.free_bytes * (1.0 - 1.0 / self.room.shape.peak))
         wait_for_computing()
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
 
 
 def limits_of(command: Load, shape: CacheSizes, weight_bytes: int) -> MemoryLimits:
-    """The limits that a load begins with, for a model whose caches have this shape."""
+    """The limits that an order to load sets. `shape` has the sizes of the model's caches."""
     room = CacheRoom(
         shape,
         weight_bytes=weight_bytes,
@@ -73,19 +74,21 @@ def limits_of(command: Load, shape: CacheSizes, weight_bytes: int) -> MemoryLimi
 
 
 class Context(NamedTuple):
-    """How many tokens a prompt and its answer may have together, and a sentence that says why."""
+    """The most tokens that a prompt and its answer may have together. If memory bounds them, `note`
+    is a sentence for error messages that says why.
+    """
 
     tokens: int
     note: str = ""
 
 
 class ContextInForce:
-    """The longest context for now: it follows memory. The engine thread writes it, and the threads
-    that tokenize read it.
+    """The context in force, which follows the memory that the model may get. The engine thread
+    writes `now`, and the threads that tokenize read `now`.
     """
 
     def __init__(self, own_tokens: int) -> None:
-        """`own_tokens` is the configured length or the model's, whichever is less."""
+        """`own_tokens` is the configured context or the model's own, whichever is shorter."""
         self._own_tokens = own_tokens
         self._reason = ""
         self.now = Context(own_tokens)
@@ -98,7 +101,7 @@ class ContextInForce:
             self.now = self._cut(bound.tokens)
 
     def hopeless(self, sequence: Sequence, room: CacheRoom) -> RequestFailed:
-        """The refusal of a sequence that waits for more memory than there can ever be."""
+        """The error for a sequence that needs more memory than the process can ever get."""
         context = self._cut(room.longest_tokens(self.now.tokens))
         if not context.tokens:
             return self._no_room(room).told(sequence.request_id)
@@ -119,7 +122,7 @@ class ContextInForce:
 
 
 def too_long(context: Context, why: str, advice: str, field: RequestField) -> PromptError:
-    # Clients tell this error from others by its words: LiteLLM by OpenAI's, which come first, and
+    # Clients recognize this error by its words: LiteLLM by OpenAI's words, which come first, and
     # LangChain by "prompt is too long".
     return PromptError(
         "context_length_exceeded",

@@ -1,12 +1,12 @@
-"""How long a chunk of a prompt may be: bounded in seconds, whatever the hardware makes of a token.
+"""The length of the chunks in which prompts are computed: bounded in seconds, on any hardware.
 
-On a CPU 2,048 tokens of a dense model can take minutes, and nothing else happens meanwhile: no
-other stream gets a token, no cancellation is seen, no progress is reported. A chunk is bounded in
-tokens too, over all rows, because its memory beside the caches grows with its length.
+On a CPU a chunk of 2,048 tokens of a dense model can take minutes. During a chunk no other stream
+gets a token, no cancellation is seen and no progress is reported. A chunk is bounded in tokens too,
+summed over all rows, because its memory beside the caches grows with its length.
 
-The further a prompt has come, the longer each of its tokens takes, because it looks at all tokens
-before it. So speeds are kept by how far rows had come: the speed of a short prompt says nothing of
-a long one.
+Each token of a prompt looks at all tokens before it, so later tokens take longer. The number of
+earlier tokens is the context. A speed is kept for each magnitude of the context, since the speed of
+a short prompt says nothing about a long one.
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ from protocol.life import LARGEST_CHUNK_TOKENS
 _SMALLEST: Final = 16
 _FIRST: Final = 64
 _GROWTH: Final = 4
-# Fewer tokens in a short time: that was the fixed cost of a step, and the speed is higher.
+# A shorter chunk that took little time shows mostly the fixed cost of a step. Longer chunks are
+# faster.
 _TELLING: Final = 64
-# Measurements so many chunks ago may be out of date: the machine does other things too.
+# Only the last so many measurements count: other work on the machine changes the speed.
 _FRESH: Final = 8
-# A length that was too much for the device is tried again after so many chunks.
+# After so many chunks the bound that a failure of the device has lowered is doubled.
 _CALM: Final = 64
-# With so few earlier tokens, looking at them costs no more than the rest of a token, in any model.
+# Up to so many earlier tokens, looking at them costs no more than the rest of a token's
+# computation, in any model.
 _FREE_CONTEXT: Final = 1024
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """A measured speed, with the number of its chunk."""
+    """The speed of a chunk behind `context` tokens. `number` counts measurements."""
 
     tokens_per_s: float
     context: int
     number: int
 
     def at_least(self, context: int) -> float:
-        """The least speed behind so many tokens: as if a token cost nothing but looking at earlier
-        ones.
+        """A lower bound of the speed behind `context` tokens. It assumes that a token's whole time
+        is spent on looking at earlier tokens.
         """
         further = (_FREE_CONTEXT + context) / (_FREE_CONTEXT + self.context)
         return self.tokens_per_s / max(1.0, further)
 
 
 class PrefillPace:
-    """Chooses the lengths of chunks from measured speeds. Powers of two keep the number of MLX's
-    shapes small.
+    """Chooses the lengths of chunks from measured speeds. Lengths are powers of two, so that MLX
+    gets few different shapes.
     """
 
     def __init__(
@@ -57,29 +59,33 @@ class PrefillPace:
         alone_s: float = 1.0,
         beside_decoding_s: float = 0.2,
     ) -> None:
-        """`largest` is the most tokens over all rows, a power of two."""
+        """`largest`, a power of two, bounds the tokens of a chunk over all rows. A chunk should
+        take `alone_s` seconds, or `beside_decoding_s` if rows decode meanwhile.
+        """
         self._largest = largest
         self._alone_s = alone_s
         self._beside_decoding_s = beside_decoding_s
-        # By the magnitude of the context. The same for `_chunks`.
+        # Speeds, and the lengths of the last chunks, by the magnitude of the context.
         self._speeds: dict[int, _Speed] = {}
         self._chunks: dict[int, int] = {}
         self._last = _FIRST
-        # The last chunk over all rows; and the most tokens that the device bears, which is less
-        # after a failure.
+        # `_whole` is the tokens of the last chunk over all rows. `_bearable` is the most tokens
+        # that the device bears; a failure of the device lowers this bound.
         self._whole = _FIRST
         self._bearable = largest
         self._calm = 0
         self._observed = 0
 
     def shorten(self) -> None:
-        """The device failed: now a quarter of the last chunk is the most, and slowly more again."""
+        """After a failure of the device, bound chunks to a quarter of the last one. `observe`
+        slowly raises this bound again.
+        """
         self._bearable = max(_SMALLEST, self._whole // 4)
         self._calm = 0
 
     def observe(self, tokens: int, seconds: float, context: int = 0) -> None:
-        """Take in one chunk: tokens over all rows, how long they took, and how many there were
-        before them in the longest row.
+        """Note a chunk that was computed: its tokens over all rows, its seconds, and the number of
+        tokens before the chunk in the longest row.
         """
         if tokens <= 0 or seconds <= 0:
             return
@@ -96,10 +102,11 @@ class PrefillPace:
         self._speeds[_magnitude(context)] = _Speed(measured, context, self._observed)
 
     def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
-        """Tokens for each row of the next chunk.
+        """The number of tokens that each row computes in the next chunk.
 
-        `rows` prompts are computed, and the longest has come to `context`. `share_s` is the part of
-        the bound beside decoding that other batches leave.
+        The chunk is for `rows` prompts, and the longest row has seen `context` tokens. With
+        `decoding`, rows that decode wait for the chunk. Then `share_s` bounds the chunk, too: the
+        part of `beside_decoding_s` that other batches leave.
         """
         most = self._bearable // max(rows, 1)
         tokens_per_s = self._tokens_per_s(context)
@@ -107,7 +114,7 @@ class PrefillPace:
             return max(_SMALLEST, min(_FIRST, most))
         bound_s = min(self._beside_decoding_s, share_s) if decoding else self._alone_s
         fitting = int(tokens_per_s * bound_s / max(rows, 1))
-        # One slow or fast chunk says little: lengths grow by steps, and shrink at once.
+        # A single measurement may be wrong, so lengths grow by steps. They shrink at once.
         here = _magnitude(context)
         last = self._chunks[here] if here in self._fresh and here in self._chunks else self._last
         wanted = min(fitting, last * _GROWTH, most)
@@ -117,8 +124,8 @@ class PrefillPace:
         return self._last
 
     def _tokens_per_s(self, context: int) -> float | None:
-        """The speed that was measured at this context, or else the highest that the other
-        measurements promise.
+        """A lower bound of the speed behind `context` tokens, from the measurement of the same
+        magnitude, or else the highest bound from any other. None: nothing was measured lately.
         """
         fresh = self._fresh
         here = fresh.get(_magnitude(context))

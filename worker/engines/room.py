@@ -1,4 +1,4 @@
-"""The sizes of sequences' caches, and whether they fit."""
+"""The bytes of the caches of sequences and batches, and whether they fit the memory limit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from protocol.life import (
 from worker.mlx_lm.caches import bytes_of, make_caches
 
 _STEP_BYTES: Final = 64_000_000
-# Attention on a CPU reads 1 to 3 GB a second: 9 rows as long as one of 16,000 tokens took 60 ms a
-# step, and with a batch of its own for the long row a step took 7 ms.
+# Attention on a CPU reads 1 to 3 GB of caches a second. With 9 rows, all padded to one row of
+# 16,000 tokens, a step took 60 ms. With a batch of its own for the long row, a step took 7 ms.
 _STEP_BYTES_ON_CPU: Final = 8_000_000
 
 
 class CacheSizes(NamedTuple):
-    """Bytes of a sequence's caches: for each token, and fixed. A batch takes up to `peak` times as
-    much while it grows or is merged with another.
+    """The bytes of a sequence's caches: `token_bytes` for each token, and `row_bytes` at any
+    length. A batch takes up to `peak` times its bytes while it grows or is merged with another
+    batch.
 
-    mlx-lm's batches are dense: every row is as long as the longest.
+    mlx-lm's batches are dense: every row takes as many bytes as the longest row.
     """
 
     token_bytes: int
@@ -35,7 +36,7 @@ class CacheSizes(NamedTuple):
     peak: float
 
     def batch_bytes(self, rows: int, longest_tokens: int) -> int:
-        """The bytes of a batch's caches."""
+        """The bytes of the caches of a batch that doesn't grow."""
         steps = -(-longest_tokens // CACHE_STEP_TOKENS)
         return rows * (steps * CACHE_STEP_TOKENS * self.token_bytes + self.row_bytes)
 
@@ -44,7 +45,7 @@ NO_CACHES = CacheSizes(0, 0, 1.0)
 
 
 class Batch(NamedTuple):
-    """The size of a batch."""
+    """The number of rows in a batch, and the length to which all its rows are padded."""
 
     rows: int
     longest_tokens: int
@@ -52,11 +53,12 @@ class Batch(NamedTuple):
 
 @dataclass
 class CacheRoom:
-    """The limit of this process, and how much of it is taken by anything but caches.
+    """The memory limit of this process, and the bytes that caches can't have.
 
-    `limit_bytes` None is no bound. The limit changes as memory is lent and called back, and can
-    grow to `most_bytes`, if that is known. A step takes `working_bytes`, and `working_token_bytes`
-    more for each token of the longest sequence.
+    `limit_bytes` None: there is no limit. A loan raises the limit, and a recall lowers it. The
+    limit can grow to `most_bytes`, if that is known. `fixed_bytes` are the weights and the bytes
+    beside MLX's account. A step takes `working_bytes`, and `working_token_bytes` more for each
+    token of the longest sequence.
     """
 
     shape: CacheSizes
@@ -64,7 +66,7 @@ class CacheRoom:
     most_bytes: int | None = None
     weight_bytes: int = 0
     fixed_bytes: int = 0
-    # Bytes that a leak has taken meanwhile; the next worker has them back.
+    # The growth of the bytes beside MLX's account, as by a leak. The next worker begins without it.
     grown_bytes: int = 0
     working_bytes: int = 0
     working_token_bytes: int = 0
@@ -72,12 +74,13 @@ class CacheRoom:
     vector_bytes: int = 0
 
     def needed_bytes(self, batches: Iterable[Batch]) -> int:
-        """The limit that these batches need together. They take turns, so only one of them grows at
-        a time.
+        """The limit of the process that these batches need together. Batches take turns, so only
+        one batch grows at a time.
         """
         sizes = [each for each in batches if each.rows]
         longest_tokens = max((each.longest_tokens for each in sizes), default=0)
-        # In steps, as caches grow. Otherwise each token would change the figure.
+        # Rounded up to steps of a cache, by which caches grow. Otherwise each token would change
+        # the result.
         longest_tokens = -(-longest_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
         resting = [self.shape.batch_bytes(*each) for each in sizes]
         return (
@@ -91,7 +94,7 @@ class CacheRoom:
 
     @property
     def free_bytes(self) -> int:
-        """The part of the limit that caches may have; 0 without a limit."""
+        """The part of the limit that is left for caches; 0 without a limit."""
         taken_bytes = self.fixed_bytes + self.working_bytes
         return max(0, (self.limit_bytes or 0) - taken_bytes)
 
@@ -99,7 +102,9 @@ class CacheRoom:
         return self.limit_bytes is None or self.needed_bytes(batches) <= self.limit_bytes
 
     def could_hold(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens can ever run, if it runs alone."""
+        """Whether a sequence of `tokens` tokens fits the highest limit that this process can get,
+        if the sequence runs alone.
+        """
         if self.limit_bytes is None or self.most_bytes is None:
             return True
         return self._lasting_bytes(tokens) <= max(self.limit_bytes, self.most_bytes)
@@ -110,11 +115,13 @@ class CacheRoom:
 
     @property
     def least_bytes(self) -> int:
-        """The limit that one sequence needs, with one step of a cache."""
+        """The limit that the shortest sequence needs, whose caches have one step of tokens."""
         return self._lasting_bytes(CACHE_STEP_TOKENS)
 
     def longest_tokens(self, tokens: int) -> int:
-        """The most tokens that can ever run, up to `tokens`, in whole steps of a cache."""
+        """The length of the longest sequence that can ever run: `tokens` if that many can,
+        otherwise fewer, in whole steps of a cache.
+        """
         if self.could_hold(tokens):
             return tokens
         steps = bisect_left(
@@ -126,18 +133,18 @@ class CacheRoom:
 
 
 def largest_chunk() -> int:
-    """The most tokens of prompts that may be computed at once on MLX's device."""
+    """The most tokens of prompts, over all rows, that one chunk may have on MLX's device."""
     return LARGEST_CHUNK_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_CHUNK_TOKENS
 
 
 def step_bytes() -> int:
-    """The fixed cost of a step, as bytes of caches that could be read in that time."""
+    """The fixed cost of a step, as the bytes of caches that a step could read in that time."""
     return _STEP_BYTES_ON_CPU if mx.default_device() == mx.cpu else _STEP_BYTES
 
 
 def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheSizes:
-    """Run two tokens through a model and look at its caches; mlx-lm's own, if no others are
-    made.
+    """The sizes of a model's caches, found by running two tokens through the model. `make` makes
+    the caches; None: mlx-lm makes them.
     """
     caches = make_caches(model) if make is None else make()
     mx.eval(model(mx.array([[0, 0]]), cache=caches))

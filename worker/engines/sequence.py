@@ -1,4 +1,4 @@
-"""The sequences that engines get, the tokens that they give, and the methods of every engine."""
+"""The sequences that engines take, the tokens that they make, and the methods of every engine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from worker.vision import PictureInputs
 
 
 class EngineNeed(NamedTuple):
-    """The memory that an engine needs, as limits of the whole process in bytes; 0 while there is
-    nothing to do.
+    """The memory that an engine needs. The first three numbers are limits of the whole process in
+    bytes; they are 0 while there is nothing to do.
 
-    `used_bytes` holds the sequences that run; with `wanted_bytes` all that wait could run too; with
-    less than `least_bytes` not even the first sequence can. `prompt` numbers the prompt that the
-    first sequence is computing; 0 if it computes none. Beside that the prompt cache has
-    `cache_bytes`, and could use `cache_wanted_bytes`.
+    `used_bytes` is enough for the sequences that run, and `wanted_bytes` also for the sequences
+    that wait. With less than `least_bytes` not even the first sequence can run. `prompt` is the
+    number of the prompt that the first sequence is computing; 0: it computes none. The prompt cache
+    has `cache_bytes`, and could use `cache_wanted_bytes` in all. These two are its own bytes, not
+    limits.
     """
 
     used_bytes: int
@@ -37,7 +38,7 @@ class EngineNeed(NamedTuple):
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request ready for the engine. `sampling` None is greedy."""
+    """A request that is ready for the engine. `sampling` None: each token is the likeliest one."""
 
     request_id: str
     token_ids: list[int]
@@ -45,35 +46,36 @@ class Sequence:
     sampling: RowSampling | None
     ignore_eos: bool
     priority: int = 0
-    # Bounds the reasoning. Called as mlx-lm calls processors of logits.
+    # Bounds the reasoning. mlx-lm calls it as a processor of logits.
     budget: Callable[[mx.array, mx.array], mx.array] | None = None
     adjustments: Adjustments | None = None
-    # Tokens that end this sequence, beside those that end any.
+    # Tokens that end this sequence, beside the model's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
-    # None: the prompt cache neither gives nor keeps anything of it.
+    # None: the prompt cache isn't used for this sequence.
     path: Path | None = None
-    # How many alternatives each token's score has; None: no scores.
+    # The number of alternatives in the score of each token of the answer; None: no scores.
     logprobs: int | None = None
-    # The same for the tokens of the prompt. Their scores come with the first token of the answer.
+    # The number of alternatives in the score of each token of the prompt; None: no scores. These
+    # scores come with the first token of the answer.
     prompt_logprobs: int | None = None
     pictures: PictureInputs | None = None
     constrained: Constrained | None = None
 
     @property
     def ends_at_eos(self) -> bool:
-        """Whether the end-of-sequence token ends it. With a constraint it always does: the answer
-        is whole.
+        """Whether an end-of-sequence token of the model ends this sequence. With a constraint it
+        always does, since the constraint allows this token only after a complete answer.
         """
         return not self.ignore_eos or self.constrained is not None
 
     def join(self, sampler: ConstrainedSampler[Any], row: int) -> None:
-        """Have a sampler choose the tokens of this sequence, as those of `row`."""
+        """Have `sampler` choose the tokens of this sequence, under the number `row`."""
         sampler.add(
             row, self.sampling, self.adjustments, self.token_ids, self.logprobs, self.constrained
         )
 
     def rest(self, generated: list[int]) -> Sequence:
-        """The sequence that is left once these tokens are generated, for another run in an
+        """This sequence with the `generated` tokens as a part of its prompt, for another run in an
         engine.
         """
         done = len(generated)
@@ -81,7 +83,8 @@ class Sequence:
             self,
             token_ids=self.token_ids + generated,
             max_tokens=self.max_tokens - done,
-            # mlx-lm samples one step before it gives a token out.
+            # Random numbers go on behind the last token that was given out. mlx-lm has sampled one
+            # token more, which is sampled again.
             sampling=None if self.sampling is None else self.sampling.again_after(done),
             constrained=None if self.constrained is None else self.constrained.after(generated),
             prompt_logprobs=None if done else self.prompt_logprobs,
@@ -90,10 +93,10 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token of one sequence; with "stop" it is the end-of-sequence token.
+    """A generated token of a sequence. With "stop" it is the token that ends the sequence.
 
-    `cached_tokens` of the sequence came from the prompt cache. `prompt_scores` come with the first
-    token of an answer, and begin with the second token of the prompt.
+    `cached_tokens` tokens of the sequence came from the prompt cache. `prompt_scores` come with the
+    first token of an answer. The first of these scores is of the prompt's second token.
     """
 
     request_id: str
@@ -102,19 +105,20 @@ class Token:
     cached_tokens: int = 0
     score: Score | None = None
     prompt_scores: list[Score] | None = None
-    # The first since the sequence began, or began anew.
+    # Whether this is the first token since the sequence began, or began anew.
     first: bool = False
 
     @property
     def awaited(self) -> bool:
-        """A client waits for the first token of an answer, and for its end."""
+        """Whether the token is sent without delay: the first token of an answer, and the last."""
         return self.first or self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A sequence that can't go on, and why. Its constraint can't be followed any further; or, with
-    `pictures`, its prompt can't be computed because of them. The tokens until then are valid.
+    """A sequence that can't go on, and the reason. With `pictures` its prompt can't be computed
+    because of its pictures. Otherwise its constraint can't be followed any further. The tokens that
+    it made are valid.
     """
 
     request_id: str
@@ -123,7 +127,7 @@ class Broken:
 
 
 class Engine(Protocol):
-    """Runs sequences. Not thread-safe: the engine thread calls everything."""
+    """Runs sequences. Not thread-safe: only the engine thread calls the methods."""
 
     batching: bool
 
@@ -133,26 +137,28 @@ class Engine(Protocol):
 
     @property
     def short(self) -> bool:
-        """Sequences wait for memory and nothing else, and there is too little now."""
+        """Whether the next sequence waits only because there is too little memory."""
 
     @property
     def fetching(self) -> bool:
-        """Sequences wait for blocks that are read from disk, or for memory in which these
-        can stay.
+        """Whether sequences wait for blocks that are read from disk, or for memory in which their
+        blocks can stay.
         """
 
     def make_room(self) -> None:
-        """Put sequences beyond the limit aside. They are computed anew when there is memory."""
+        """Put sequences aside until the others fit the limit. A sequence that was put aside is
+        computed anew when there is memory.
+        """
 
     def take_hopeless(self) -> list[Sequence]:
-        """Take out sequences that wait for more memory than there can ever be."""
+        """Take out the sequences that need more memory than the process can ever get."""
 
     def take_broken(self) -> list[Broken]:
         """Take out sequences that can't go on."""
 
     @property
     def active(self) -> int:
-        """How many sequences generate, or have their prompt computed."""
+        """How many sequences decode, or have their prompt computed."""
 
     @property
     def waiting(self) -> int:
@@ -164,22 +170,24 @@ class Engine(Protocol):
         """Drop sequences; unknown ids are ignored."""
 
     def step(self) -> list[Token]:
-        """One decoding step of all sequences that decode, and one chunk of prompts."""
+        """Compute a step of one batch: a token of each sequence that decodes, and a chunk of
+        prompts.
+        """
 
     def keep(self) -> None:
-        """Keep the blocks that the last step computed, for prompts that begin alike.
+        """Keep the blocks of the last step in the prompt cache, for prompts that begin alike.
 
-        It takes milliseconds a row, so it is called once the step's tokens are on their way;
-        otherwise the next step begins with it. A second call in a row leaves nothing that waits to
-        be computed.
+        This takes milliseconds for each row, so the caller first sends the tokens of the step. If
+        nobody calls this, the next step begins with it. A second call in a row waits until the kept
+        blocks are computed, and hands them to the disk.
         """
 
     def clear_prompts(self) -> int:
-        """Drop all prompts that are kept in memory; returns how many bytes they had."""
+        """Drop the prompt cache's blocks in memory. Returns the bytes that they had."""
 
     def begin_anew(self) -> bool:
-        """After a failure of the device, which may have spoilt all caches: put all sequences aside,
-        to be computed anew in shorter chunks. False if the engine can't.
+        """Put all sequences aside, to be computed anew in shorter chunks. This is for a failure of
+        the device, which may have spoilt all caches. Returns False if the engine can't do this.
         """
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""One sequence at a time: for models whose caches can't be merged into a batch, and for those with
-a draft model.
+"""The engine that runs one sequence at a time, for models whose caches can't be merged into a
+batch, models with a draft model, and models that look at pictures.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from worker.vision import PictureInputs
 
 logger = logging.getLogger("worker")
 
-# Gives a model for a sequence that begins with these tokens and pictures, of which its caches have
-# seen some.
+# Makes the model for one sequence from the tokens, the pictures, and the number of tokens that the
+# caches have seen.
 Begin: TypeAlias = Callable[[list[int], PictureInputs | None, int], Any]
 
 
@@ -40,19 +40,21 @@ class _Run:
 
     row: Row
     caches: list[Any]
-    # Computes this sequence, if not the engine's model does.
+    # The model for this sequence alone; None: the engine's model computes it.
     model: Any = None
     tokens: Iterator[Decoded] | None = None
     sampler: RowSampler | None = None
 
     @property
     def left(self) -> int:
-        """How many tokens of the prompt are left before its last, which decoding begins with."""
+        """How many tokens of the prompt are left to compute, without the last one, with which
+        decoding begins.
+        """
         return len(self.row.sequence.token_ids) - 1 - self.row.seen_tokens
 
 
 class SequentialEngine(QueuedEngine):
-    """Runs sequences in the order in which they came, by priority."""
+    """Runs one sequence at a time, by priority and then in the order in which they came."""
 
     batching = False
     ahead_tokens = 1
@@ -67,8 +69,9 @@ class SequentialEngine(QueuedEngine):
         draft_tokens: int = 0,
         begin: Begin | None = None,
     ) -> None:
-        """`caches` are the model's own if they aren't given. If they are a draft model's too, it
-        guesses `draft_tokens` at a time. `begin` is for a model that looks at pictures.
+        """Without `caches` mlx-lm's caches for the model are used. If `caches` has a draft model,
+        the draft model guesses `draft_tokens` tokens at a time. `begin` is for a model that looks
+        at pictures.
         """
         super().__init__(room, prompt_cache)
         self._model = model
@@ -116,7 +119,7 @@ class SequentialEngine(QueuedEngine):
             self._run = None
 
     def step(self) -> list[Token]:
-        """A chunk of the prompt, or a token."""
+        """Compute a chunk of the prompt, or a token."""
         if self._stepped is not None:
             self.keep()
         if self._keeper is not None:
@@ -166,7 +169,7 @@ class SequentialEngine(QueuedEngine):
         self._run = None
 
     def _sizes(self) -> list[Batch]:
-        """The size after the next step."""
+        """The size of the running sequence after the next step; empty: no sequence runs."""
         if self._run is None:
             return []
         return [Batch(1, self._run.row.tokens + 1 + self._draft_tokens)]
@@ -197,7 +200,9 @@ class SequentialEngine(QueuedEngine):
         self._run = _Run(Row.of(sequence, done), caches)
 
     def _computes_prompt(self, run: _Run) -> bool:
-        """Whether this step was for the prompt."""
+        """Compute a chunk of the prompt if some is left. Returns whether this step is for the
+        prompt.
+        """
         sequence = run.row.sequence
         try:
             if self._begin is not None and run.model is None:
@@ -206,7 +211,8 @@ class SequentialEngine(QueuedEngine):
                 self._prefill(run)
                 return True
         except Exception as error:
-            # Each model finds out in its own way that pictures and tokens don't fit each other.
+            # If pictures and tokens don't fit each other, each model raises an error of its own
+            # kind.
             if sequence.pictures is None or passing_kind(error) is not None:
                 raise
             logger.exception("A prompt with pictures can't be computed")
@@ -220,7 +226,7 @@ class SequentialEngine(QueuedEngine):
         with stream():
             run.model = begin(sequence.token_ids, sequence.pictures, row.seen_tokens)
             if run.model.whole and row.seen_tokens and sequence.pictures is not None:
-                # The blocks of the prompt cache are of no use then.
+                # The model computes this prompt only as a whole, so cached blocks are of no use.
                 run.caches = self._caches.make()
                 row.seen_tokens = row.cached_tokens = 0
                 row.kept = None
@@ -229,8 +235,8 @@ class SequentialEngine(QueuedEngine):
     def _prefill(self, run: _Run) -> None:
         """Compute a chunk of the prompt.
 
-        mlx-lm computes a whole prompt before it gives anything back: meanwhile no sequence could
-        leave, and no memory could be called back.
+        mlx-lm's own loop gives nothing back before the whole prompt is computed. Until then the
+        sequence could not be cancelled, and no memory could be recalled.
         """
         row = run.row
         began_s, begin = perf_counter(), row.seen_tokens
@@ -252,7 +258,7 @@ class SequentialEngine(QueuedEngine):
             self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
             row.score_prompt(logits[0], begin + length)
-            # Logits that are never read are not computed.
+            # MLX doesn't compute logits that are never read.
             del logits
             mx.clear_cache()
         row.seen_tokens += length
@@ -285,11 +291,13 @@ class SequentialEngine(QueuedEngine):
         drafts = self._caches.draft is not None
         if drafts and sequence.constrained is None:
             return decode_ahead(sequence, self._caches, run.caches, self._draft_tokens)
-        # The guesses of a draft model would have to be masked, and the masks would be guesses too.
+        # A sequence with a constraint is decoded without guesses, since the masks for guessed
+        # tokens would be guesses, too.
         run.sampler = RowSampler(sequence, run.model or self._model)
         caches = run.caches
         if drafts:
-            # The draft model's caches don't see these tokens, so the prompt cache can't have both.
+            # The draft model's caches don't see these tokens, so the prompt cache can't keep blocks
+            # of both models.
             run.row.kept = None
             caches, _ = self._caches.parts(run.caches)
         return decode(sequence, caches, run.sampler)
@@ -299,7 +307,8 @@ class SequentialEngine(QueuedEngine):
             return
         prefilling = run.tokens is None
         cached = [CachedRow(run.row, run.caches, 0, prefilling, at_boundary)]
-        # A sequence that has ended needs no room any more, but its caches are still there.
+        # A sequence that has ended needs no room any more, so `_sizes` is empty then. Its caches
+        # still exist.
         self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())
 
     def _next_boundary(self, row: Row) -> int | None:

@@ -20,11 +20,11 @@ from mlx_lm.models.cache import (
 
 from protocol.life import CACHE_STEP_TOKENS
 
-# All arrays of these kinds have the tokens on the last axis but one, from its beginning on.
+# Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
-# The states of these kinds can be taken out and put back.
+# Caches that don't grow, and whose states can be taken out and put back.
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
-# So many numbers share one scale and one bias, by mlx-lm's own default.
+# In a quantized cache so many numbers share one scale and one bias, by mlx-lm's own default.
 _GROUP_SIZE: Final = 64
 _WORDS: Final = (
     (RotatingKVCache, "a sliding window"),
@@ -40,7 +40,7 @@ def make_caches(model: Any) -> list[Any]:
 
 
 def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    """The single caches, also of caches that are made of others."""
+    """The single caches. A `CacheList` is replaced by the caches that it is made of."""
     found = []
     for cache in caches:
         found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
@@ -48,8 +48,8 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def grows(leaf: Any) -> bool:
-    """Whether a cache takes more memory with each token, and can be cut at any token. The type
-    tells this. A rotating cache says of itself that it can be trimmed, until its window is full.
+    """Whether a cache takes more memory with each token, and can be cut at any token. Only the type
+    tells this: a rotating cache is trimmable for mlx-lm until its window is full.
     """
     return isinstance(leaf, _GROWING)
 
@@ -70,14 +70,14 @@ def can_be_quantized(leaf: Any) -> bool:
 
 
 def quantized(cache: Any, bits: int) -> Any:
-    """A new cache like this one, in numbers of so many bits."""
+    """The quantized form of a cache that is new, with numbers of `bits` bits."""
     if isinstance(cache, CacheList):
         return CacheList(*(quantized(each, bits) for each in cache.caches))
     return cache.to_quantized(group_size=_GROUP_SIZE, bits=bits)
 
 
 def as_mlx_lms(cache: Any) -> Any:
-    """mlx-lm's own cache in place of another library's, if the two are the same."""
+    """mlx-lm's cache in place of another library's, or `cache` itself if mlx-lm lacks that kind."""
     # The exact name counts, since subclasses may keep more.
     match type(cache).__name__:
         case "KVCache":
@@ -104,8 +104,8 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
     """The bytes of a sequence's caches for each token, and their fixed bytes. The caches must have
     seen some tokens.
 
-    The types tell which caches grow. Caches with a bound or a state take no more than now, for one
-    step of tokens, or than their bound.
+    The types tell which caches grow. A rotating or chunked cache counts with its largest size. Any
+    other cache counts with its present size.
     """
     token_bytes = row_bytes = 0
     for leaf in leaves_of(caches):
@@ -128,7 +128,7 @@ def is_batch(leaf: Any) -> bool:
 
 
 def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
-    """The tokens `begin` up to `end` of a row in a growing cache, as arrays of shape (1, heads,
+    """The tokens `begin` to `end` - 1 of a row in a growing cache, as arrays of shape (1, heads,
     tokens, width).
     """
     if isinstance(leaf, BatchKVCache):
@@ -142,16 +142,16 @@ def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
 
 
 def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
-    """Pieces of a batch's rows: `rows` has shape (pieces, 1), and `tokens` (pieces, length) has the
-    numbers of the tokens. Gives as many arrays as `tokens_of`, of shape (pieces, length, heads,
-    width).
+    """Gather pieces of a batch's rows. `rows`, shape (pieces, 1), has the row of each piece.
+    `tokens`, shape (pieces, length), has the numbers of the piece's tokens. Returns the keys and
+    the values, shape (pieces, length, heads, width).
     """
     places = tokens + leaf.left_padding[rows]
     return leaf.keys[rows, :, places], leaf.values[rows, :, places]
 
 
 def fill(leaf: Any, arrays: Sequence[mx.array]) -> None:
-    """Put tokens that `tokens_of` took out of a cache into a new one."""
+    """Put the arrays that `tokens_of` gave into a new cache."""
     if isinstance(leaf, QuantizedKVCache):
         half = len(arrays) // 2
         leaf.keys, leaf.values = tuple(arrays[:half]), tuple(arrays[half:])

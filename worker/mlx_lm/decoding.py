@@ -10,30 +10,34 @@ from mlx_lm.generate import generate_step, generation_stream, speculative_genera
 
 from worker.mlx_lm.generator import LogitsProcessor, Sampler
 
-# Chooses a token of shape (1,) from log probabilities of shape (1, vocabulary), for the position so
-# many tokens after the sequence's first one.
+# Chooses a token, shape (1,), from log probabilities, shape (1, vocabulary). The number is the
+# position of the token in the answer, from 0 on.
 Draw: TypeAlias = Callable[[int, mx.array], mx.array]
-# With a draft model: the last token is in neither cache, and the one before it perhaps not in the
-# draft model's.
+# With a draft model, the caches of both models lack the last token, and those of the draft model
+# may lack the token before it.
 UNSEEN_TOKENS: Final = 2
 
 
 class CachedModel(NamedTuple):
-    """A model, and its caches of the sequence."""
+    """A model, and its caches for one sequence."""
 
     model: Any
     caches: list[Any]
 
 
 class Guessed(NamedTuple):
-    """A token, and the model's logits for its position: (1, vocabulary)."""
+    """A token of the answer, and the logits for its position by the model that checks guesses,
+    shape (1, vocabulary).
+    """
 
     token_id: int
     logits: mx.array
 
 
 def stream() -> mx.StreamContext:
-    """The stream on which mlx-lm computes, for work that must keep its order."""
+    """MLX's stream on which mlx-lm computes, for other computations that must come in order with
+    mlx-lm's.
+    """
     return mx.stream(generation_stream)
 
 
@@ -45,8 +49,9 @@ def decode(
     sampler: Sampler,
     processors: Iterable[LogitsProcessor],
 ) -> Iterator[int]:
-    """At most `max_tokens` tokens after these, of which the caches have seen all but the last. When
-    a token is given out, the caches have seen it too.
+    """Decode at most `max_tokens` tokens that follow `token_ids`. At the beginning the caches have
+    seen all of `token_ids` but the last. When a token is given out, the caches have seen that
+    token, too.
     """
     steps = generate_step(
         mx.array(token_ids[-1:]),
@@ -69,9 +74,10 @@ def decode_ahead(
     draw: Draw | None,
     processors: Iterable[LogitsProcessor],
 ) -> Iterator[Guessed]:
-    """The same tokens. One model guesses `draft_tokens` at a time, and the other checks them
-    together. Without `draw` they are the likeliest. With each token that is given out, the caches
-    may not have seen the last `UNSEEN_TOKENS`, and their content after them is of no use.
+    """Decode the same tokens as `decode`. The model `guessing` guesses `draft_tokens` tokens, and
+    the model `checking` checks these together. Without `draw` the likeliest tokens are chosen. When
+    a token is given out, the caches may not have seen the last `UNSEEN_TOKENS` tokens. Further
+    content of the caches is not valid.
     """
     sampler = None if draw is None else RoundSampler(draw, max_tokens, draft_tokens)
     layered = _Layered(checking)
@@ -92,12 +98,13 @@ def decode_ahead(
 
 
 class RoundSampler:
-    """Finds out for which positions mlx-lm calls the one sampler of two models.
+    """The one sampler that mlx-lm calls for both models. Each call is for some positions of the
+    answer, and the sampler finds out for which.
 
     In each round the draft model guesses some tokens, one in each call. Then the model samples the
-    same positions and the next one, in one call, or one by one if there are processors. Each
-    position has one random number. So a guess is right if the two models agree, and the accepted
-    tokens are those that the model would have made alone.
+    same positions and the next one, in one call, or one by one if there are processors. Both models
+    use the same random number for a position. So a guess is right if the two models agree, and the
+    accepted tokens are those that the model would have made alone.
     """
 
     def __init__(self, draw: Draw, max_tokens: int, draft_tokens: int) -> None:
@@ -109,7 +116,7 @@ class RoundSampler:
         self._done = 0
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Log probabilities (tokens, vocabulary) to token ids (tokens,)."""
+        """Sample token ids, shape (tokens,), from log probabilities, shape (tokens, vocabulary)."""
         if self._round != self.given:
             self._round, self._done = self.given, 0
         guesses = min(self._max_tokens - self.given, self._draft_tokens)
@@ -121,7 +128,9 @@ class RoundSampler:
 
 
 class _Layered:
-    """A model as mlx-lm wants it, with one cache for each layer. Some models have fewer caches."""
+    """A model whose `layers` are its caches. mlx-lm counts the layers to find this model's caches
+    in the list, and some models have fewer caches than layers. Also keeps the logits.
+    """
 
     def __init__(self, of: CachedModel) -> None:
         self._model, self.layers = of
@@ -133,14 +142,18 @@ class _Layered:
         return self._logits
 
     def next_logits(self) -> mx.array:
-        """The logits for the next token that is given out. One call gives those of a round."""
+        """The logits for the next token that is given out. A call of the model gives the logits of
+        a whole round.
+        """
         place, self._given = self._given, self._given + 1
         logits: mx.array = self._logits[:, place]
         return logits
 
 
 def _for_all(token_ids: list[int], processors: Iterable[LogitsProcessor]) -> list[LogitsProcessor]:
-    """Processors that see all tokens. mlx-lm shows them only tokens that it got or made itself."""
+    """Processors that get all tokens of the sequence. mlx-lm itself gives them only the tokens that
+    it got or made.
+    """
     processors = list(processors)
     if not processors:
         return []

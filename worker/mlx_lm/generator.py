@@ -20,28 +20,28 @@ from mlx_lm.generate import (
     StopSequences,
 )
 
-# With it, a BatchGenerator's changes of the wired limit do nothing.
+# This import makes a BatchGenerator's changes of the wired limit do nothing.
 import worker.mlx_lm.macos  # noqa: F401
 from worker.mlx_lm.caches import leaves_of
 
-# Log probabilities (rows, vocabulary) to token ids (rows,).
+# Chooses token ids, shape (rows,), from log probabilities, shape (rows, vocabulary).
 Sampler: TypeAlias = Callable[[mx.array], mx.array]
-# Makes other logits of a row's tokens and its logits (1, vocabulary).
+# Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
-# The assumed width of the logits until a model has computed some; few models have more.
+# The assumed width of logits until a model has computed some. Few models have wider logits.
 LARGE_VOCABULARY: Final = 1 << 18
 
 
 class RowCaches(NamedTuple):
-    """Caches of a batch, and the place of one row in them."""
+    """The caches of a batch, and the index of one row in them."""
 
     caches: list[Any]
     place: int
 
 
 class NewRow(NamedTuple):
-    """A row to compute: its prompt ends in these segments. `caches` have `seen` the tokens before
-    them, and belong to the generator once the row is inserted.
+    """A row to compute. `segments` are the parts of its prompt to compute, `seen` the tokens before
+    them, which `caches` have seen. The caches belong to the generator once the row is inserted.
     """
 
     segments: list[list[int]]
@@ -53,9 +53,9 @@ class NewRow(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The results of a step as mlx-lm's own responses: `prompts` of rows whose prompt is computed,
-    and `tokens` of rows that decode, whose `prompt_cache` is `RowCaches` at the end of the row. The
-    step computed `prompt_tokens` tokens of prompts in `prompt_s` seconds.
+    """The results of a step, as mlx-lm's own responses: `prompts` of rows in prefill, and `tokens`
+    of rows that decode. If a row ends, its token's `prompt_cache` is a `RowCaches`. The step
+    computed `prompt_tokens` tokens of prompts in `prompt_s` seconds.
     """
 
     prompts: list[Any]
@@ -65,13 +65,13 @@ class Stepped(NamedTuple):
 
     @property
     def ended(self) -> dict[int, RowCaches]:
-        """The caches of the rows that have ended."""
+        """The caches of rows that ended with this step, by the row's number."""
         return {each.uid: each.prompt_cache for each in self.tokens if each.finish_reason}
 
 
 class Tap:
-    """A model as mlx-lm calls it. It keeps the logits of the last call, since samplers get only log
-    probabilities, and the rows that are sampled.
+    """The model that mlx-lm calls. It keeps the logits of the last call, since samplers get only
+    log probabilities. It also keeps the rows that are sampled.
     """
 
     def __init__(self, model: Any) -> None:
@@ -86,10 +86,10 @@ class Tap:
         return getattr(self._model, name)
 
     def __call__(self, tokens: mx.array, *arguments: Any, **options: Any) -> mx.array:
-        """Token ids (rows, tokens) to logits (rows, tokens, vocabulary)."""
+        """Compute logits, shape (rows, tokens, vocabulary), of token ids, shape (rows, tokens)."""
         logits: mx.array = self._model(tokens, *arguments, **options)
         self.vocabulary = logits.shape[-1]
-        # Kept logits of a chunk would keep the arrays alive from which they are computed.
+        # The logits of a chunk would keep alive the arrays from which they are computed.
         kept = tokens.shape[1] == 1 or self.watches_prompts
         self._last = logits if kept else None
         return logits
@@ -103,7 +103,7 @@ class Tap:
         """Take the logits of the last call.
 
         Raises:
-            RuntimeError: there are none.
+            RuntimeError: no logits are kept.
         """
         logits, self._last = self._last, None
         if logits is None:
@@ -125,7 +125,7 @@ class Tap:
 
     @contextmanager
     def sampling(self, rows: Sequence[int]) -> Iterator[None]:
-        """These rows are sampled in the block, once."""
+        """Note that mlx-lm samples these rows in the `with` block, once."""
         self._rows = tuple(rows)
         try:
             yield
@@ -134,13 +134,16 @@ class Tap:
 
 
 class Generator:
-    """Rows of one model. A row is known by the number that `insert` gives it."""
+    """Computes rows of one model in mlx-lm's batches. A row is known by the number that `insert`
+    gives it.
+    """
 
     def __init__(
         self, tap: Tap, sampler: Sampler, rows: int, prompts: int, *, lends: bool = True
     ) -> None:
-        """At most `rows` rows decode at a time, and `prompts` prompts are computed. With `lends` a
-        row that ends gives out the caches of its whole batch, otherwise a copy of its own part.
+        """At most `rows` rows decode at a time, and at most `prompts` prompts are computed. If a
+        row ends, its last token comes with caches: with `lends` those of the whole batch, otherwise
+        a copy of the row's part.
         """
         self.tap = tap
         self._sampling = _Sampling(tap, sampler)
@@ -173,8 +176,8 @@ class Generator:
         self._generator.remove(rows)
 
     def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
-        """Decode a token of each row, and compute `chunk` tokens of each prompt; 0 if there are no
-        prompts. With `watched` the tap keeps the logits of the prompts.
+        """Decode a token of each row that decodes, and compute `chunk` tokens of each prompt; 0 if
+        there are no prompts. With `watched` the tap keeps the logits of the prompts.
 
         Raises:
             RuntimeError: mlx-lm gives a row a token that was not chosen for it.
@@ -192,7 +195,9 @@ class Generator:
         return stepped
 
     def places(self) -> dict[int, RowCaches]:
-        """The caches of each row that has begun, between steps. They are those of its batch."""
+        """The caches of each row that has begun, by the row's number. A row has the caches of its
+        batch. For use between two steps.
+        """
         return {
             row: RowCaches(batch.prompt_cache, place)
             for batch in (self._prompts, self._decoding)
@@ -201,7 +206,7 @@ class Generator:
 
     @property
     def prompt_caches(self) -> list[Any]:
-        """The caches of the rows whose prompt is computed."""
+        """The caches of the rows in prefill."""
         caches: list[Any] = self._prompts.prompt_cache
         return caches
 
@@ -216,15 +221,15 @@ class Generator:
         del self._generator, self._prompts, self._decoding
 
 
-# Makes a generator of a model and a sampler, for at most so many rows, and so many prompts at a
-# time.
+# Makes a generator from a model, a sampler, the most rows that decode, and the most prompts that
+# are computed at a time.
 MakeGenerator: TypeAlias = Callable[[Tap, Sampler, int, int], Generator]
-# Rows, and the tokens that one call chose for them.
+# Rows, and the tokens that one call of the sampler chose for them.
 _Chosen: TypeAlias = tuple[tuple[int, ...], mx.array]
 
 
 class _Sampling:
-    """The one sampler of all rows. It remembers the rows and tokens of each call."""
+    """The one sampler of all rows. It remembers the rows and the tokens of each call."""
 
     def __init__(self, tap: Tap, sampler: Sampler) -> None:
         self._tap = tap
@@ -243,13 +248,15 @@ class _Sampling:
         return tokens
 
     def take(self) -> list[_Chosen]:
-        """Take the calls of one step, whose tokens mlx-lm gives out in the next step."""
+        """Take the rows and tokens of one step's calls. mlx-lm gives out these tokens in the next
+        step.
+        """
         chosen, self._chosen = self._chosen, []
         return chosen
 
 
 def _check(responses: list[Any], chosen: list[_Chosen]) -> None:
-    # Reading doesn't wait: mlx-lm has read the tokens to give them out.
+    # `tolist` doesn't wait, since mlx-lm has read the tokens to give them out.
     tokens = {
         row: token
         for rows, chosen_tokens in chosen
@@ -260,7 +267,7 @@ def _check(responses: list[Any], chosen: list[_Chosen]) -> None:
 
 
 class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untyped
-    """Rows whose prompt is computed. `generate` samples their first token at its end."""
+    """Rows in prefill. At the end of their prompts `generate` samples their first tokens."""
 
     def generate(self, tokens: list[list[int]]) -> Any:
         with self.model.sampling(self.uids):
@@ -273,13 +280,13 @@ class _Rows(GenerationBatch):  # type: ignore[misc]
     At the end of a step mlx-lm cuts each row's log probabilities out of the batch's, with two
     operations for each row. On a CPU MLX returns from `async_eval` once 100 small tasks are left,
     and each operation is two tasks (`MAX_ACTIVE_TASKS` in its transforms.cpp, `DISPATCHES_PER_TASK`
-    in its encoder.h). Without these operations MLX has no work left while Python makes the next
-    step.
+    in its encoder.h). If only such cuts are left then, MLX has almost no work while Python makes
+    the next step.
     """
 
     _unread: list[None]
 
-    # A private name, for which mlx-lm has an array of each row.
+    # A private name. mlx-lm itself has an array for each row here.
     @property
     def _next_logprobs(self) -> list[None]:
         return self._unread
@@ -297,15 +304,16 @@ class _Rows(GenerationBatch):  # type: ignore[misc]
 
 
 class _LendingRows(_Rows):
-    """Rows that decode. The last token of a row comes with the caches of the whole batch, where
-    mlx-lm copies the row's part, array by array. Rows that end together share the caches. They are
-    to be used before the next step, which would otherwise need that memory twice.
+    """Rows that decode, and lend their caches. The last token of a row comes with the caches of the
+    whole batch. mlx-lm would copy the row's part, array by array. Rows that end together share the
+    caches. The caches are to be used before the next step, which would otherwise need that memory
+    twice.
 
-    Cutting into blocks copies them anyway. With mlx-lm's copies before that, some rows that ended
-    together held up the others for longer than a step, on a GPU.
+    Cutting into blocks copies the caches anyway. With mlx-lm's copies before that, some rows that
+    ended together held up other rows for longer than a step, on a GPU.
     """
 
-    # The caches that rows of this step give out.
+    # The caches that come with the last tokens of rows that end in this step.
     _lent: list[Any] | None = None
 
     def next(self) -> Any:
@@ -316,7 +324,7 @@ class _LendingRows(_Rows):
 
     def extract_cache(self, idx: int) -> RowCaches:
         if self._lent is None:
-            # These arrays stay as they are, since the batch goes on with others, without the rows
-            # that end.
+            # The arrays of these copies stay as they are: the batch goes on with other arrays,
+            # without the rows that end.
             self._lent = [copy(leaf) for leaf in leaves_of(self.prompt_cache)]
         return RowCaches(self._lent, idx)

@@ -1,15 +1,15 @@
 """Precautions for the GPU of a Mac.
 
-**No command waits for a disk or for another rank**, as macOS ends commands that take 5 s. Where a
+**No command waits for a disk or for another rank**, as macOS ends commands that take 5 s. If a
 checkpoint has weights in another shape, mlx-lm stacks, casts or unpacks them in the same lazy
 computation that reads them (mlx#3803, ollama#17998). `Reads` tells which arrays have to be read
-first. A rank waits in a collective operation for the others (exo#948, exo#1429). In a prompt, a
-long computation, these operations are evaluated by themselves (`keep_apart`). A token's step is
-short, and goes on without a pause.
+first. In a collective operation a rank waits for other ranks (exo#948, exo#1429). A prompt is a
+long computation, so its collective operations are evaluated by themselves (`keep_apart`). The step
+of a token is short, and remains one computation.
 
-**The wired limit is set at most once**, while nothing computes. A change during work of the GPU
-panics the machine (mlx#3186, mlx#3346). Libraries make such changes: mlx-lm does whenever it builds
-or closes a BatchGenerator. So the function that they call does nothing, and only this module has
+**The wired limit is set at most once**, while nothing computes. A change while the GPU works panics
+the machine (mlx#3186, mlx#3346). Libraries make such changes: mlx-lm does whenever it builds or
+closes a BatchGenerator. So the function that libraries call does nothing, and only this module has
 MLX's own function.
 """
 
@@ -26,11 +26,11 @@ from mlx_lm.generate import generation_stream
 
 from protocol.life import Device
 
-# MLX tells here, and nowhere else, of which arrays another one is computed: nodes by their
-# operation, and edges.
+# Only in an exported graph does MLX tell from which arrays another array is computed. These
+# patterns find nodes that read files, and edges from such a node to a named array.
 _READ: Final = re.compile(r'(\d+) \[label ="Load"')
 _READ_AS: Final = re.compile(r'^(\d+) -> "a(\d+)"$', re.MULTILINE)
-# nanobind's bound on arguments by name is 1,024.
+# nanobind takes at most 1,024 arguments by name.
 _NAMED_AT_ONCE: Final = 1000
 _COLLECTIVE: Final = (
     "all_sum",
@@ -45,18 +45,18 @@ _COLLECTIVE: Final = (
 
 
 class Reads:
-    """Arrays that MLX is to load from files, each until `take` has given it out."""
+    """The arrays that MLX will read from files, each until `take` has given it out."""
 
     def __init__(self) -> None:
         self._arrays: list[mx.array] = []
-        # The same arrays, by the operation that reads them. None before the first `take`.
+        # The arrays by the operation that reads each from a file. None before the first `take`.
         self._unread: dict[str, mx.array] | None = None
-        # The identities of all of them.
+        # The identities of all arrays that were noted.
         self._all: frozenset[int] = frozenset()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the arrays that any library loads in the block."""
+        """Note all arrays that any library loads in the `with` block."""
         load = mx.load
 
         def note(*arguments: Any, **options: Any) -> Any:
@@ -74,11 +74,11 @@ class Reads:
             self._all = frozenset(map(id, self._arrays))
 
     def take(self, array: mx.array) -> list[mx.array]:
-        """The arrays to read before this one is computed; none for an array that is only read."""
+        """Take the arrays to read before `array` is computed; none if `array` itself is read."""
         if id(array) in self._all:
             return []
         if self._unread is None:
-            # No other reference may keep arrays alive once they are used.
+            # Drop the list, so that it keeps no arrays alive once they are used.
             self._unread, self._arrays = _by_operation(self._arrays), []
         found = (self._unread.pop(each, None) for each in _READ.findall(_graph(array)))
         return [each for each in found if each is not None]
@@ -109,8 +109,8 @@ _prompt: Final = _Prompt()
 
 
 def keep_apart(model: Any) -> None:
-    """Evaluate collective operations by themselves wherever this model computes a prompt. It
-    replaces MLX's operations in this process.
+    """Evaluate collective operations by themselves while this model computes a prompt. This
+    replaces MLX's operations in the whole process.
     """
     for name in _COLLECTIVE:
         operation = getattr(mx.distributed, name)
@@ -129,7 +129,7 @@ def keep_apart(model: Any) -> None:
 
 
 class _Apart:
-    """One of MLX's collective operations."""
+    """A collective operation of MLX's that is evaluated by itself in a prompt."""
 
     def __init__(self, operation: Callable[..., mx.array]) -> None:
         self._operation = operation
@@ -147,7 +147,9 @@ _set_wired_limit: Final = mx.set_wired_limit
 
 
 def _leave_limit(limit: int) -> int:
-    """Do nothing, and answer like MLX's own function if no memory was ever wired."""
+    """Do nothing. Returns the former limit, as MLX's own function does: 0 if no memory was ever
+    wired.
+    """
     return 0
 
 
@@ -160,8 +162,8 @@ class _Wiring:
     bytes_ = 0
 
     def wire(self, wanted_bytes: int, device: Device) -> None:
-        """Keep so many bytes resident, or as many as the device recommends, since MLX raises for
-        more. Without a recommendation nothing can be wired.
+        """Wire `wanted_bytes`, or as many bytes as the device recommends, since MLX raises for
+        more. Without a recommendation nothing is wired.
         """
         most_bytes = min(wanted_bytes, device.recommended_working_set_bytes or 0)
         if most_bytes and not self.bytes_:
@@ -170,7 +172,7 @@ class _Wiring:
             self.bytes_ = most_bytes
 
     def undo(self) -> None:
-        """Wire nothing any more. For the end, when nothing computes."""
+        """Wire nothing any more. The caller does this at its end, when nothing computes."""
         if self.bytes_:
             _set_wired_limit(0)
             self.bytes_ = 0
@@ -183,7 +185,7 @@ def synchronize() -> None:
     """Wait for all computations that this thread has begun.
 
     Raises:
-        RuntimeError: one of them failed.
+        RuntimeError: a computation failed.
     """
     mx.synchronize(generation_stream)
     mx.synchronize()

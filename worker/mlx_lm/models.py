@@ -16,18 +16,19 @@ from mlx_lm.utils import _get_classes, load_adapters, load_model, load_tokenizer
 from protocol.life import RankSplit
 from worker.mlx_lm.caches import make_caches
 
-# A model's class and that of its arguments, by its configuration.
+# Gives the class of a model and the class of its arguments, from the model's configuration.
 Classes: TypeAlias = Callable[[dict[str, Any]], tuple[type, Any]]
-# Padding is masked by adding it; the least number that half precision has is -65,504.
+# This number is added to attention scores to mask padding. The least number of half precision is
+# -65,504.
 MASKED: Final = -30000.0
 # The names that architectures give to the model without its head.
 _TRUNKS: Final = ("model", "backbone", "transformer")
-# It is in the source of each architecture that can be split by tensors.
+# The source of each architecture that can be split by tensors has this text.
 _SHARDS: Final = "    def shard("
 
 
 def read_model(folder: Path, classes: Classes | None = None) -> tuple[Any, dict[str, Any]]:
-    """A model whose weights are read when they are needed, and its configuration."""
+    """A model and its configuration. The weights are read when they are needed."""
     loaded: tuple[Any, dict[str, Any]] = load_model(
         folder,
         lazy=True,
@@ -54,8 +55,8 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
 
 
 def with_head(config: dict[str, Any]) -> tuple[type, Any]:
-    """The classes for files that lack the head, and whose names of the other layers have no
-    prefix. The embedding stands in for the head, which is never asked for.
+    """The classes for weight files that lack the head, and in which the names of other layers have
+    no prefix. The embedding stands in for the head, whose result is never asked for.
     """
     model, arguments = classes_of(config)
     config["tie_word_embeddings"] = True
@@ -70,7 +71,7 @@ def with_head(config: dict[str, Any]) -> tuple[type, Any]:
 
 
 def small_llama(vocabulary: int) -> Any:
-    """A model of one layer and random weights, of the most common kind."""
+    """A model of the most common kind, with one layer and random weights."""
     from mlx_lm.models import llama
 
     model = llama.Model(
@@ -91,8 +92,8 @@ def small_llama(vocabulary: int) -> Any:
 
 
 def known_weights(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights that a model has a place for. Files also have heads that were used in training,
-    and buffers.
+    """The weights that a model has a place for. Files may also have buffers, and heads from the
+    training.
     """
     wanted = {name for name, _ in tree_flatten(model.parameters())}
     layers = {name.rpartition(".")[0] for name in wanted}
@@ -101,7 +102,9 @@ def known_weights(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
 
 
 class Gemma3Encoder(nn.Module):
-    """Gemma 3's layers as an encoder: tokens see those before them and those behind."""
+    """Gemma 3's layers as an encoder: each token sees the tokens before it and the tokens behind
+    it.
+    """
 
     def __init__(self, arguments: Any) -> None:
         super().__init__()
@@ -138,7 +141,7 @@ class Gemma3Encoder(nn.Module):
 
 
 def gemma3_encoder() -> tuple[type, Any]:
-    """The class of the encoder, and that of its arguments."""
+    """The class of the encoder, and the class of its arguments."""
     return Gemma3Encoder, ModelArgs
 
 
@@ -153,7 +156,7 @@ def trunk_of(model: Any) -> Any:
 
 
 def logits_of(model: Any, states: mx.array) -> mx.array:
-    """The logits of hidden states, (texts, width) to (texts, vocabulary)."""
+    """The logits, shape (texts, vocabulary), of hidden states, shape (texts, width)."""
     inner = getattr(model, "language_model", model)
     states = states.astype(inner.model.norm.weight.dtype)
     if hasattr(inner, "lm_head"):
@@ -165,17 +168,17 @@ def logits_of(model: Any, states: mx.array) -> mx.array:
 
 def _gives_states(model: Any, trunk: Any) -> bool:
     try:
-        # The shape is known although nothing is computed, since the values are not asked for.
+        # MLX computes nothing here, since the values are not asked for, but the shape is known.
         states = trunk(mx.array([[0, 0]]), cache=make_caches(model))
     except Exception:
-        # Some architectures want other arguments, and fail in any way.
+        # Some architectures want other arguments, and raise errors of any kind.
         return False
     return isinstance(states, mx.array) and states.ndim == 3 and states.shape[:2] == (1, 2)
 
 
 def splits_of(model: Any) -> dict[RankSplit, Callable[[Any], None]]:
-    """The ways in which a model can be split. Each takes a group, and leaves in the model only the
-    part of this rank.
+    """The ways in which a model can be split. Each function takes a group, and reduces the model to
+    the part of this rank.
     """
     splits: dict[RankSplit, Callable[[Any], None]] = {}
     if hasattr(model, "shard"):
@@ -186,8 +189,8 @@ def splits_of(model: Any) -> dict[RankSplit, Callable[[Any], None]]:
 
 
 def splittable() -> list[str]:
-    """The architectures that can be split by tensors. Their sources are searched, as imports of all
-    of them would take seconds.
+    """The architectures that can be split by tensors. This searches their sources, since importing
+    all of them would take seconds.
     """
     folder = Path(mlx_lm.models.__file__).parent
     return sorted(each.stem for each in folder.glob("*.py") if _SHARDS in each.read_text("utf-8"))

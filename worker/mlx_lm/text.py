@@ -9,7 +9,7 @@ from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 from mlx_lm.tool_parsers import pythonic, qwen3_coder
 
-# Text of a block of calls, and the definitions of the tools, to calls.
+# Parses calls from the text of a block of calls and the definitions of the tools.
 Parse: TypeAlias = Callable[[str, Any], Any]
 
 parse_python: Final[Parse] = pythonic.parse_tool_call
@@ -17,8 +17,8 @@ parse_functions: Final[Parse] = qwen3_coder.parse_tool_call
 
 
 class Renderer(NamedTuple):
-    """An object with `apply_chat_template`. With `is_program` it runs one of mlx-lm's own programs
-    instead of a template in Jinja.
+    """`of` is an object with the method `apply_chat_template`. With `is_program` this method runs
+    one of mlx-lm's own programs instead of a template in Jinja.
     """
 
     of: Any
@@ -26,10 +26,11 @@ class Renderer(NamedTuple):
 
 
 def renderer_of(tokenizer: Any) -> Renderer:
-    """The renderer of a tokenizer's prompts.
+    """The renderer of prompts for a tokenizer, which is given as mlx-lm's wrapper.
 
     mlx-lm's wrapper turns thinking on wherever a model can think, against the default that the
-    template's author chose. So the wrapper renders only where it brings the program itself.
+    template's author chose. So the wrapper renders only if it has a program of its own. Otherwise
+    transformers' tokenizer renders.
     """
     is_program = tokenizer._chat_template is not None
     return Renderer(tokenizer if is_program else tokenizer._tokenizer, is_program)
@@ -46,23 +47,23 @@ def parser_name(tokenizer: Any) -> str:
 
 
 class StopTexts:
-    """Looks for texts in a text that comes in pieces."""
+    """Looks for stop sequences in a text that comes in pieces."""
 
     def __init__(self, texts: tuple[str, ...], *, include: bool) -> None:
-        """With `include` the text that is found is given out, too."""
-        # Its last part is text that may be the beginning of one of the texts. None: there are no
-        # texts.
+        """With `include` a stop sequence that is found is given out, too."""
+        # The state of mlx-lm's search; None: there are no stop sequences. Its last part is text
+        # that may be the beginning of a stop sequence.
         self._state: Any = None
         if texts:
             machine = TextStateMachine({"normal": [(each, None) for each in texts]})
             self._state = machine.make_state()
         self._texts = texts
         self._include = include
-        # The text that was found; no more text is given out then.
+        # The stop sequence that was found. After it no more text is given out.
         self.found: str | None = None
 
     def take(self, text: str) -> str:
-        """The part of the text so far that certainly stands before any of the texts."""
+        """Take in a piece of text. Returns the text that surely stands before any stop sequence."""
         if self._state is None or not text:
             return text
         if self.found is not None:
@@ -76,17 +77,17 @@ class StopTexts:
         return seen if self._include else str(before)
 
     def flush(self) -> str:
-        """The text that was held back, for the end of the answer."""
+        """At the end of the answer: the text that was held back."""
         if self._state is None or self.found is not None:
             return ""
         self._state, rest, _ = TextStateMachine.flush(self._state)
         return str(rest)
 
 
-# Decoders look only at a token's neighbours.
+# A token is decoded with so many tokens before it. Decoders look only at a token's neighbours.
 _CONTEXT_TOKENS: Final = 8
 _LONGEST_CHARACTER_TOKENS: Final = 4
-# No character has so many tokens: a character that is unfinished after them stays unfinished.
+# No character has so many tokens. A character that is still unfinished stays unfinished.
 _MOST_HELD_TOKENS: Final = 64
 
 
@@ -101,7 +102,7 @@ class Detokenizer(Protocol):
 
     @property
     def last_segment(self) -> str:
-        """The text that has become certain since the last call."""
+        """The text that has become certain since this property was last read."""
 
 
 def detokenizer_after(prompt_ids: list[int], tokenizer: Any) -> Detokenizer:
@@ -112,10 +113,10 @@ def detokenizer_after(prompt_ids: list[int], tokenizer: Any) -> Detokenizer:
     """
     detokenizer: Detokenizer = tokenizer.detokenizer
     if isinstance(detokenizer, NaiveStreamingDetokenizer):
-        # It also treats each line as a separate text.
+        # This detokenizer also treats each line as a separate text.
         return WindowDetokenizer(prompt_ids, tokenizer)
-    # The others decode each token alone, except the first one of a text. So any text may come
-    # first.
+    # Other detokenizers decode each token alone, except the first token of a text. So any text may
+    # stand before the answer.
     for token_id in tokenizer.encode("a", add_special_tokens=False):
         detokenizer.add_token(token_id)
     detokenizer.finalize()
@@ -124,7 +125,9 @@ def detokenizer_after(prompt_ids: list[int], tokenizer: Any) -> Detokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes each token with some before it, for tokenizers of any kind."""
+    """Decodes each token together with some tokens before it. This works for tokenizers of any
+    kind.
+    """
 
     def __init__(self, prompt_ids: list[int], tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -142,7 +145,8 @@ class WindowDetokenizer:
     def add_token(self, token: int) -> None:
         self._held.append(token)
         text = self._decode(self._context + self._held)
-        # The rest of a character may follow; and some decoders drop a space before a comma.
+        # After half a character its rest may follow. A space is held too, since some decoders drop
+        # a space before a comma.
         unfinished = text.endswith(("\ufffd", " "))
         if not unfinished or len(self._held) >= _MOST_HELD_TOKENS:
             self._release(text)

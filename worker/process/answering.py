@@ -1,4 +1,4 @@
-"""From the tokens of requests to the messages that the gateway gets."""
+"""Makes messages to the gateway from the tokens of requests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Answering:
-    """The state of one request in the sender. It exists from the moment when the request comes;
-    `begin` is called once the prompt is tokenized.
+    """The answer to one request, as the main thread makes it from tokens. It is created when the
+    request comes. `begin` is called once the prompt is tokenized.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -36,10 +36,10 @@ class Answering:
         self._cached_tokens: int | None = None
         self._answer: AnswerStream | None = None
         self._logprobs: LogprobWriter | None = None
-        # The text that comes before the text of the first token.
+        # Text to send before the text of the first token.
         self._echo = ""
         self._prompt_only = False
-        # Keywords of a schema that aren't enforced: the first delta says so.
+        # Keywords of the client's schema that aren't enforced. The first delta names them.
         self._unenforced: tuple[str, ...] = ()
 
     def begin(self, prepared: Prepared) -> None:
@@ -53,19 +53,22 @@ class Answering:
         self._unenforced = () if constrained is None else constrained.unenforced
 
     def counted(self) -> Delta:
-        """The whole answer to a request that asks about its prompt alone."""
+        """The last delta of a request without an answer: echo and number of prompt tokens."""
         parts = (Text(self._echo),) if self._echo else ()
         return Delta(self._request_id, (), parts, "length", Usage(self._prompt_tokens, 0))
 
     def prompt_deltas(self, token: Token) -> Iterator[Delta]:
-        """The log probabilities of the prompt, which may be too long for one message."""
+        """The log probabilities of the prompt, if `token` has them. Several deltas have a part
+        each, since all together may be too long for one message.
+        """
         if self._logprobs is not None and token.prompt_scores is not None:
             for part in self._logprobs.prompt_parts(token.prompt_scores):
                 yield Delta(self._request_id, (), (part,))
 
     def delta(self, token: Token) -> Delta | None:
-        """The delta of a token; None before `begin`. The last delta has a finish reason, which may
-        be one that the engine doesn't know yet.
+        """The delta of a token; None: `begin` was not called yet. The last delta has a finish
+        reason. The engine doesn't know this reason yet if the text ends the answer, as a stop
+        sequence does.
         """
         answer, logprobs = self._answer, self._logprobs
         if answer is None or logprobs is None:
@@ -74,8 +77,8 @@ class Answering:
             return self.counted()
         self._completion_tokens += 1
         if self._cached_tokens is None:
-            # Taken from the first token. If the sequence is put aside later, it finds what it
-            # computed itself in the prompt cache.
+            # Only the number of the first token counts. A sequence that was put aside later finds
+            # blocks in the prompt cache that it has computed itself.
             self._cached_tokens = min(token.cached_tokens, self._prompt_tokens)
         finish_reason = token.finish_reason
         added = [] if finish_reason == "stop" else answer.add(token.token_id)
@@ -84,7 +87,7 @@ class Answering:
         parts: list[AnswerPart] = [Text(self._echo)] if self._echo else []
         self._echo = ""
         if token.score is not None and token.finish_reason != "stop":
-            # The token that ends an answer has no text.
+            # The token that ends an answer has no text, so its score is not sent.
             parts.append(logprobs.part(token.token_id, token.score))
         parts += added
         if finish_reason is None:
@@ -111,7 +114,9 @@ class Answering:
 
 
 def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
-    """The tokens of a prompt: a gateway that has them can send them to another worker."""
+    """The tokens of a prompt, in messages. With them the gateway can send the same prompt to
+    another worker.
+    """
     for begin in range(0, len(prompt_ids), TOKENS_PER_RENDERED):
         end = begin + TOKENS_PER_RENDERED
         yield Rendered(
@@ -121,12 +126,13 @@ def rendered(request_id: str, prompt_ids: list[int]) -> Iterator[Rendered]:
         )
 
 
-# A message may have a megabyte, and a token with log probabilities takes a kilobyte.
+# The most tokens in a message. A message may have a megabyte, and a token with log probabilities
+# takes a kilobyte.
 _MOST_TOKENS: Final = 256
 
 
 class Outbox:
-    """Deltas that haven't been sent yet, by request, in the order in which the requests came."""
+    """Deltas that haven't been sent yet, grouped by request."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -134,8 +140,8 @@ class Outbox:
         self._count = 0
 
     def fits(self, tokens: int) -> bool:
-        """Whether a step of so many tokens can be sent with the deltas that wait. A step alone
-        always can.
+        """Whether a step of `tokens` tokens fits into one message with the deltas that wait. If it
+        doesn't, the caller sends these deltas first. The step itself is never divided.
         """
         return self._count + tokens <= _MOST_TOKENS
 
@@ -145,7 +151,7 @@ class Outbox:
         self._count += 1
 
     def take(self) -> Output | None:
-        """All deltas, joined for each request; None: there are none."""
+        """Take all deltas, joined to one for each request; None: there are none."""
         if not self._deltas:
             return None
         output = Output(step=self._step, deltas=tuple(map(_together, self._deltas.values())))

@@ -1,5 +1,5 @@
-"""The main thread of a follower. It never computes, so that it can end the process even if the
-engine thread hangs.
+"""The main thread of a follower. This thread never computes, so that it can end the process even if
+the engine thread hangs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from worker.process.gateway import ParentWatch, begin_process, end_process
 
 logger = logging.getLogger("worker")
 
-# Rank 0 may be gone before its last order is read.
+# When rank 0 is gone, the follower waits so long for rank 0's last order, which may not have been
+# read yet.
 _LAST_ORDERS_S: Final = 0.5
 
 
 class _Life:
-    """The end of the process, and its exit status. Any thread may ask for the end."""
+    """The end of a follower's process, and its exit status. Any thread may ask for the end."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -33,7 +34,7 @@ class _Life:
         self.stopping.set()
 
     def lose(self, reason: str) -> None:
-        """Rank 0 is gone, and a follower is of no use without it."""
+        """End the process because rank 0 is gone, unless rank 0 has ordered the end."""
         if self.stopping.wait(_LAST_ORDERS_S):
             return
         logger.error("%s: this rank ends", reason)
@@ -44,16 +45,17 @@ class _Life:
 
 
 def _grace_s() -> float:
-    """How long the engine thread gets to return from a step whose peers are gone, and to give its
-    memory back. Some collective operations end with an error then, and others never return.
+    """Seconds in which the engine thread may return from a step and give its memory back, once
+    other ranks are gone. Some collective operations then end with an error, and others never
+    return.
     """
-    # Only the engine thread imports MLX.
+    # Only the engine thread imports MLX, and perhaps it hasn't yet.
     mlx = sys.modules.get("mlx.core")
     return grace_s(0 if mlx is None else mlx.get_active_memory() + mlx.get_cache_memory())
 
 
 def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) -> NoReturn:
-    """Follow rank 0 until rank 0 ends the work, or is gone; ends the process."""
+    """Follow rank 0 until rank 0 ends the work or is gone. Then end the process."""
     life = _Life()
     begin_process(life.stop)
     ParentWatch(parent_pid, life.stop, _grace_s)
@@ -71,7 +73,7 @@ def run(address: str, key: bytes, rank: int, silence_s: float, parent_pid: int) 
             link.close()
         except Exception:
             traceback.print_exc()
-            # A step without its peers may fail, too: then the status is known already.
+            # A step may also fail because other ranks are gone. Then `lose` has set the status.
             life.status = life.status or 1
         life.stop()
         life.over.set()

@@ -1,10 +1,10 @@
-"""A worker's process under its gateway: signals, the channel, the move to the next gateway, and
-the gateway's death.
+"""A worker's process and its gateway: signals, the channel, the move to the next gateway, and the
+death of the gateway.
 
-The death is noticed by a kernel event and by a poll, the same way on both systems. Linux's
-PDEATHSIG has no counterpart on macOS, and the way that is tested must be the way that runs there.
-PDEATHSIG also watches the process that started this one, and a gateway that is replaced leaves its
-workers to another process.
+A worker notices the death of its gateway by a kernel event and by a poll, on Linux as on macOS.
+PDEATHSIG would do this only on Linux, and tests on Linux must test the code that runs on macOS.
+PDEATHSIG also watches only the process that started the worker. After a move the worker belongs to
+another gateway.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def begin_process(stop: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_sigterm)
     faulthandler.enable()
-    # Written in C, so the dump works although a thread holds the interpreter's lock.
+    # The dump is written in C, so it works even if a thread holds the interpreter's lock.
     faulthandler.register(DUMP_STACKS, all_threads=True, chain=False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
 def end_process(status: int) -> NoReturn:
-    """End at once, when memory is released. The interpreter's own end would wait for other
-    threads.
+    """End the process at once. The memory has been released before. The interpreter's own end would
+    wait for other threads.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,15 +64,16 @@ def end_process(status: int) -> NoReturn:
 
 
 class GatewayLink:
-    """Sends messages in their order, as soon as the gateway takes them. After an order to move, new
-    messages wait until the next gateway has settled or the order is taken back.
+    """The channel to the gateway. Messages are sent in their order, as soon as the gateway takes
+    them. After an order to move, new messages wait until the next gateway has settled or the order
+    is taken back.
     """
 
     def __init__(self, address: str, key: bytes) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = connect_worker_side(self._context, address, key)
-        # The channel to the next gateway and its process, from an order to move until that gateway
-        # settles.
+        # The channel to the next gateway and the pid of that gateway, from an order to move until
+        # that gateway settles.
         self._next: tuple[zmq.Socket[bytes], int] | None = None
         self._last_words: deque[bytes] = deque()
         self._unsent: deque[bytes] = deque()
@@ -84,7 +85,7 @@ class GatewayLink:
 
     @property
     def unsent(self) -> int:
-        """Messages that the gateway hasn't taken yet."""
+        """How many messages the gateway hasn't taken yet."""
         return len(self._unsent)
 
     def close(self) -> None:
@@ -94,15 +95,17 @@ class GatewayLink:
         self._context.term()
 
     def wake(self) -> None:
-        """End a wait. For signal handlers and other threads."""
+        """End a `wait`. Signal handlers and other threads may call this."""
         try:
             os.write(self._wake_write, b"\0")
         except BlockingIOError:
-            # The pipe is full, so the main thread is about to look anyway.
+            # The pipe is full, so the main thread wakes in any case.
             return
 
     def wait(self, seconds: float) -> None:
-        """Wait until there may be something to do, at most for so long."""
+        """Wait until a message may be read or sent, or until `wake` is called: at most so many
+        seconds.
+        """
         unsent = self._sendable
         watched = (self._socket, self._next and self._next[0], bool(unsent))
         if watched != self._watched:
@@ -130,7 +133,9 @@ class GatewayLink:
             unsent.popleft()
 
     def receive(self) -> GatewayMessage | None:
-        """The next order; None: none has come yet. Orders to move are carried out here."""
+        """The next order of the gateway; None: no order has come yet. An order to move or to stay
+        is carried out here.
+        """
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -145,8 +150,8 @@ class GatewayLink:
                     return order
 
     def settle(self) -> int | None:
-        """The pid of the next gateway, once its first message has come; None until then. From then
-        on this worker belongs to that gateway.
+        """Change to the next gateway once its first message has come. Returns the pid of that
+        gateway, to which this worker then belongs; None: there is no such message yet.
         """
         if self._next is None:
             return None
@@ -192,7 +197,7 @@ class GatewayLink:
 
 
 class ParentWatch:
-    """Calls `on_death` from a thread once the gateway is gone, and ends the process `grace_s`
+    """Calls `on_death` from a thread once the gateway is gone, and ends the process `grace_s()`
     later.
 
     The end is unconditional: a worker without a gateway must not keep its memory because its
@@ -208,7 +213,7 @@ class ParentWatch:
         self._start(parent_pid, lambda: os.getppid() != parent_pid)
 
     def follow(self, pid: int) -> None:
-        """Watch this process from now on, which need not be the parent."""
+        """Watch the process `pid` from now on, even if that isn't the parent of this process."""
         self._pid = pid
         self._start(pid, lambda: not _exists(pid))
 

@@ -1,4 +1,4 @@
-"""The main thread of a worker: it takes the gateway's orders, and sends their results."""
+"""The main thread of a worker: it takes the gateway's orders, and sends results to the gateway."""
 
 from __future__ import annotations
 
@@ -51,14 +51,16 @@ _COMPILER_THREADS: Final = 2
 _HEARTBEAT_S: Final = 1.0
 _UNSENT_FRAMES: Final = 256
 _ENDING_LOOK_S: Final = 0.01
-# numpy starts threads as it is imported, and threads keep the priority of the one that starts them.
+# numpy starts threads when it is imported. A thread keeps the priority of the thread that starts
+# it.
 _THREADED_IMPORT: Final = "numpy"
 
 
 def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: bool) -> NoReturn:
-    """Serve one gateway until it says stop, or is gone; ends the process. `key` opens the channel.
+    """Serve the gateway until it orders a stop or is gone. Then end the process. `key` opens the
+    channel.
 
-    A spare gets ready at low priority, because other workers compute meanwhile.
+    A spare does its imports at low priority, because other workers compute meanwhile.
     """
     loop = WorkerLoop(address, key, incarnation, spare=spare)
     begin_process(loop.request_stop)
@@ -72,7 +74,7 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, *, spare: b
 
 
 class WorkerLoop:
-    """Carries out the gateway's orders, and sends their results."""
+    """Carries out the gateway's orders, and sends results to the gateway."""
 
     def __init__(self, address: str, key: bytes, incarnation: int, *, spare: bool) -> None:
         self.watch: ParentWatch | None = None
@@ -86,12 +88,12 @@ class WorkerLoop:
         self._stop_requested = False
         self._stopping = False
         self._draining = False
-        # Another rank is gone, and so the model is.
+        # Another rank is gone, so this rank can't compute any more.
         self._lost = False
         self._exit_status: int | None = None
 
     def request_stop(self) -> None:
-        """Ask for an orderly end. For signal handlers and other threads."""
+        """Ask for an orderly end. Signal handlers and other threads may call this."""
         self._stop_requested = True
         self._link.wake()
 
@@ -100,7 +102,7 @@ class WorkerLoop:
         return grace_s(memory.active_bytes + memory.cache_bytes)
 
     def run(self) -> int:
-        """Returns the process's exit status."""
+        """Run until the worker ends. Returns the exit status of the process."""
         self._engine.start()
         heartbeat_at = time.monotonic()
         while self._exit_status is None:
@@ -120,8 +122,8 @@ class WorkerLoop:
         return self._exit_status
 
     def break_off(self) -> int:
-        """After a failure: the engine still ends in order, and its events are dropped. Returns the
-        process's exit status.
+        """End the engine in order after this loop has failed, and drop the engine's events. Returns
+        the exit status of the process.
         """
         over_at = time.monotonic() + self.orphan_grace_s()
         if self._engine.may_hold_model:
@@ -162,7 +164,7 @@ class WorkerLoop:
 
     def _begin(self, task: Generate | Embed) -> None:
         if self._draining or self._stopping:
-            # The request crossed the order to end: the gateway keeps it for the next worker.
+            # This worker is about to end, so the gateway keeps the request for the next worker.
             return
         loaded = self._loaded
         if loaded is None:
@@ -180,7 +182,8 @@ class WorkerLoop:
         if self._engine.may_hold_model:
             self._engine.finish()
         else:
-            # There is nothing to release: no need to wait for the imports to end.
+            # There is no model to release, so the process needn't wait for the engine thread's
+            # imports.
             self._exit_status = 0
 
     # From the engine
@@ -226,8 +229,8 @@ class WorkerLoop:
                     self._enqueue(prepared)
 
     def _lose(self, rank: int) -> None:
-        """Another rank is gone. The engine may return from a step whose peers are gone, or may hang
-        in it.
+        """End this worker because another rank is gone. The engine may return from the step that it
+        computes with that rank, or may hang in it, so a timer ends the process.
         """
         logger.error("Rank %d is gone: this rank ends", rank)
         self._send(RankLost(rank=rank))
@@ -248,7 +251,7 @@ class WorkerLoop:
             for message in rendered(request_id, prepared.prompt_ids):
                 self._send(message)
         if prepared.sequence.max_tokens == 0:
-            # The client only counts tokens.
+            # The client wants only the number of tokens.
             del self._requests[request_id]
             self._send(Output(step=0, deltas=(request.counted(),)))
             return
@@ -299,7 +302,8 @@ class WorkerLoop:
 
     def _send_heartbeat(self) -> None:
         if self._link.unsent:
-            # The gateway isn't reading: a heartbeat behind the backlog would be out of date.
+            # The gateway isn't reading. A heartbeat behind the unsent messages would be out of
+            # date.
             return
         figures = self._engine.figures
         age_s = None if figures.last_step_at is None else time.monotonic() - figures.last_step_at
@@ -316,15 +320,18 @@ class WorkerLoop:
 
 
 class Preparation:
-    """`emit` is called with each outcome, from the threads that prepare."""
+    """Makes requests ready for the engine on threads of its own. These threads call `emit` with
+    each outcome.
+    """
 
     def __init__(self, emit: Callable[[Prepared | VectorJob | RequestFailed], None]) -> None:
         self._emit = emit
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
-        # One request with pictures at a time: decoded pictures are large, and texts needn't wait
-        # for them.
+        # For requests with pictures, one at a time because decoded pictures are large. Requests
+        # without pictures needn't wait for them.
         self._decoder = ThreadPoolExecutor(1, "pictures")
-        # Requests with a grammar, which may take half a second: other prompts don't wait for them.
+        # For requests with a grammar, whose compilation may take half a second. Other requests
+        # needn't wait for it.
         self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
 
     def begin(
@@ -361,7 +368,7 @@ class Preparation:
 
 
 def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
-    """The work of the engine thread, from its imports on, which take seconds."""
+    """The work of the engine thread, which begins with imports that take seconds."""
     if spare:
         importlib.import_module(_THREADED_IMPORT)
         import_at_low_priority(SLOW_IMPORT)

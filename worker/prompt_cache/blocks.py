@@ -1,8 +1,8 @@
-"""Blocks of tokens: caches of mlx-lm's are cut into them and joined from them, and the least
-recently used blocks in memory go first.
+"""Blocks: mlx-lm's caches are cut into blocks, each of `BLOCK_TOKENS` tokens, and are joined from
+blocks. In memory the least recently used blocks are dropped first.
 
-Caches that grow with the tokens can be cut anywhere. Those with a window or a state (rotating,
-recurrent, chunked) can't: they are kept as they are at chosen places, as snapshots.
+Caches that grow with the tokens can be cut at any token. Caches with a window or a state (rotating,
+recurrent, chunked) can't be cut. At chosen places their whole state is kept, as a snapshot.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from worker.mlx_lm.caches import (
 )
 from worker.prompt_cache.path import BLOCK_TOKENS
 
-# From so many blocks on it costs less to cut them together: twice an operation for each array.
+# From so many blocks on it costs less to cut blocks together, which takes two operations for each
+# array.
 _TOGETHER: Final = 3
-# They are copied through so much memory, more than once.
+# Blocks that are cut together are copied more than once. A copy may have so many bytes.
 _MOST_TOGETHER_BYTES: Final = 128_000_000
 
 
 @dataclass(frozen=True)
 class Block:
-    """The arrays of a block. A snapshot has a `structure`, too: lists, numbers and indices of
-    arrays that make up the states of caches.
+    """The arrays of a block or of a snapshot. A snapshot also has a `structure`: lists, numbers and
+    indices of arrays that make up the states of caches.
     """
 
     arrays: tuple[mx.array, ...]
@@ -48,7 +49,7 @@ class Block:
 
 
 class Span(NamedTuple):
-    """Blocks `first` up to `last` of a row, in the caches of a batch or of that row alone."""
+    """Blocks `first` to `last` - 1 of a row, in the caches of a batch or of that row alone."""
 
     caches: list[Any]
     row: int
@@ -60,7 +61,7 @@ class Cutter:
     """Cuts and joins the caches of one model."""
 
     def __init__(self, model: Any, make_caches: Callable[[], list[Any]]) -> None:
-        """Runs two tokens through the model, which gives the shapes of its caches."""
+        """Runs two tokens through the model to find the shapes of its caches."""
         self._make_caches = make_caches
         caches = make_caches()
         mx.eval(model(mx.array([[0, 0]]), cache=caches))
@@ -70,7 +71,8 @@ class Cutter:
         self._fixed = [at for at, leaf in used if not grows(leaf)]
         # Some architectures have their own kinds of caches, whose states can't be set.
         self.can_restore = all(has_known_state(leaves[at]) for at in self._fixed)
-        # Arrays of one shape are kept as one, which is much less work than to keep each layer's.
+        # The arrays of all layers with the same shape are kept as one array, which is much less
+        # work than an array for each layer.
         groups: dict[Any, list[tuple[int, int]]] = {}
         token_bytes = 0
         for at, leaf in used:
@@ -87,9 +89,9 @@ class Cutter:
         return bool(self._fixed)
 
     def cut_all(self, spans: Sequence[Span]) -> list[list[Block]]:
-        """The blocks of each span, like `cut`. Rows of one batch are cut together. Otherwise each
-        array of each row would be an operation for a GPU, and some rows would take longer than a
-        step.
+        """Cut the blocks of each span, like `cut`. Rows of one batch are cut together. One by one,
+        each array of each row would be an operation on the GPU, and a few rows would take longer
+        than a step.
         """
         groups: list[list[Span]] = []
         for each in spans:
@@ -111,10 +113,10 @@ class Cutter:
         return [self.cut(*each) if each.first < each.last else [] for each in spans]
 
     def cut(self, caches: list[Any], row: int, first: int, last: int) -> list[Block]:
-        """Blocks `first` up to `last` of a row, in the caches of a batch or of that row alone.
+        """Cut blocks `first` to `last` - 1 of a row, in the caches of a batch or of that row alone.
 
-        Their computation has begun, and is not waited for: a GPU would have no work after its
-        current step. Once computed, they share no memory with the caches.
+        The computation of the blocks has begun, and is not waited for: during a wait a GPU would
+        run out of work. Once computed, blocks share no memory with the caches.
         """
         begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
         leaves = leaves_of(caches)
@@ -146,17 +148,22 @@ class Cutter:
         return [[next(blocks) for _ in range(span.first, span.last)] for span in spans]
 
     def snapshot(self, caches: list[Any], row: int) -> Block:
-        """The present state of a row's caches that can't be cut. Its computation has begun, too."""
+        """A snapshot of the row: the present state of its caches that can't be cut. Like `cut`,
+        this doesn't wait for the computation.
+        """
         leaves = leaves_of(caches)
         arrays: list[mx.array] = []
         structure = [_take_apart(state_of(leaves[at], row), arrays) for at in self._fixed]
-        # A rotating cache has its keys as the model transposed them, and so would a plain copy.
+        # A rotating cache has its keys in the transposed memory order of the model. A plain copy
+        # would have this order, too.
         copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
         mx.async_eval(copies)  # type: ignore[no-untyped-call]
         return Block(copies, structure)
 
     def join(self, blocks: Sequence[Block], snapshot: Block | None) -> list[Any]:
-        """Caches of one row that has seen the tokens of these blocks, at least one."""
+        """Make the caches of one row that has seen the tokens of these blocks. There is at least
+        one block.
+        """
         caches = self._make_caches()
         leaves = leaves_of(caches)
         parts: dict[int, dict[int, mx.array]] = {at: {} for at in self._growing}
@@ -196,7 +203,7 @@ def _put_together(value: Any, arrays: Sequence[mx.array]) -> Any:
 
 Content = TypeVar("Content")
 
-# An entry takes so much beside its content. So entries without content are bounded too.
+# The memory of an entry beside its content. Counting it bounds entries without content, too.
 _OVERHEAD_BYTES: Final = 512
 
 
@@ -207,13 +214,13 @@ class _Entry(Generic[Content]):
 
 
 class LruBlocks(Generic[Content]):
-    """Contents by key, which the least recently used leave first. A use of a path uses its entries
-    from the end to the root, so the least recently used entry is never in the middle of a path.
+    """Contents by key. The least recently used entries are dropped first. A use of a path counts
+    its last entry as the oldest, so the least recently used entry is never in the middle of a path.
     """
 
     def __init__(self) -> None:
         self.bytes_ = 0
-        # Least recently used first.
+        # The least recently used entry comes first.
         self._entries: OrderedDict[bytes, _Entry[Content]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -223,7 +230,7 @@ class LruBlocks(Generic[Content]):
         return key in self._entries
 
     def depth(self, path: Sequence[bytes]) -> int:
-        """How many entries of a path are present, from its beginning."""
+        """How many entries of a path are present, from its beginning to the first gap."""
         for depth, key in enumerate(path):
             if key not in self._entries:
                 return depth
@@ -234,7 +241,7 @@ class LruBlocks(Generic[Content]):
         return self._entries[key].content
 
     def bytes_of(self, keys: Iterable[bytes]) -> int:
-        """The bytes of those of these entries that are present."""
+        """The bytes of the entries with these keys, as far as they are present."""
         return sum(self._entries[key].bytes_ for key in keys if key in self._entries)
 
     def use(self, path: Iterable[bytes]) -> None:
@@ -244,15 +251,17 @@ class LruBlocks(Generic[Content]):
                 self._entries.move_to_end(key)
 
     def put(self, key: bytes, content: Content, bytes_: int) -> None:
-        """Add an entry, unless its key has one. `use` its path afterwards."""
+        """Add an entry, unless there is one with this key. Afterwards the caller must `use` its
+        path.
+        """
         if key not in self._entries:
             entry = _Entry(content, bytes_ + _OVERHEAD_BYTES)
             self._entries[key] = entry
             self.bytes_ += entry.bytes_
 
     def shrink(self, most_bytes: int, kept: Container[bytes] = frozenset()) -> int:
-        """Drop the least recently used, but none of `kept`, until `most_bytes` are left. Returns
-        how many bytes were dropped.
+        """Drop the least recently used entries, but none in `kept`, until at most `most_bytes` are
+        left. Returns how many bytes were dropped.
         """
         before_bytes = self.bytes_
         going = []

@@ -1,4 +1,6 @@
-"""The prompt cache as the engine sees it: blocks are taken from memory or disk, and kept there."""
+"""The prompt cache as the engine sees it: it keeps blocks in memory and on disk, and makes caches
+from them.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_de
 
 logger = logging.getLogger("worker")
 
-# The engine takes over so much from the reading thread between two steps, in some milliseconds.
+# Between two steps the engine takes over at most so many bytes from the reading thread, in some
+# milliseconds.
 _MOST_ARRIVALS_BYTES: Final = 32_000_000
-# A read that takes so many times longer than expected isn't waited for: disks sleep, and hang.
+# A read that takes so many times longer than expected is late. No request waits for a late read,
+# since disks sleep and hang.
 _LATE: Final = 4.0
 _LEAST_LATE_S: Final = 2.0
 
@@ -31,8 +35,8 @@ class Taken(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A row of some caches, whose blocks are to be kept from depth `first` to the end of the
-    path.
+    """A row whose blocks are to be kept, from depth `first` to the end of its path. `row` is the
+    index of the row in `caches`.
     """
 
     path: Path
@@ -43,7 +47,9 @@ class Computed(NamedTuple):
 
 
 class _Coming(NamedTuple):
-    """A read for a request. It is late after `late_at`, a time of the monotonic clock."""
+    """A read of blocks for a request. The read is late after `late_at`, a time of the monotonic
+    clock.
+    """
 
     fetch: Fetch
     bytes_: int
@@ -58,18 +64,18 @@ class _Unstored(NamedTuple):
 
 
 class PromptCache:
-    """Not thread-safe: the engine thread calls everything."""
+    """Not thread-safe: only the engine thread calls the methods."""
 
     def __init__(self, cutter: Cutter, disk: Disk | None) -> None:
         self.speeds = MeasuredSpeeds() if disk is None else MeasuredSpeeds(disk.known)
-        # So many bytes were dropped for want of room since the limit last grew.
+        # The bytes of blocks that found no room since the limit last grew.
         self.refused_bytes = 0
         self.rehearses = False
         self._cutter = cutter
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
         self._coming: dict[str, _Coming] = {}
-        # A late read. The disk counts as hung until it is over.
+        # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
         self._unstored: list[_Unstored] = []
         self._unstored_bytes = 0
@@ -82,7 +88,7 @@ class PromptCache:
 
     @property
     def evictable_bytes(self) -> int:
-        """The part of it that can be dropped at once."""
+        """The part of the cache's memory that can be dropped at once."""
         return self._blocks.bytes_
 
     @property
@@ -95,8 +101,8 @@ class PromptCache:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """In the block, sequences are computed as for requests, and afterwards nothing of them is
-        kept.
+        """In the `with` block sequences use the cache as those of requests do. At its end all
+        blocks are dropped.
         """
         with self.unnoticed():
             try:
@@ -108,7 +114,9 @@ class PromptCache:
 
     @contextmanager
     def unnoticed(self) -> Iterator[None]:
-        """In the block, nothing is written to disk, and speeds that prompts show are forgotten."""
+        """In the `with` block nothing is written to disk. Speeds that are measured in it are
+        forgotten.
+        """
         self.store()
         speeds, self.speeds = self.speeds, MeasuredSpeeds()
         self.rehearses = True
@@ -127,11 +135,13 @@ class PromptCache:
         return depth
 
     def path_bytes(self, path: Path) -> int:
-        """The memory of the blocks that a path begins with."""
+        """The bytes in memory of a path's blocks and of its deepest snapshot."""
         return self._blocks.bytes_of(self._beginning(path))
 
     def take(self, path: Path, tokens: int) -> Taken | None:
-        """Caches for a sequence, from blocks in memory; None if there are none."""
+        """Caches that have seen the beginning of a sequence, from blocks in memory; None: there are
+        no such blocks.
+        """
         depth = self.depth(path, tokens)
         if depth < self._stored_depth(path, tokens):
             self.speeds.count(read=False)
@@ -144,9 +154,10 @@ class PromptCache:
         return Taken(caches, depth * BLOCK_TOKENS)
 
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
-        """Read blocks of a request if that pays. Whether a read has begun, or goes on.
+        """Read blocks of a request if that is faster than computing them. Returns whether a read
+        has begun or goes on.
 
-        The blocks may take `room_bytes` of memory beside those that are there.
+        If the missing blocks have more than `room_bytes`, they are not read.
         """
         if request_id in self._coming:
             return self._goes_on(request_id)
@@ -156,7 +167,7 @@ class PromptCache:
         self._use(path.keys[: self._stored_depth(path, tokens)])
         self.speeds.count(read=True)
         bytes_ = len(keys) * self.block_bytes
-        # Blocks that other requests wait for are read first.
+        # The disk reads blocks for other requests first.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
         self._coming[request_id] = _Coming(disk.fetch(keys), bytes_, late_at)
@@ -167,7 +178,9 @@ class PromptCache:
         return bool(self._worth_reading(path, tokens, room_bytes))
 
     def _worth_reading(self, path: Path, tokens: int, room_bytes: int) -> list[bytes]:
-        """The keys of blocks that are on disk and not in memory, if reading them is faster."""
+        """The keys of a sequence's blocks on disk that are not in memory; empty: reading them is no
+        faster than computing, or there is no room.
+        """
         if self._disk is None or self._hangs:
             return []
         begin, end = self.depth(path, tokens), self._stored_depth(path, tokens)
@@ -196,17 +209,17 @@ class PromptCache:
         return end
 
     def forget(self, request_id: str) -> None:
-        """Give up reading the blocks of a request."""
+        """Give up reading blocks for a request."""
         if (found := self._coming.pop(request_id, None)) is not None:
             found.fetch.abandoned = True
 
     @property
     def coming_bytes(self) -> int:
-        """The bytes that are being read and will be in memory."""
+        """The bytes of blocks that are being read, and will be in memory."""
         return sum(each.bytes_ for each in self._coming.values())
 
     def collect(self) -> None:
-        """Take over blocks that were read."""
+        """Take over blocks from the reading thread."""
         if self._disk is None:
             return
         left_bytes = _MOST_ARRIVALS_BYTES
@@ -233,7 +246,8 @@ class PromptCache:
                     "The disk is late with stored prompts: until it answers none is read"
                 )
         elif any(each not in self._blocks for each in fetch.keys):
-            # They have arrived and are not taken over yet, or they will never come.
+            # The missing blocks have been read and not been taken over yet, or they will never
+            # come.
             self.collect()
             if self._disk is not None and self._disk.look_again():
                 return True
@@ -259,7 +273,9 @@ class PromptCache:
             disk.note(news)
 
     def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
-        """Keep the state that can't be cut, of a row that has seen exactly `depth` blocks."""
+        """Keep a snapshot of a row that has seen exactly `depth` blocks: the state of caches that
+        can't be cut.
+        """
         key = snapshot_key(path.keys[depth - 1])
         if key in self._blocks:
             return
@@ -269,15 +285,15 @@ class PromptCache:
         self._want_stored(key, path.keys[depth - 1], b"", "snapshot", snapshot)
 
     def store(self) -> None:
-        """Hand blocks that were kept before to the disk. Waits until they are computed."""
+        """Hand kept blocks to the disk. Waits until they are computed."""
         for each in self._take_unstored():
             parts = each.payload.parts()
             if self._disk is not None and not self.rehearses:
                 self._disk.write(each.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
-        """Drop blocks above a bound, the least recently used first, but none that these paths begin
-        with. Returns how many bytes were dropped.
+        """Drop the least recently used blocks until at most `most_bytes` are left, but no blocks of
+        `paths`. Returns how many bytes were dropped.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
         gone_bytes = self._blocks.shrink(max(0, most_bytes), kept)
@@ -285,8 +301,8 @@ class PromptCache:
         return gone_bytes
 
     def clear(self) -> int:
-        """Drop all blocks in memory, and those on their way to or from the disk. Returns the bytes
-        that were in memory.
+        """Drop all blocks in memory, and all blocks on their way to or from the disk. Returns the
+        bytes that were in memory.
         """
         self._take_unstored()
         if self._disk is not None:
@@ -332,13 +348,13 @@ class PromptCache:
             self._blocks.use(keys)
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
-        """The keys of a path's blocks, and that of its deepest snapshot."""
+        """The keys of a path's blocks, and the key of its deepest snapshot in memory."""
         deepest = self._deepest(path.keys, len(path.keys)) if self.needs_snapshots else 0
         snapshots = [snapshot_key(path.keys[deepest - 1])] if deepest else []
         return frozenset([*path.keys, *snapshots])
 
     def _deepest(self, keys: Sequence[bytes], depth: int) -> int:
-        """The greatest depth up to this one with a snapshot."""
+        """The greatest depth, up to `depth`, at which memory has a snapshot; 0: there is none."""
         return next(
             (each for each in range(depth, 0, -1) if snapshot_key(keys[each - 1]) in self._blocks),
             0,

@@ -1,6 +1,8 @@
-"""Blocks on disk, written and read as bytes beside the engine; and whether reading them pays.
+"""The queues between the engine and the disk: blocks are written and read on other threads, as
+bytes. Also decides whether reading blocks is faster than computing them.
 
-The bytes of a block are a header with shapes and structure, and then the bytes of its arrays.
+The bytes of a block are a header with shapes, types and structure, and then the bytes of its
+arrays. Files and checksums are in `protocol.prompt_store.payloads`.
 """
 
 from __future__ import annotations
@@ -24,38 +26,40 @@ from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.blocks import Block
 
 logger = logging.getLogger("worker")
-# Blocks that wait to be written hold memory. Beyond this much, further blocks aren't written.
+# Blocks that wait to be written hold memory. If they hold so much, further blocks aren't written.
 _MOST_PENDING_BYTES: Final = 512_000_000
 _MOST_PENDING: Final = 4096
-# A write that is under way when all is cleared is waited for so long; a disk may hang.
+# `clear` waits at most so long for the write that is under way, since a disk may hang.
 _CLEAR_S: Final = 1.0
-# So much may be read before the engine takes it over.
+# If so many bytes wait for the engine, the reading thread pauses.
 _MOST_READ_BYTES: Final = 256_000_000
 _NOTHING: Final = Speeds()
-# The weight of the last measurement in a speed. So neither a warm page cache nor a busy disk
-# decides alone.
+# The weight of the last measurement in a speed. A single read from a warm page cache or a busy disk
+# must not decide.
 _WEIGHT: Final = 0.3
-# After so many prompts are computed, reading is tried again. Only reading tells the speed of a
-# disk, so a disk that was slow once would otherwise be slow for ever.
+# If so many prompts in a row were computed although blocks were stored, reading is tried again.
+# Only reading tells the speed of a disk, so a disk that was slow once would otherwise be slow for
+# ever.
 _TRIED_AGAIN: Final = 15
-# A speed is noted for later workers when it has changed by so much.
+# A speed is noted for later workers when it has changed by this share.
 _NEWS: Final = 0.25
-# Fewer bytes or tokens say more about the overhead than about the speed.
+# A smaller read or chunk tells more about the overhead than about the speed.
 _LEAST_BYTES: Final = 1_000_000
 _LEAST_TOKENS: Final = 64
 _LENGTH_BYTES: Final = 4
 
 
 class Disk:
-    """The stored blocks of one worker. Only the engine thread calls the methods. They don't wait,
-    except `clear`, `close` and the making.
+    """Writes and reads the stored blocks of one worker. Only the engine thread calls the methods.
+    Only `__init__`, `clear` and `close` may wait.
     """
 
     def __init__(
         self, store: PromptStore, owner: str, root: bytes, wake: Callable[[], None]
     ) -> None:
-        """Asks the store for the speeds of the model, whose key is `root`. The reading thread calls
-        `wake` when blocks can be taken over.
+        """Reads the speeds that earlier workers measured for the model whose key is `root`. `owner`
+        is the model that written blocks belong to. The reading thread calls `wake` when the engine
+        can take over blocks.
         """
         self.known = store.speeds(root)
         self._store = store
@@ -80,7 +84,9 @@ class Disk:
 
     @property
     def pending_bytes(self) -> int:
-        """The memory of blocks that wait to be written, or to be taken over after a read."""
+        """The memory of blocks that wait to be written, or wait for the engine after they were
+        read.
+        """
         return self._pending_bytes + self._read_bytes
 
     def has_room(self, bytes_: int) -> bool:
@@ -119,15 +125,13 @@ class Disk:
         return True
 
     def clear(self) -> None:
-        """Drop blocks that wait to be written or taken over. A write that is under way is waited
-        for.
-        """
+        """Drop blocks that wait to be written or taken over. Waits until no write is under way."""
         self._era += 1
         if self._writing.acquire(timeout=_CLEAR_S):
             self._writing.release()
 
     def close(self, at_most_s: float) -> None:
-        """Write the blocks that wait, and end."""
+        """Write the blocks that wait, for at most `at_most_s` seconds, and end both threads."""
         self._closing = True
         self._taken.set()
         self._reads.put(None)
@@ -172,7 +176,7 @@ class Disk:
             began_at = time.monotonic()
             payload = self._store.read(key)
             if payload is None:
-                # The blocks behind it can't be used without it.
+                # Blocks behind a missing block can't be used.
                 return
             with self._lock:
                 self._read_bytes += len(payload)
@@ -182,18 +186,18 @@ class Disk:
 
 @dataclass(eq=False)
 class Fetch:
-    """A read of payloads, in the order of `keys`."""
+    """An order to read the blocks with these keys, in the order of `keys`."""
 
     keys: Sequence[bytes]
-    # How often all blocks were cleared before.
+    # How often `clear` was called before this order.
     era: int
-    # Written by the reading thread, last.
+    # The reading thread sets this at its end.
     done: bool = False
     abandoned: bool = field(default=False)
 
 
 class Arrival(NamedTuple):
-    """A payload, and the seconds that it took to read."""
+    """The bytes of a block that was read, and the seconds that the read took."""
 
     key: bytes
     payload: bytes
@@ -207,7 +211,9 @@ class _Write(NamedTuple):
 
 
 class MeasuredSpeeds:
-    """Bytes read and prompt tokens computed in a second; None before the first measurement."""
+    """The speeds of reading, in bytes per second, and of prefill, in tokens per second. A speed is
+    None before its first measurement.
+    """
 
     def __init__(self, known: Speeds = _NOTHING) -> None:
         """`known` are the speeds of an earlier worker."""
@@ -228,8 +234,8 @@ class MeasuredSpeeds:
         return None if self.read_bytes_per_s is None else bytes_ / self.read_bytes_per_s
 
     def worth_reading(self, bytes_: int, tokens: int) -> bool:
-        """Whether to read so many bytes instead of computing so many tokens. Yes, if speeds are
-        unknown.
+        """Whether to read `bytes_` bytes instead of computing `tokens` tokens. True if a speed is
+        unknown, or if reading wasn't tried for long.
         """
         if self.read_bytes_per_s is None or self.prefill_tokens_per_s is None:
             return tokens > 0
@@ -237,7 +243,7 @@ class MeasuredSpeeds:
         return worth or self._computed >= _TRIED_AGAIN
 
     def count(self, *, read: bool) -> None:
-        """Count a prompt with stored blocks, which is `read` or computed."""
+        """Count a prompt that has stored blocks. With `read` they are read, otherwise computed."""
         self._computed = 0 if read else self._computed + 1
 
     def take_news(self) -> Speeds | None:
@@ -270,10 +276,10 @@ class _Header(Struct, array_like=True):
 
 
 class Payload:
-    """A block that becomes bytes."""
+    """A block on its way to bytes."""
 
     def __init__(self, block: Block) -> None:
-        """Doesn't wait, although the block may still be computed."""
+        """Begins to make the bytes, and doesn't wait, even if the block is still being computed."""
         self._header = msgspec.msgpack.encode(
             _Header(
                 [list(each.shape) for each in block.arrays],
@@ -289,7 +295,7 @@ class Payload:
         return _LENGTH_BYTES + len(self._header) + sum(each.size for each in self._raw)
 
     def parts(self) -> list[bytes | memoryview]:
-        """Buffers to be written one after the other. They share the arrays' memory. Waits until the
+        """Buffers to write one after the other, which share the memory of arrays. Waits until the
         block is computed.
         """
         length = len(self._header).to_bytes(_LENGTH_BYTES, "little")

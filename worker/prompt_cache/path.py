@@ -1,6 +1,6 @@
-"""The keys of the blocks that a sequence begins with.
+"""The keys of a sequence's blocks.
 
-A block's key stands for the model, and for all tokens up to the block's end.
+The key of a block stands for the model, and for all tokens up to the end of the block.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from protocol.message import pack
 from protocol.prompt_store.payloads import KEY_BYTES
 from protocol.prompt_store.store import PromptStore
 
-# With shorter blocks their overhead would count; with longer ones, the tokens behind the last whole
-# block, which are computed anew.
+# Shorter blocks would cost more overhead. With longer blocks, more tokens would lie behind the last
+# whole block, and be computed anew.
 BLOCK_TOKENS: Final = 64
 
 
 @dataclass(frozen=True)
 class Path:
-    """The `keys` of the whole blocks of a sequence, under the `root` of its model. The first
-    `stored` blocks are on disk. So are snapshots at the depths `stored_snapshots`, and more are to
+    """The `keys` of a sequence's whole blocks, under the `root` key of the model. The first
+    `stored` blocks are on disk. Snapshots are on disk at the depths `stored_snapshots`, and are to
     be made at the depths `boundaries`. Depths are in blocks.
     """
 
@@ -33,12 +33,12 @@ class Path:
     boundaries: tuple[int, ...] = ()
 
     def to(self, token_ids: Sequence[int]) -> Path:
-        """The path of the same sequence with more tokens."""
+        """The path of `token_ids`, which begin with the tokens of this path."""
         return replace(self, keys=tuple(chain(self.root, token_ids, self.keys)))
 
 
 class Paths:
-    """Finds the paths of one model's sequences. Thread-safe; reads the index of stored blocks."""
+    """Finds the paths of one model's sequences in the index of stored blocks. Thread-safe."""
 
     def __init__(
         self, model_root: bytes, store: PromptStore | None, *, needs_snapshots: bool
@@ -52,7 +52,9 @@ class Paths:
         return self._needs_snapshots
 
     def find(self, token_ids: Sequence[int], salt: str, boundaries: Sequence[int] = ()) -> Path:
-        """`boundaries` are in tokens, and are rounded down to whole blocks."""
+        """The path of these tokens. Sequences with different salts share no blocks. `boundaries`
+        are in tokens, and are rounded down to whole blocks.
+        """
         root = root_key(self._model_root.hex(), salt)
         keys = chain(root, token_ids)
         depths = sorted({each // BLOCK_TOKENS for each in boundaries})
@@ -72,14 +74,14 @@ class Paths:
 
 
 def usable_depth(tokens: int) -> int:
-    """How many blocks of a sequence may come from the cache. Its last token must be computed, since
-    the next token follows from that.
+    """How many blocks of a sequence with `tokens` tokens may come from the cache. The last token
+    must always be computed, since its logits give the next token.
     """
     return (tokens - 1) // BLOCK_TOKENS
 
 
 def root_key(*parts: str) -> bytes:
-    """The key of a model. The parts are all that its caches depend on, except tokens."""
+    """A root key. `parts` name all that the content of a block depends on, except tokens."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
@@ -89,9 +91,11 @@ def root_key(*parts: str) -> bytes:
 
 
 def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
-    """The key of each whole block of a sequence. `known` are the first keys, if they are known.
+    """The key of each whole block of a sequence. `known` are the first keys, if they were made
+    before.
 
-    Each key is made from the one before it, so it stands for all tokens up to its block's end.
+    A key is made from the key before it and the tokens of its block. So it stands for all tokens up
+    to the end of the block.
     """
     keys = list(known)
     for begin in range(len(keys) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -102,5 +106,5 @@ def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) ->
 
 
 def snapshot_key(key: bytes) -> bytes:
-    """The key of the snapshot at the end of a block."""
+    """The key of the snapshot at the end of the block that has `key`."""
     return hashlib.blake2b(key + b"snapshot", digest_size=KEY_BYTES).digest()

@@ -1,4 +1,4 @@
-"""A follower: it loads its part of the model, and obeys rank 0 until rank 0 ends."""
+"""A follower: it loads its part of the model, and carries out the orders of rank 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from worker.system.memory import leave_imports_alone, read_device, released_memo
 
 
 def follow(link: FollowerLink, rank: int, should_stop: Callable[[], bool]) -> None:
-    """Follow rank 0 until it ends the work, or `should_stop` says so."""
+    """Follow rank 0 until rank 0 ends the work, or `should_stop` becomes true."""
     link.say(FollowerReady(versions()))
     leave_imports_alone()
     order = link.next(should_stop)
@@ -57,7 +57,7 @@ def _follow(
         group, loaded = _load(rank, begin, should_stop)
     except ModelError as error:
         link.say(PartFailed(error.reason, error.permanent))
-        # Rank 0 tells the gateway, which ends all of them.
+        # Rank 0 tells the gateway, which ends all ranks. Wait for that.
         link.next(should_stop)
         return
     except LoadAbandonedError:
@@ -73,7 +73,9 @@ def _follow(
 
 
 def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[Any, LoadedModel]:
-    """The group, and this rank's part. Raises: ModelError, LoadAbandonedError."""
+    """Make a group with the other ranks, and load this rank's part of the model. Raises:
+    ModelError, LoadAbandonedError.
+    """
     ranks = begin.load.ranks
     if ranks is None:
         raise ModelError("Rank 0 has sent nothing to follow.")
@@ -86,7 +88,7 @@ def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[
 
 
 def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
-    """Make the part that repeats the computations of rank 0."""
+    """Make the mirror of rank 0, with this rank's part of the model."""
     caches = Caches(loaded.model, None, command.kv_bits)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
@@ -95,8 +97,8 @@ def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
 
 
 class Mirror:
-    """Repeats the computations of rank 0 in their order, since collective operations of all ranks
-    must meet. Only the thread that owns MLX calls it.
+    """Repeats the computations of rank 0 in the same order, since the collective operations of all
+    ranks must meet. Only the thread that owns MLX calls the methods.
     """
 
     def __init__(self, model: Any, cutter: Cutter, limits: MemoryLimits, sampler: Sampler) -> None:
@@ -109,7 +111,7 @@ class Mirror:
         self._joined: dict[int, list[Any]] = {}
 
     def obey(self, order: RankOrder) -> bool:
-        """Carry out an order. False after the last one.
+        """Carry out an order. Returns False after the last order.
 
         Raises:
             KeyError: rank 0 names a batch or block that isn't here, so the ranks have come apart.
@@ -168,7 +170,7 @@ class Mirror:
         batch.ended = stepped.ended
 
     def _at(self, place: RowPlace) -> RowCaches:
-        """The caches of a row, and its place in them."""
+        """The caches of a row, and the index of the row in them."""
         batch = self._batches[place.batch]
         match place.stage:
             case "ended":

@@ -1,4 +1,4 @@
-"""The group of processes that compute with mlx.distributed, and the part of the model of each."""
+"""The group of ranks that compute with mlx.distributed, and the split of a model between them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def versions() -> dict[str, str]:
 
 
 def join(ranks: Ranks, rank: int) -> Any:
-    """Meet the other ranks; blocks until all of them are there.
+    """Make a group with the other ranks. Waits until all ranks are there.
 
     Raises:
-        ModelError: there is no such back end here, or they can't reach each other.
+        ModelError: MLX has no such back end here, or the ranks can't reach each other.
     """
     if not mx.distributed.is_available(ranks.backend):
         raise ModelError(
@@ -56,7 +56,7 @@ def join(ranks: Ranks, rank: int) -> Any:
 
 
 def _variables(ranks: Ranks, rank: int, folder: Path) -> dict[str, str]:
-    """The variables that mlx.launch would set."""
+    """The environment variables that mlx.launch would set for this rank."""
     first = ranks.addresses[0][0]
     own = {"MLX_RANK": str(rank)}
     match ranks.backend:
@@ -82,8 +82,8 @@ def _file(path: Path, content: Any) -> str:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables in the block, in which the group is made. Afterwards they are unset again,
-    since files that they name are gone.
+    """Set environment variables in the `with` block, in which the group is made. Afterwards their
+    old values are restored, since the files that they name are gone.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -98,10 +98,10 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit) -> None:
-    """Leave in a model, whose weights aren't read yet, only the part of this rank.
+    """Reduce a model, whose weights aren't read yet, to the part of this rank.
 
     Raises:
-        ModelError: mlx-lm can't split it like this.
+        ModelError: mlx-lm can't split the model in this way.
     """
     kind = str(config.get("model_type"))
     splits = splits_of(model)
@@ -112,7 +112,7 @@ def split_model(model: Any, config: dict[str, Any], group: Any, split: RankSplit
             raise ValueError(reason)
         splits[split](group)
         if not mx.cuda.is_available():
-            # The commands of CUDA have no bound in time.
+            # Commands on CUDA have no time limit that a wait for other ranks could exceed.
             keep_apart(model)
     except (ValueError, RuntimeError) as error:
         raise ModelError(

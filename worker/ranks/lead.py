@@ -1,5 +1,5 @@
-"""Rank 0: it meets its followers, and tells them each of its operations on batches and on kept
-prompts.
+"""The side of rank 0: it waits for the followers, and tells them each operation on batches and on
+kept prompts.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from worker.system.errors import ModelError
 
 
 class RankLeader:
-    """Rank 0's part in a load. `lead` is set once all ranks have met."""
+    """The load of a model of several ranks, as rank 0 does it. `gather` sets `lead`."""
 
     lead: Lead
 
     def __init__(self, command: Load, on_lost: Callable[[int], None]) -> None:
-        """Another thread calls `on_lost` with a rank that is lost.
+        """Another thread calls `on_lost` with the number of a rank that is lost.
 
         Raises:
             ModelError: the endpoint can't be bound, or several ranks can't compute such a model.
@@ -63,28 +63,28 @@ class RankLeader:
         self._link = LeaderLink(self._ranks, self._lost)
 
     def gather(self, should_stop: Callable[[], bool]) -> None:
-        """Wait for the followers, and meet them.
+        """Wait for the followers, order them to load, and make a group with them.
 
         Raises:
             ModelError, LoadAbandonedError.
         """
         self._link.gather(versions(), should_stop)
-        # The order to load needs no keys.
+        # Followers don't need the keys of the channels.
         ranks = msgspec.structs.replace(self._ranks, keys=(b"", b""))
         self._link.tell(LoadPart(msgspec.structs.replace(self._command, ranks=ranks)))
         self._group = join(self._ranks, 0)
         self.lead = Lead(self._link, self._group)
 
     def part(self, model: Any, config: dict[str, Any]) -> None:
-        """Leave in a model only the part of rank 0. Raises: ModelError."""
+        """Reduce a model to the part of rank 0. Raises: ModelError."""
         split_model(model, config, self._group, self._ranks.split)
 
     def until_loaded(self, should_stop: Callable[[], bool]) -> None:
-        """Wait until all have their weights. Raises: ModelError, LoadAbandonedError."""
+        """Wait until all followers have their parts. Raises: ModelError, LoadAbandonedError."""
         self._link.until_loaded(should_stop)
 
     def close(self) -> None:
-        """End the followers, too."""
+        """End the followers, and close the channels."""
         self._closing = True
         self._link.finish()
         self._link.close()
@@ -95,7 +95,7 @@ class RankLeader:
 
 
 class Lead:
-    """Tells the followers all operations. Only the engine thread calls it."""
+    """Tells the followers all operations of rank 0. Only the engine thread calls the methods."""
 
     def __init__(self, link: LeaderLink, group: Any) -> None:
         self._link = link
@@ -106,7 +106,7 @@ class Lead:
         # The numbers of blocks and snapshots, by the identity of these objects.
         self._kept: dict[int, int] = {}
         self._forgotten: list[int] = []
-        # The numbers of caches that were joined, until a row has them.
+        # The numbers of joined caches, by the identity of these lists, until a row gets them.
         self._joined: dict[int, int] = {}
 
     def tell(self, order: RankOrder) -> None:
@@ -116,7 +116,7 @@ class Lead:
         self._link.tell(order)
 
     def rest(self) -> None:
-        """Have the followers drop blocks that are not kept any more, while nothing is computed."""
+        """Have the followers drop blocks that rank 0 has dropped, while nothing is computed."""
         if self._forgotten:
             self.tell(TrimMemory())
 
@@ -136,14 +136,16 @@ class Lead:
             self.tell(CloseBatch(number))
 
     def joined(self, caches: list[Any] | None) -> int | None:
-        """The number of caches that were joined from blocks; None: they are new."""
+        """The number of these caches, if they were joined from blocks; None: the row gets new
+        caches.
+        """
         return None if caches is None else self._joined.pop(id(caches), None)
 
     def place(self, caches: list[Any], row: int) -> RowPlace:
-        """The place of a row and its caches in mlx-lm's batches.
+        """Where followers find the caches of a row. `row` is the index of the row in `caches`.
 
         Raises:
-            RuntimeError: no batch has them.
+            RuntimeError: no batch has these caches.
         """
         for number, each in self._generators.items():
             if (found := each.place(caches, row)) is not None:
@@ -157,7 +159,9 @@ class Lead:
         return first
 
     def keep(self, blocks: Sequence[Block], number: int) -> None:
-        """Give these blocks numbers, from this one on."""
+        """Number these blocks, beginning with `number`. Followers drop a block after rank 0 has
+        dropped it.
+        """
         for at, block in enumerate(blocks, start=number):
             self._kept[id(block)] = at
             weakref.finalize(block, self._forget, id(block)).atexit = False
@@ -173,7 +177,7 @@ class Lead:
 
 
 class LeadingGenerator(Generator):
-    """A batch that all ranks compute."""
+    """A batch of rank 0 whose operations the followers repeat."""
 
     def __init__(
         self, lead: Lead, number: int, tap: Tap, sampler: Sampler, rows: int, prompts: int
@@ -214,7 +218,9 @@ class LeadingGenerator(Generator):
 
 
 class LeadingCutter(Cutter):
-    """Cuts blocks in all ranks. All ranks forget a block when rank 0 has no reference to it."""
+    """Cuts blocks in all ranks. A follower drops a block when rank 0 has no reference to it any
+    more.
+    """
 
     def __init__(self, lead: Lead, model: Any, make_caches: Callable[[], list[Any]]) -> None:
         super().__init__(model, make_caches)
@@ -245,8 +251,8 @@ class LeadingCutter(Cutter):
 
 
 def leading(sampler: Sampler, group: Any) -> Sampler:
-    """A sampler of rank 0, which gives its tokens to the other ranks. It is a part of the lazy
-    computation, so the next step begins without a wait for the token.
+    """A sampler of rank 0 that also gives its tokens to the followers. This is a part of MLX's lazy
+    computation, so the next step begins without a wait for the tokens.
     """
 
     def sample(logprobs: mx.array) -> mx.array:
@@ -257,7 +263,9 @@ def leading(sampler: Sampler, group: Any) -> Sampler:
 
 
 def following(group: Any) -> Sampler:
-    """A sampler of a follower. It gets rank 0's tokens from a sum to which it adds zeros."""
+    """A sampler of a follower. It gets rank 0's tokens from a sum over all ranks, to which
+    followers add zeros.
+    """
 
     def sample(logprobs: mx.array) -> mx.array:
         nothing = mx.zeros((logprobs.shape[0],), dtype=mx.uint32)
@@ -270,8 +278,8 @@ def following(group: Any) -> Sampler:
 
 
 def finish_step(tap: Tap, *, watched: bool) -> None:
-    """Finish a step of which rank 0 reads the prompts' logits. Reading them computes collective
-    operations of the last layer, so all ranks must compute these.
+    """Compute the logits of a step's prompts if they are `watched`. When rank 0 reads them, this
+    computes collective operations of the last layer, so all ranks must compute the logits.
     """
     if watched and tap.last is not None:
         mx.eval(tap.last)

@@ -1,12 +1,13 @@
-"""The orders of rank 0 to its followers, their answers, and the channels between them.
+"""The orders of rank 0 to the followers, the followers' answers, and the channels between them.
 
-Rank 0 alone decides: which rows join and leave, how long a chunk is, which tokens come and which
-blocks the prompt cache keeps. It tells each operation before it begins, and a follower does the
-same with its part of the model. So all ranks compute the same steps on caches of the same shapes,
-and their collective operations meet in the same order. Otherwise the ranks would wait for ever.
+Rank 0 alone decides which rows join and leave, how long a chunk is, which tokens come and which
+blocks the prompt cache keeps. Rank 0 sends each operation as an order before it begins the
+operation. A follower does the same with its part of the model. So all ranks compute the same steps
+on caches of the same shapes, and their collective operations meet in the same order. Otherwise the
+ranks would wait for ever.
 
-Orders go over ZeroMQ, and not over collective operations. A rank that waits in one of those spins,
-on the ring at least, and would keep a core busy all day.
+Orders go over ZeroMQ, and not over collective operations. A rank that waits in a collective
+operation spins, at least with the ring back end, and would keep a core busy all day.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from protocol.channel import Keys, bind_leader_side, connect_follower_side
 from protocol.life import Load, Ranks
 from worker.system.errors import LoadAbandonedError, ModelError
 
-# The place of caches in a batch of mlx-lm's: among those of prompts, among those of answers, or at
-# a row that has just ended.
+# Where a batch of mlx-lm's has the caches of a row: among those of prompts, among those of answers,
+# or at the row itself if the row has just ended.
 Stage: TypeAlias = Literal["prompt", "answer", "ended"]
 
 
@@ -35,7 +36,9 @@ class _RankOrder(Struct, frozen=True, tag_field="type"):
 
 
 class OpenBatch(_RankOrder, frozen=True, tag="open"):
-    """A batch of at most so many rows, `prompts` of them in prefill."""
+    """Open a batch with the number `batch`, of at most `rows` rows. At most `prompts` of them are
+    in prefill.
+    """
 
     batch: int
     rows: int
@@ -47,8 +50,8 @@ class CloseBatch(_RankOrder, frozen=True, tag="close"):
 
 
 class InsertRow(_RankOrder, frozen=True, tag="insert"):
-    """A row: the segments of its prompt that are to be computed, and the number of caches that were
-    `joined` from its kept blocks.
+    """Add a row to a batch. `segments` are the parts of its prompt to compute. `joined` is the
+    number of caches that were joined from kept blocks; None: the row gets new caches.
     """
 
     batch: int
@@ -64,7 +67,9 @@ class RemoveRows(_RankOrder, frozen=True, tag="remove"):
 
 
 class StepBatch(_RankOrder, frozen=True, tag="step"):
-    """A step, with `chunk` tokens of each prompt. With `watched` the prompts' logits are wanted."""
+    """Compute a step, with `chunk` tokens of each prompt. With `watched` the prompts' logits are
+    wanted.
+    """
 
     batch: int
     chunk: int
@@ -72,7 +77,9 @@ class StepBatch(_RankOrder, frozen=True, tag="step"):
 
 
 class RowPlace(Struct, frozen=True):
-    """The place of a row's caches. `row` is its place in a batch, or its number if it has ended."""
+    """Where the caches of a row are. `row` is the index of the row in the caches, or the number of
+    a row that has ended.
+    """
 
     batch: int
     stage: Stage
@@ -80,7 +87,7 @@ class RowPlace(Struct, frozen=True):
 
 
 class CutBlocks(_RankOrder, frozen=True, tag="cut"):
-    """Keep blocks `first` up to `last` of a row, numbered from `number` on."""
+    """Cut and keep blocks `first` to `last` - 1 of a row. Their numbers begin with `number`."""
 
     place: RowPlace
     first: int
@@ -89,14 +96,16 @@ class CutBlocks(_RankOrder, frozen=True, tag="cut"):
 
 
 class TakeSnapshot(_RankOrder, frozen=True, tag="snapshot"):
-    """Keep the state of a row that can't be cut into blocks."""
+    """Keep a snapshot of a row, with the number `number`: the state of caches that can't be cut."""
 
     place: RowPlace
     number: int
 
 
 class JoinBlocks(_RankOrder, frozen=True, tag="join"):
-    """Join caches from kept blocks, for the next row."""
+    """Join caches from kept blocks, for a row that is inserted later. The caches get the number
+    `number`.
+    """
 
     blocks: list[int]
     snapshot: int | None
@@ -110,7 +119,7 @@ class ForgetBlocks(_RankOrder, frozen=True, tag="forget"):
 
 
 class SetLimit(_RankOrder, frozen=True, tag="take"):
-    """Another limit of each process, which holds `beside_bytes` beside MLX's account."""
+    """Set the memory limit of each rank. Its process holds `beside_bytes` beside MLX's account."""
 
     limit_bytes: int
     beside_bytes: int
@@ -125,7 +134,7 @@ class EndRank(_RankOrder, frozen=True, tag="finish"):
 
 
 class LoadPart(_RankOrder, frozen=True, tag="begin"):
-    """The first order: load a part of a model."""
+    """Load this rank's part of a model. This is the first order."""
 
     load: Load
 
@@ -184,15 +193,15 @@ def decode_answer(frame: bytes) -> FollowerAnswer:
     return _answers.decode(frame)
 
 
-# The time between two checks whether a wait is to be given up.
+# The time between two checks whether to give up a wait.
 _LOOK_MS: Final = 50
 
 
 class LeaderLink:
-    """Rank 0's channels, for one thread. Another thread calls `on_lost`."""
+    """Rank 0's channels to the followers. One thread uses them. Another thread calls `on_lost`."""
 
     def __init__(self, ranks: Ranks, on_lost: Callable[[int], None]) -> None:
-        """`on_lost` gets the rank that is lost.
+        """`on_lost` is called with the number of a rank that is lost.
 
         Raises:
             ModelError: the endpoint can't be bound.
@@ -207,17 +216,19 @@ class LeaderLink:
         except zmq.ZMQError as error:
             raise ModelError(f"{ranks.endpoint}: {error.strerror}", permanent=False) from error
         self._monitor = self._socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
-        # The ranks by the descriptors of their connections. Strangers without the key also connect.
+        # The ranks by the descriptors of their connections. Strangers without the key may also
+        # connect, but are not in here.
         self._ranks: dict[int, int] = {}
         self._gone: list[int] = []
         self._closing = False
         self._watched = False
 
     def gather(self, versions: dict[str, str], should_stop: Callable[[], bool]) -> None:
-        """Wait until all followers are ready. From then on, a follower that goes is lost.
+        """Wait until all followers are ready. From then on, a follower whose connection ends is
+        lost.
 
         Raises:
-            ModelError: one of them is of another version.
+            ModelError: a follower is of another version.
             LoadAbandonedError: `should_stop` has become true.
         """
         for rank, answer in self._all(should_stop).items():
@@ -230,7 +241,7 @@ class LeaderLink:
         threading.Thread(target=self._watch, name="followers", daemon=True).start()
 
     def until_loaded(self, should_stop: Callable[[], bool]) -> None:
-        """Wait until all followers have their parts.
+        """Wait until all followers have loaded their parts.
 
         Raises:
             ModelError: a follower can't load its part.
@@ -256,16 +267,16 @@ class LeaderLink:
                 self._socket.send_multipart((each, frame), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Close the channels, once all orders are delivered."""
+        """Close the channels. Waits until all orders are delivered, a second at most."""
         self._closing = True
         if not self._watched:
             self._monitor.close(linger=0)
         self._socket.close()
-        # It waits a second at most, by the socket's linger.
+        # This waits a second at most, by the socket's linger.
         self._context.term()
 
     def _all(self, should_stop: Callable[[], bool]) -> dict[int, FollowerAnswer]:
-        """One answer of each follower."""
+        """Wait for one answer of each follower. Returns the answers by rank."""
         answers: dict[int, FollowerAnswer] = {}
         while len(answers) < len(self._followers):
             if should_stop():
@@ -287,8 +298,9 @@ class LeaderLink:
         return answers
 
     def _meet(self, rank: int, descriptor: int) -> None:
-        """Note the connection on which a follower is heard. Events of earlier connections with the
-        same descriptor have come before, and are taken out here.
+        """Note the descriptor of the connection on which a follower is heard, unless this
+        connection has ended already. Earlier connections may have had the same descriptor, so only
+        the last event with it counts.
         """
         gone = False
         with contextlib.suppress(zmq.Again):
@@ -312,7 +324,7 @@ class LeaderLink:
 
 
 class FollowerLink:
-    """A follower's channel, for one thread. Another thread calls `on_lost`."""
+    """A follower's channel to rank 0. One thread uses it. Another thread calls `on_lost`."""
 
     def __init__(
         self, address: str, key: bytes, rank: int, silence_s: float, on_lost: Callable[[str], None]
@@ -341,7 +353,7 @@ class FollowerLink:
     def close(self) -> None:
         self._closing = True
         self._socket.close()
-        # It waits a second at most, by the socket's linger.
+        # This waits a second at most, by the socket's linger.
         self._context.term()
 
     def _watch(self) -> None:
@@ -351,8 +363,8 @@ class FollowerLink:
 
 
 def _ends(monitor: zmq.Socket[bytes]) -> Iterator[int]:
-    """The descriptors of connections that end, until the context ends, which waits for the close of
-    this socket.
+    """Yields the descriptor of each connection that ends. When the context ends, closes the monitor
+    socket, for which the context waits.
     """
     while True:
         try:

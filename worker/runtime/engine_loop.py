@@ -1,4 +1,6 @@
-"""The engine's loop: a step, and between two steps commands come in and needs are told."""
+"""The loop of the engine thread: it computes steps. Between two steps it carries out commands, and
+tells the gateway how much memory the engine needs.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,19 @@ from worker.system.memory import read_memory, trim
 from worker.vectors.engine import WithVectors
 from worker.vectors.jobs import VectorJob
 
-# The wait for a second request. Most requests come alone.
+# How long the first request waits for a second one. Most requests come alone.
 _ALONE_S: Final = 0.002
-# The wait for another request, once there are two.
+# How long two or more requests wait for another one, and the bound of the whole wait.
 _PAUSE_S: Final = 0.01
 _MOST_S: Final = 0.05
-# After a pause without requests, the rest of the warming up is done.
+# After so long without a request, warming up goes on.
 _QUIET_S = 1.0
 _MEMORY_READING_S = 1.0
 _ANSWER_S = 0.02
-# How often a sequence is looked at that waits for a disk, or for memory.
+# How often the engine checks a sequence that waits for blocks from disk or for memory.
 _FETCH_S = 0.1
-# Changes of the prompt cache's bytes are told in steps: each block would be news otherwise.
+# While the engine computes, smaller changes of the prompt cache's bytes are not told. Otherwise the
+# gateway would get a message for each block.
 _SLIGHT_BYTES = 4_000_000
 
 
@@ -81,7 +84,7 @@ class EngineLoop:
         thread, engine = self._thread, self._engine
         self._obey_all()
         if thread.should_finish():
-            # The order to finish was among those commands: no other follows.
+            # The order to finish was among these commands, and no command follows it.
             return
         self._refuse_hopeless()
         asked = self._tell_need()
@@ -91,8 +94,8 @@ class EngineLoop:
             self._obey(thread.next_command(wait=True, at_most_s=_FETCH_S))
             self._step()
         elif engine.short and (asked or not engine.active):
-            # The gateway answers within a millisecond. If no sequence runs, there is nothing to do
-            # but wait.
+            # Wait for more memory. The gateway answers within a millisecond. If no sequence runs,
+            # the engine has nothing else to do, so it waits longer.
             wait_s = _ANSWER_S if engine.active else _MEMORY_READING_S
             self._obey(thread.next_command(wait=True, at_most_s=wait_s))
             self._step()
@@ -106,7 +109,7 @@ class EngineLoop:
         if tokens or engine.active:
             thread.note_step(engine.active, engine.waiting)
         else:
-            # All sequences wait for memory: this was no step.
+            # All sequences still wait, so this doesn't count as a step.
             thread.figures.active, thread.figures.waiting = 0, engine.waiting
         if tokens:
             thread.emit_step(EngineStep(thread.figures.step, tokens))
@@ -133,7 +136,9 @@ class EngineLoop:
         self._gather()
 
     def _gather(self) -> None:
-        """Wait shortly for requests that come with the first one, so that they begin together."""
+        """Wait shortly for further requests after the first one, so that all of them begin
+        together.
+        """
         most = PREFILL_ROWS if self._engine.batching else 1
         gathering = Gathering(time.monotonic(), most)
         while self._engine.waiting and not self._thread.should_finish():
@@ -164,7 +169,8 @@ class EngineLoop:
             case Limit() as limit:
                 self._take_limit(limit)
             case _:
-                # A second load never comes, and the order to finish is a flag.
+                # `Look` only ends a wait, an order to finish is read from a flag, and a second load
+                # never comes.
                 return
 
     def _take_limit(self, limit: Limit) -> None:
@@ -173,7 +179,7 @@ class EngineLoop:
         if self._lead is not None:
             self._lead.take(limit.limit_bytes, limit.beside_bytes)
         take_bound(limit.bound, self._limits.room, self._context)
-        # A limit may be the same and still leave MLX less: drivers hold memory beside MLX's
+        # Even the same limit may leave less for MLX, since drivers hold memory beside MLX's
         # account, as pools on CUDA.
         if self._limits.mlx_bytes < before_bytes:
             self._engine.make_room()
@@ -186,8 +192,9 @@ class EngineLoop:
             self._thread.emit(GivenUp(self._context.hopeless(each, self._limits.room)))
 
     def _tell_need(self, *, anyway: bool = False) -> bool:
-        """Tell the gateway the engine's needs, if they have changed. True if the change may bring
-        memory.
+        """Tell the gateway the engine's needs if they have changed, or in any case with `anyway`.
+        Returns whether the gateway may answer with more memory: anything but the prompt's number
+        has changed.
         """
         limit_bytes = self._limits.room.limit_bytes
         if limit_bytes is None:
@@ -208,7 +215,9 @@ class EngineLoop:
         return told is None or msgspec.structs.replace(need, prompt=told.prompt) != told
 
     def _is_told(self, need: Need, told: Need) -> bool:
-        """While the engine computes, a small change of the prompt cache is no news."""
+        """Whether the gateway knows this need. While sequences run or wait, a small change of the
+        prompt cache's bytes doesn't count.
+        """
         slight = abs(need.cache_bytes - told.cache_bytes) < _SLIGHT_BYTES
         if slight and self._engine.active + self._engine.waiting:
             told = msgspec.structs.replace(told, cache_bytes=need.cache_bytes)
@@ -216,28 +225,27 @@ class EngineLoop:
 
 
 class Gathering:
-    """Decides how long an engine that has nothing to do waits for requests that come with the
-    first.
+    """Decides how long an idle engine waits after a first request for others that come with it.
 
-    Rows whose prompts are computed together join the batch together. Each group that joins costs a
-    copy of all caches of the batch. Times are seconds on the caller's clock.
+    Rows whose prompts are computed together join the batch together. Each group of rows that joins
+    costs a copy of all caches of the batch. Times are seconds on the caller's clock.
     """
 
     def __init__(self, now: float, most: int) -> None:
-        """The group has one request at `now`. At most `most` are computed together."""
+        """The first request comes at `now`. At most `most` prompts are computed together."""
         self._most = most
         self._there = 1
         self._until = now + _MOST_S
         self._quiet_until = now + _ALONE_S
 
     def add(self, now: float) -> None:
-        """Another request has come."""
+        """Note that another request has come."""
         self._there += 1
         self._quiet_until = now + _PAUSE_S
 
     def left_s(self, now: float, arriving: int) -> float:
-        """How long to wait for the next request; 0: begin. `arriving` prompts are being
-        tokenized.
+        """Seconds to wait for the next request; 0: begin now. `arriving` is the number of prompts
+        that are being tokenized.
         """
         if self._there >= self._most:
             return 0.0
@@ -246,6 +254,6 @@ class Gathering:
 
 
 def take_bound(bound: Bound | None, room: CacheRoom, context: ContextInForce) -> None:
-    """Take over the most that sequences may have from now on."""
+    """Take over the most memory and tokens that the model can get. None: they are not bounded."""
     room.most_bytes = None if bound is None else bound.bytes
     context.take(bound)

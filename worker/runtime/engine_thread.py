@@ -1,7 +1,7 @@
-"""The one thread that makes all calls of MLX: imports, load, steps, release.
+"""The engine thread, the only thread that calls MLX: for imports, load, steps and release.
 
-This module is light to import, because the thread that talks to the gateway needs it at once, and
-MLX and mlx-lm take seconds.
+The other side of this thread is the sender, the main thread, which talks to the gateway. The sender
+needs this module at once. So the module imports neither MLX nor mlx-lm, which take seconds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("worker")
 
-# The least time between two messages. No screen shows more than sixty a second, and each message
-# wakes threads here, the gateway and every client. A slower engine is not delayed.
+# The least time between two messages with tokens. No screen shows more than sixty changes a second,
+# and each message wakes threads here, the gateway and every client. An engine with fewer steps a
+# second is not delayed.
 _BETWEEN_S: Final = 1 / 60
-# Events that may wait for the sender, most of them steps. If there are more, the engine waits.
+# The most events that may wait for the sender; most events are steps. Beyond this number the engine
+# thread waits.
 _MOST_EVENTS: Final = 256
 EngineEvent: TypeAlias = (
     "Message | ModelReady | EngineStep | Prepared | VectorJob | GivenUp | RankGone | EngineEnded"
@@ -44,13 +46,13 @@ EngineCommand: TypeAlias = (
 
 
 class EngineThread:
-    """Commands in, events out."""
+    """The engine thread. The sender posts commands to it, and reads its events."""
 
     def __init__(self, work: Callable[[EngineThread], None], wake: Callable[[], None]) -> None:
-        """The thread does `work` and ends with it. It calls `wake` after each event."""
+        """The thread runs `work` and ends when that returns. `wake` wakes the sender for events."""
         self.figures = EngineFigures()
         self.throttle = OutputThrottle()
-        # Prompts that are being tokenized; written by the sender.
+        # How many prompts are being tokenized. Only the sender writes this number.
         self.arriving = 0
         self._work = work
         self._wake = wake
@@ -58,7 +60,7 @@ class EngineThread:
         self._events: queue.Queue[EngineEvent] = queue.Queue(_MOST_EVENTS)
         self._finishing = threading.Event()
         self._loading = threading.Event()
-        # A daemon, so that a stop during the imports needn't wait for them.
+        # A daemon thread, so that a stop during the imports needn't wait for them.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -74,7 +76,7 @@ class EngineThread:
         self._commands.put(command)
 
     def finish(self) -> None:
-        """Ask the thread to release the model and end. Works during a load, too."""
+        """Ask the thread to release the model and end. This also works during a load."""
         self._finishing.set()
         self._commands.put(FinishEngine())
 
@@ -85,12 +87,14 @@ class EngineThread:
             return None
 
     def emit(self, event: EngineEvent) -> None:
-        """Hand an event to the sender, from any thread. Waits while the sender has too many."""
+        """Hand an event to the sender, from any thread. Waits while too many events wait."""
         self._events.put(event)
         self._wake()
 
     def emit_step(self, step: EngineStep) -> None:
-        """Hand a step to the sender, and wake it if it would look too late."""
+        """Hand a step to the sender, and wake the sender if it would otherwise read the step too
+        late.
+        """
         self._events.put(step)
         if self.throttle.wakes(time.monotonic(), awaited=any(each.awaited for each in step.tokens)):
             self._wake()
@@ -110,14 +114,16 @@ class EngineThread:
 
     @property
     def is_wanted(self) -> bool:
-        """There are commands, or a prompt that is being tokenized will be one soon."""
+        """Whether there is or soon will be work: a command waits, a prompt is being tokenized, or
+        the thread has to finish.
+        """
         return self.arriving > 0 or not self._commands.empty() or self._finishing.is_set()
 
     def should_finish(self) -> bool:
         return self._finishing.is_set()
 
     def note_step(self, active: int, waiting: int) -> None:
-        """Note progress: a decoding step, or a chunk of a prompt."""
+        """Count a step of the engine, which is a decoding step or a chunk of a prompt."""
         self.figures.step += 1
         self.figures.last_step_at = time.monotonic()
         self.figures.active = active
@@ -135,7 +141,9 @@ class EngineThread:
 
 @dataclass
 class EngineFigures:
-    """Written by the engine thread, read by the sender. Each field is consistent by itself."""
+    """Figures for heartbeats. The engine thread writes them, and the sender reads them without a
+    lock, so two fields may be of different moments.
+    """
 
     step: int = 0
     last_step_at: float | None = None
@@ -146,10 +154,10 @@ class EngineFigures:
 
 
 class OutputThrottle:
-    """Joins several steps of a fast engine into one message, for all streams together.
+    """Decides when the sender reads steps, so that one message has several steps of a fast engine.
 
-    The engine's thread calls `wakes`, and the sender's thread calls the rest. Times are seconds on
-    a clock that both threads read.
+    The engine thread calls `wakes`, and the sender calls the other methods. Times are seconds on a
+    clock that both threads read.
     """
 
     def __init__(self) -> None:
@@ -157,30 +165,30 @@ class OutputThrottle:
         self._looks = False
 
     def note_look(self, now: float) -> None:
-        """The sender is about to take all steps that there are."""
+        """Note that the sender is about to read all steps that wait."""
         if now >= self._next_at:
             self._looks = False
 
     def note_sent(self, now: float) -> None:
-        """The sender has sent steps, and will look for more after the pause."""
+        """Note that the sender has sent steps. The sender looks for more after `_BETWEEN_S`."""
         self._next_at = now + _BETWEEN_S
         self._looks = True
 
     def left_s(self, now: float) -> float | None:
-        """How long until the sender looks by itself; None: it looks only when it is woken."""
+        """Seconds until the sender looks by itself; None: it looks only when it is woken."""
         return max(0.0, self._next_at - now) if self._looks else None
 
     def wakes(self, now: float, *, awaited: bool) -> bool:
-        """Whether a new step wakes the sender. A client waits for an `awaited` step, which is sent
-        at once.
+        """Whether a new step wakes the sender. An `awaited` step always does, since a client waits
+        for it.
         """
         return awaited or now >= self._next_at
 
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The model answers. `prepare` is called by threads of the sender, which must not import
-    MLX.
+    """The model can answer requests. Threads of the sender call `prepare`, since they must not
+    import MLX themselves.
     """
 
     ready: Ready
@@ -195,8 +203,8 @@ class EngineStep:
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A sequence that was taken out, because it waited for more memory than there can be, or can't
-    go on.
+    """A sequence was taken out of the engine, because it needs more memory than there can ever be,
+    or because it can't go on.
     """
 
     failure: RequestFailed
@@ -204,14 +212,14 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class EngineEnded:
-    """The engine thread has ended and holds nothing. `failed` if an exception ended it."""
+    """The engine thread has ended and has released the model. `failed`: an exception ended it."""
 
     failed: bool
 
 
 @dataclass(frozen=True)
 class RankGone:
-    """Another rank of the model is gone, and nothing can be computed without it."""
+    """Another rank of the model is gone. Without that rank the model can't compute."""
 
     rank: int
 
@@ -223,7 +231,7 @@ class RemoveRequests:
 
 @dataclass(frozen=True)
 class Look:
-    """Blocks of a prompt have been read from disk: the engine may go on."""
+    """Blocks of a prompt have been read from disk, and the engine may take them over."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +254,8 @@ else:
 
 
 def import_at_low_priority(name: str) -> None:
-    """Import a module on a thread of low priority, and wait for it. Errors are left to the later
-    import of the same module.
+    """Import a module on a thread of low priority, and wait for the thread. An error is only
+    logged, since the later import of the same module raises it again.
     """
 
     def run() -> None:

@@ -1,5 +1,5 @@
-"""Requests are made ready to run, on threads beside the engine, so that a long prompt delays no
-other stream.
+"""Makes requests ready for the engine, on threads beside the engine thread, so that a long prompt
+delays no other stream.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ from worker.text.stream import AnswerStream, answer_stream
 from worker.text.template import ChatTemplate
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
-# Vocabularies have runs of spaces as single tokens, the longest known of 128.
+# Some vocabularies have runs of spaces as single tokens. The longest known run has 128 spaces.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
-# The name and the arguments of a call.
+# One token for the name of a call, and one for its arguments.
 _LEAST_TOKENS_PER_CALL: Final = 2
-# A prompt that is only counted may be longer than any context. So many characters take some
-# seconds.
+# The bound for a prompt of which only the tokens are counted, and which may be longer than the
+# context. So many characters take some seconds.
 _MOST_COUNTED_CHARACTERS: Final = 8 << 20
-# Each step compares these tokens with the end of the answer.
+# The most tokens in all banned sequences. Each step compares them with the end of the answer.
 _MOST_BANNED_TOKENS: Final = 4096
-# Tokens and alternatives of a prompt, which are held and sent before the answer begins.
+# The most scores of a prompt: one for each token and each alternative. All scores are held in
+# memory and sent before the answer begins.
 _MOST_PROMPT_SCORES: Final = 1 << 18
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request ready to run.
+    """A request that is ready to run.
 
-    `prompt_ids` is the prompt alone; the sequence and `answer` also have the tokens that were
-    delivered already. `logprobs` writes the scores of tokens, and `echo` comes before the text of
-    the answer. With `prompt_only` a token is computed for the prompt's scores alone, and is no
-    answer. `rendered` says that the gateway needs the ids and doesn't have them.
+    `prompt_ids` are the tokens of the prompt alone. `sequence` and `answer` also have the
+    `delivered` tokens that another worker made. `logprobs` writes the scores of tokens, and `echo`
+    is text that is sent before the answer. With `prompt_only` the sequence makes a token only for
+    the sake of the prompt's scores. This token is not sent. With `rendered` the gateway needs
+    `prompt_ids` and doesn't have them.
     """
 
     sequence: Sequence
@@ -68,9 +70,10 @@ class Prepared:
 def prepare(
     generate: Generate, loaded: LoadedModel, context: Context, paths: Paths
 ) -> Prepared | RequestFailed:
-    """Render, tokenize and check one request, and take it to where another worker left it.
+    """Render, tokenize and check one request. If another worker has begun the answer, continue it
+    behind the tokens that were delivered.
 
-    A prompt that is empty, can't be rendered or doesn't fit the context is refused.
+    A request whose prompt is empty, can't be rendered or doesn't fit the context is refused.
     """
     try:
         return _prepare(generate, loaded, context, paths)
@@ -85,8 +88,8 @@ def _invalid(
 
 
 class InfillTokens(NamedTuple):
-    """A model's tokens for filling in. Without `middle` the prefix comes last, and then the
-    answer.
+    """A model's special tokens for filling in text between a prefix and a suffix. Without `middle`
+    the prefix comes last in the prompt, directly before the answer.
     """
 
     prefix: str
@@ -112,7 +115,9 @@ _FORMS: Final = (
 
 
 def infill_prompt(prefix: str, suffix: str, tokenizer: Any) -> list[int] | None:
-    """Token ids; None: the model has no tokens for filling in. `tokenizer` is mlx-lm's wrapper."""
+    """The prompt with which a model fills in text between `prefix` and `suffix`, as token ids;
+    None: the model has no tokens for that. `tokenizer` is mlx-lm's wrapper.
+    """
     vocabulary = tokenizer.get_vocab()
     form = next((each for each in _FORMS if set(filter(None, each)) <= vocabulary.keys()), None)
     if form is None:
@@ -131,7 +136,7 @@ def _encode(text: str, tokenizer: Any) -> list[int]:
 
 
 def tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], PictureInputs | None]:
-    """Token ids, and the arrays of pictures if there are any.
+    """The token ids of the prompt, and the inputs of its pictures, if it has pictures.
 
     Raises: PromptError.
     """
@@ -151,7 +156,7 @@ def tokenize(generate: Generate, loaded: LoadedModel) -> tuple[list[int], Pictur
 
 
 def text_of(generate: Generate, prompt_ids: list[int], loaded: LoadedModel) -> str:
-    """The text of the prompt: as it was sent, or decoded from its tokens."""
+    """The text of the prompt, as the client sent it or decoded from the tokens."""
     if isinstance(generate.prompt, TextPrompt):
         return generate.prompt.text
     return str(loaded.tokenizer.decode(prompt_ids))
@@ -199,7 +204,7 @@ def _infill(prefix: str, suffix: str, tokenizer: Any) -> list[int]:
 
 
 def no_further(broken: Broken) -> RequestFailed:
-    """The refusal of a sequence that can't go on, because of its constraint or its pictures."""
+    """The error for a sequence that can't go on because of its constraint or its pictures."""
     if broken.pictures:
         error = _invalid(f"The model can't look at these pictures: {broken.reason}", "prompt")
     else:
@@ -227,13 +232,15 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
     answer = answer_stream(generate, prompt_ids, loaded.tokenizer, loaded.answer_format)
     for token_id in delivered:
         answer.add(token_id)
-    # They come before the first token.
+    # Scores of the prompt come before the first token, so the client has them if a token was
+    # delivered.
     prompt_logprobs = None if delivered else generate.prompt_logprobs
     path = None
     if prompt_logprobs is None:
         path = _find_path(generate, loaded, paths, token_ids, len(prompt_ids), pictures)
     else:
-        # Blocks of the prompt cache have no logits, so none are taken.
+        # The scores need the logits of the prompt, and blocks of the prompt cache have no logits.
+        # So the prompt is computed without these blocks.
         _check_prompt_logprobs(len(prompt_ids), prompt_logprobs)
     sequence = Sequence(
         request_id=generate.request_id,
@@ -255,8 +262,8 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         sequence,
         prompt_ids,
         len(delivered),
-        # A prompt that is only counted may be longer than any context, and no other worker needs
-        # its ids.
+        # If only the tokens are counted, no other worker needs the ids, and the prompt may be
+        # longer than any context.
         rendered=not (generate.counts or isinstance(generate.prompt, TokenPrompt)),
         answer=answer,
         logprobs=LogprobWriter(loaded.token_bytes, prompt_ids),
@@ -276,7 +283,7 @@ def _check_tokens(prompt_ids: list[int], token_ids: list[int], vocabulary: int) 
 
 
 def _wanted_tokens(generate: Generate, context: Context, prompt: int, delivered: int) -> int:
-    """The most tokens that the answer may have, with those that were delivered."""
+    """The most tokens that the answer may have, including the tokens that were delivered."""
     room = context.tokens - prompt
     if room < 1 and not generate.counts:
         why = f": it has {prompt}, which leaves no room for an answer"
@@ -298,7 +305,8 @@ def _find_path(
     boundaries: list[int] = []
     if paths.needs_boundaries:
         boundaries = _boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
-    # The tokens of one picture are those of any other, so the salt tells pictures apart.
+    # All pictures have the same tokens, so the salt of the keys tells prompts with different
+    # pictures apart.
     salt = generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt)
     return paths.find(token_ids, salt, boundaries)
 
@@ -353,7 +361,7 @@ def _check_size(generate: Generate, context: Context) -> None:
             least_tokens, characters = 1, len(text) + len(suffix or "")
         case TokenPrompt(packed):
             least_tokens, characters = len(packed) // BYTES_PER_TOKEN, 0
-    # A template writes some tokens beside the texts, which are as much work.
+    # The template adds tokens for each message, each as much work as the longest token.
     work = characters + _MOST_CHARACTERS_PER_TOKEN * least_tokens
     if generate.counts and work <= _MOST_COUNTED_CHARACTERS:
         return
@@ -399,12 +407,12 @@ def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
 
 
 def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
-    """The places, in tokens, up to which other prompts may be alike: the end of the system prompt,
-    and the end of the part that the conversation's next turn repeats. That part may lack the tokens
-    that ask for an answer.
+    """The places, in tokens, up to which later prompts may equal this one: the end of the system
+    prompt, and the end of the part that the conversation's next turn repeats. The repeated part may
+    lack the tokens that ask for an answer.
     """
     if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
-        # Pictures have more tokens than the template writes.
+        # A picture has more tokens in the prompt than the template writes for it.
         return [len(prompt_ids)]
     messages = generate.prompt.messages
     beginnings = [messages]

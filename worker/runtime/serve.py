@@ -1,4 +1,6 @@
-"""A worker's life on the engine thread: say hello, load one model, step until told to finish."""
+"""A worker's life on the engine thread: it says hello, loads one model, and computes steps until it
+is told to finish.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,17 @@ from worker.vectors.engine import NoText, WithVectors
 from worker.vectors.jobs import VectorJob
 from worker.vectors.making import VectorServing, make_vectors
 
-# With another number, prompts that were stored before aren't found any more.
+# Raise this number when the form of stored prompts changes. Prompts of the old form are then not
+# found any more.
 _PROMPT_FORMAT = "1"
-# At the end, prompts that wait to be stored have so long.
+# At its end a worker waits at most so long until its prompts are stored.
 _STORE_S = 5.0
 
 
 def serve(thread: EngineThread, incarnation: int, *, spare: bool) -> None:
     """Run one worker's life on the calling thread; returns once the memory is released."""
     device = read_device()
-    # A CPU has nothing to prepare.
+    # On a CPU a spare has nothing to warm up.
     if spare and mx.default_device() != mx.cpu:
         practise()
     thread.emit(
@@ -97,7 +100,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
 
 
 class TextServing(NamedTuple):
-    """The parts that write text."""
+    """The engine for text of a loaded model, and the prompt cache with its keys."""
 
     engine: Engine
     paths: Paths
@@ -105,8 +108,8 @@ class TextServing(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A loaded model with its parts, within its limits. It writes `text`, makes `vectors`, or
-    both.
+    """A loaded model, its memory limits, its context in force, and the objects that make `text` and
+    `vectors` with it. One of these may be None, since a model may make only text or only vectors.
     """
 
     loaded: LoadedModel
@@ -130,7 +133,7 @@ class Served(NamedTuple):
             return self.vectors.texts.prepare(task, self.context.now)
         if isinstance(task, Generate) and self.text is not None:
             return prepare(task, self.loaded, self.context.now, self.text.paths)
-        # The gateway knows what the model can do, and sends no such request.
+        # This doesn't happen: the gateway knows the model's abilities, and refuses such a request.
         return RequestFailed(
             request_id=task.request_id,
             code="invalid_request_error",
@@ -208,7 +211,9 @@ def _run(
 
 
 def _context(command: Load, loaded: LoadedModel, vectors: VectorServing | None) -> ContextInForce:
-    """The configured context or the model's own, whichever is shorter, until memory has less."""
+    """The context in force at first: the configured context or the model's own, whichever is
+    shorter. `take_bound` may shorten it further if memory is scarce.
+    """
     own_tokens = loaded.context_tokens or command.context_tokens
     if vectors is not None and loaded.is_encoder:
         own_tokens = min(own_tokens, vectors.texts.most_tokens or own_tokens)
@@ -227,7 +232,7 @@ def _make_text(
         cutter = Cutter(caches.run, caches.make)
     else:
         cutter = LeadingCutter(lead, caches.run, caches.make)
-    # Each rank has only its part of a prompt, so nothing is stored of several ranks.
+    # With several ranks no prompt is stored, since each rank has only a part of it.
     store = _open_store(command) if cutter.can_restore and lead is None else None
     root = prompt_root(loaded, command)
     paths = Paths(root, store, needs_snapshots=cutter.needs_snapshots)
@@ -235,7 +240,8 @@ def _make_text(
     if store is not None:
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
-    # mlx-vlm's models keep positions of one sequence in themselves.
+    # A model of mlx-vlm's stores the positions of one sequence in itself, so it can't compute a
+    # batch.
     if caches.can_be_merged and loaded.picture_processor is None:
         engine: Engine = BatchedEngine(
             loaded.model,
@@ -267,7 +273,9 @@ def _open_store(command: Load) -> PromptStore | None:
 
 
 def prompt_root(loaded: LoadedModel, command: Load) -> bytes:
-    """The root key of a model's prompts: all that the cached blocks depend on beside the tokens."""
+    """The root key of a model's prompts: a hash of all that determines the content of a block,
+    except the tokens.
+    """
     return root_key(
         _PROMPT_FORMAT,
         loaded.fingerprint,

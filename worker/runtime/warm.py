@@ -1,9 +1,10 @@
-"""Warming up: kernels are compiled, and tokenizers and templates used once, before requests come.
+"""Warming up: before requests come, MLX compiles kernels, and the tokenizer and chat template are
+used once.
 
-A part of it can also be done after the load, while no request runs. A spare worker on a GPU does
-its part before it has a model, with a small model of the most common kind: kernels depend on types
-and on a few sizes, not on the model. On an H100 the first evaluations of a load and its first
-answer take 0.3 s after that, and 0.7 s without (MLX 0.32.4).
+Warming up begins in the load. The rest can follow after the load, while no request runs. A spare on
+a GPU warms up before it has a model. It runs a small model of the most common kind, since kernels
+depend on types and on a few sizes, not on the model. On an H100 the first evaluations of a load and
+its first answer take 0.3 s after that, and 0.7 s without (MLX 0.32.4).
 """
 
 from __future__ import annotations
@@ -43,17 +44,21 @@ from worker.sampling.settings import make_row_sampling
 from worker.system.errors import GpuRecovery
 from worker.system.memory import released_memory
 
-# Chunks of a prompt grow from the shortest to the longest, and each length is a shape of its own.
+# The lengths of the prompts, which cover the lengths of chunks. For MLX each length is a shape of
+# its own.
 _PROMPT_TOKENS: Final = (32, 128, 512, 2048)
-# A block that is kept, and the token that decoding begins with. It is enough to measure the speed:
-# without that, the first prompt would be cut into short chunks.
+# One block for the prompt cache, and the token with which decoding begins. This is enough to
+# measure the speed of prefill. Without that speed, the first prompt of a client would be cut into
+# short chunks.
 _KEPT_TOKENS: Final = BLOCK_TOKENS + 1
 _ANSWER_TOKENS: Final = 3
 _ROOT: Final = bytes(KEY_BYTES)
-# A longer prompt that would take so long is left to the client who brings it.
+# If all sequences of one length would take longer than this, longer prompts are left out: the first
+# client with such a prompt waits for its kernels.
 _LONG_S: Final = 0.25
 _MOST_STEPS: Final = 64
-# Settings as clients ask for them: each makes a graph of its own, alone and beside others.
+# Settings that clients often use. Each makes a compute graph of its own, alone and beside others in
+# a batch.
 _SAMPLINGS: Final = (
     Sampling(seed=0, temperature=1.0),
     Sampling(seed=0, temperature=0.7, top_p=0.9),
@@ -72,7 +77,9 @@ _PROMPTS: Final[tuple[Prompt, ...]] = (
 
 
 class Warming:
-    """Compiles kernels part by part: in the load, or later while no request waits."""
+    """Compiles kernels by running sequences, part by part: in the load, or later while no request
+    waits.
+    """
 
     def __init__(
         self,
@@ -95,31 +102,35 @@ class Warming:
         return self._next is None
 
     def begin(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Warm up in the load. If requests are `awaited`, only check that the model works and how
-        fast: the requests compile the rest.
+        """Warm up in the load. `awaited`: requests wait for the model. Then run a single sequence,
+        which shows that the model works and how fast. The requests compile the other kernels.
         """
         with nullcontext() if self._prompt_cache is None else self._prompt_cache.rehearsal():
             self._run([self._kept()], is_interrupted)
-            # On a CPU nothing is kept for a shape or a graph: the first answer takes as long as the
-            # next.
+            # On a CPU MLX keeps nothing for a shape or a graph, so the first answer takes as long
+            # as the next.
             if mx.default_device().type != mx.DeviceType.cpu:
                 self.compile(awaited=awaited, is_interrupted=is_interrupted)
         mx.reset_peak_memory()
 
     def compile(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
-        """For a GPU: compile all parts, or none if requests are awaited."""
+        """Run all parts, to compile their kernels for a GPU. If requests have `awaited` the model,
+        leave all parts to `go_on`.
+        """
         self._next = next(self._parts, None)
         if awaited:
             return
         if self._most_tokens >= _KEPT_TOKENS:
-            # With the kernels of the first run, this one is taken from the prompt cache.
+            # The first run of this sequence has put its block into the prompt cache. This second
+            # run takes the block from there, which needs further kernels.
             self._run([self._kept()], is_interrupted)
         while self._next is not None and not is_interrupted():
             self._advance(self._run(self._next, is_interrupted))
 
     def go_on(self, is_interrupted: Callable[[], bool]) -> None:
-        """Run the next part in an engine that has nothing to do. It is given up as soon as a
-        request comes, and begun anew another time. Without memory to spare the warming ends.
+        """Run the next part while the engine has nothing to do. A part is given up as soon as a
+        request comes, and begins anew another time. If the part doesn't fit the memory limit,
+        warming up ends.
         """
         part, cache = self._next, self._prompt_cache
         if part is None:
@@ -154,12 +165,14 @@ class Warming:
     def _run(
         self, together: list[Sequence], is_interrupted: Callable[[], bool] = lambda: False
     ) -> float:
-        """Run these sequences to their end; returns the seconds that it took."""
+        """Run these sequences to their end, or until an interruption. Returns the seconds that this
+        took.
+        """
         began_at = time.monotonic()
         engine = self._engine
         for sequence in together:
             engine.add(sequence)
-        # An engine that has no room for the sequences is left as it is.
+        # Without room for the sequences an engine makes no progress, so the steps are bounded.
         for _ in range(_MOST_STEPS):
             if not engine.active + engine.waiting or is_interrupted():
                 break
@@ -173,8 +186,8 @@ class Warming:
 
 
 def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float, None]:
-    """The parts: sequences that run together, with prompts of up to `most_tokens`. Each part is
-    answered with its seconds: longer prompts are left out once they take long.
+    """Yields the parts, which are sequences that run together, with prompts of up to `most_tokens`.
+    The caller sends back the seconds of each part. Longer prompts are left out once they take long.
     """
     settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
     for tokens in _PROMPT_TOKENS:
@@ -197,8 +210,8 @@ def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float
 
 
 def practise() -> None:
-    """Answer with a model of random weights, and again with its weights in 4 bits; then drop it. A
-    failure is left to the load.
+    """Warm up a spare: answer with a small model of random weights, then with the same weights in 4
+    bits, and drop the model. An error is only logged, since the load would show it, too.
     """
     try:
         with released_memory():
@@ -215,7 +228,7 @@ def _answer_twice() -> None:
 
 
 def _answer(model: Any) -> None:
-    """Answer as in a load for which a request waits."""
+    """Warm up this model as a load does for which a request waits."""
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))
     prompt_cache = PromptCache(Cutter(caches.run, caches.make), None)
@@ -226,8 +239,9 @@ def _answer(model: Any) -> None:
 
 
 def rehearse(loaded: LoadedModel, context: Context, paths: Paths) -> None:
-    """Prepare a request of each kind, and a token of its answer. A request that fails here fails
-    again for a client, who is told why.
+    """Use the tokenizer and chat template once: prepare a request of each kind, and decode a token
+    of its answer. An error is only logged. A client's request fails with the same error, and says
+    why.
     """
     for prompt in _PROMPTS:
         generate = Generate(
