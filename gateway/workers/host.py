@@ -40,14 +40,12 @@ class RankOrder(ProcessOrder, frozen=True, kw_only=True):
 
 class RankEnd(Struct, frozen=True):
     """How the process of a rank ended. `status` is None if the host is out of reach; then `reason`
-    says so. With `by_host` the host ended the rank by itself. `log_tail` are the last lines of the
-    rank that the gateway hasn't got already.
+    says so. With `by_host` the host ended the rank by itself.
     """
 
     status: ExitStatus | None
     reason: str
     by_host: bool = False
-    log_tail: tuple[str, ...] = ()
 
 
 class HostFigures(Struct, frozen=True):

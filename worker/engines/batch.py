@@ -98,7 +98,6 @@ class CachedRow(NamedTuple):
     row: Row
     caches: list[Any]
     place: int
-    prefilling: bool
     at_boundary: bool
 
 
@@ -314,7 +313,6 @@ class RowBatch:
             CachedRow(
                 row,
                 *places[uid],
-                prefilling=uid in self._prefilling,
                 at_boundary=row in self._at_boundary,
             )
             for uid, row in self._rows.items()
@@ -325,7 +323,7 @@ class RowBatch:
         """The rows that ended since the last call and of which the prompt cache may keep blocks."""
         ended, self._ended = self._ended, []
         return [
-            CachedRow(row, *caches, prefilling=False, at_boundary=False)
+            CachedRow(row, *caches, at_boundary=False)
             for row, caches in ended
             if row.kept is not None
         ]

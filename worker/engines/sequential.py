@@ -305,8 +305,7 @@ class SequentialEngine(QueuedEngine):
     def _keep(self, run: _Run, *, at_boundary: bool = False, ended: bool = False) -> None:
         if self._keeper is None or run.row.kept is None:
             return
-        prefilling = run.tokens is None
-        cached = [CachedRow(run.row, run.caches, 0, prefilling, at_boundary)]
+        cached = [CachedRow(run.row, run.caches, 0, at_boundary)]
         # A sequence that has ended needs no room any more, so `_sizes` is empty then. Its caches
         # still exist.
         self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())
