@@ -261,8 +261,8 @@ class Admission:
     def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
             overdue = this_round.reclaim.overdue(claim)
-            # A model that can't be displaced now is protected in vain while it can't run a
-            # sequence.
+            # A model that can't be displaced is protected in vain until its sequence runs, so its
+            # claim comes first.
             allocation = self.ledger.allocation(claim.model_id)
             urgent = allocation is not None and this_round.reclaim.keeps_place(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)

@@ -121,8 +121,9 @@ def shortened(estimated: Estimate, most_bytes: int) -> Estimate:
 
 
 class Fit(Struct, frozen=True):
-    """What a model gets at its load. It asks for `needed_bytes`, and then has `context_tokens` of
-    its whole context, `wanted_tokens`. `possible_bytes` can be had for the model.
+    """The memory and the context of a model at its load. The model asks for `needed_bytes`, and
+    gets `context_tokens` of its whole context, `wanted_tokens`. It can have `possible_bytes` at
+    most.
     """
 
     needed_bytes: int

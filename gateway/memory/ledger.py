@@ -16,7 +16,7 @@ from gateway.memory.allocation import NEVER, Allocation
 
 
 class Claim(Struct):
-    """A model's wait for `needed_bytes` of memory, with the time of its begin and its priority.
+    """A model's wait for `needed_bytes` of memory, since a time, and with a priority.
 
     A model without a process claims its floor. A loaded model (`loan`) claims the bytes without
     which its next sequence can't go on. Models that are loaded together have one claim, which has
