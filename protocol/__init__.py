@@ -1,1 +1,1 @@
-"""The language of the gateway and its workers: messages, their encoding, and the channel."""
+"""What gateway and workers share: messages, their encoding, the channel, and files of models."""
