@@ -1,1 +1,1 @@
-"""What gateway and workers share: messages, their encoding, the channel, and files of models."""
+"""Shared by gateway and workers: messages, their encoding, the channel, files, stored prompts."""

@@ -17,7 +17,7 @@ OVERGROWN_S: Final = 10.0
 
 
 class AdmissionRound:
-    """One round. The caller calls `settle` first, then `serve` for each claim, and `lend` last."""
+    """Makes the decisions of one round: `settle` first, `serve` for each claim, then `lend`."""
 
     def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
         self.orders = MemoryOrders(ledger, now)
@@ -53,7 +53,7 @@ class AdmissionRound:
         for each in self._ledger.steady:
             if not each.returning_bytes:
                 if each.recalled_at is not None and _is_over(each):
-                    # The worker can't give back the rest, which becomes part of its floor.
+                    # The worker can't give back more: the bytes that it holds become its floor.
                     held_bytes = each.footprint_bytes if self._has_room else each.limit_bytes
                     each.stuck_bytes += held_bytes - each.floor_bytes
                     each.floor_bytes = held_bytes

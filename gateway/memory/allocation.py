@@ -1,4 +1,4 @@
-"""The memory of one model: what is reserved for it, what it was lent, and what it really holds.
+"""The memory of one model: its reserved floor, its loan, and the bytes that it really holds.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -159,8 +159,8 @@ class Allocation(Struct):
 
     @property
     def own_place(self) -> float:
-        """When the model was loaded, or when a later claim of it last protected it from being
-        displaced. Infinity: it is loading.
+        """When the model was loaded, or was last protected from being displaced for a claim of its
+        own. Infinity: it is loading.
         """
         if self.ready_at is None:
             return math.inf

@@ -39,7 +39,7 @@ class NoRoomError(OSError):
 
 
 class OtherHosts(Protocol):
-    """The machines beside this one that ranks of models run on."""
+    """The other machines that ranks of models run on."""
 
     async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
         """Check that the other hosts of these ranks have so many bytes for each, by their figures.

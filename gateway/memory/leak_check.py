@@ -112,7 +112,7 @@ def leak_check_at_start(
     path: Path, *, follows_crash: bool, takes_over: bool, platform: str = sys.platform
 ) -> LeakCheck | None:
     """A check that goes on from the record of an earlier gateway; None where nothing is ever
-    stranded. To be called before a model is loaded, unless this gateway `takes_over` loaded ones.
+    stranded. To be called before a model is loaded, unless this gateway `takes_over` loaded models.
     """
     if platform != "darwin":
         return None

@@ -47,8 +47,8 @@ def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
 
 
 # A sequence that leaves its batch has to be computed anew. So a model that was used lately gives
-# back memory of running sequences once in this time at most, and only for models that have less
-# than this part of their shares.
+# back memory of running sequences once in `REBALANCE_S` at most, and only for models that have less
+# than `_UNFAIR` of their shares.
 REBALANCE_S: Final = 5.0
 _UNFAIR: Final = 0.75
 # Between two requests of one client a model is idle for less than this.

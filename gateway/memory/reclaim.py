@@ -190,10 +190,11 @@ class Reclaim:
         )
 
     def _finishes(self, claim: Claim, allocation: Allocation) -> bool:
-        """Whether the claim has to wait for the model's first sequence, whose prompt began before
-        the claim's turn. Without this memory the prompt would be computed from its start, and two
-        models that take memory from each other in turns would never finish a prompt. After its
-        prompt the sequence may run for as long as the prompt took.
+        """Whether the claim has to wait for the model's first sequence. The prompt of the sequence
+        began before the claim was overdue, or the model has waited for memory for that prompt.
+        Without its memory the prompt would be computed from its start, and two models that take
+        memory from each other in turns would never finish a prompt. After its prompt the sequence
+        may run for as long as the prompt took.
         """
         prompt = allocation.prompt
         if prompt is None or not allocation.busy or claim.priority > allocation.priority:
@@ -231,7 +232,8 @@ def enough_to_evict(
             break
         chosen.append(allocation)
         chosen_bytes += brings(allocation)
-    # Candidates that were chosen last may make earlier ones needless. These stay, busy ones first.
+    # The candidates that were chosen last may make earlier ones needless. Spare these, busy ones
+    # first.
     for allocation in sorted(chosen, key=lambda each: (each.idle, -each.priority)):
         if chosen_bytes - brings(allocation) >= missing_bytes:
             chosen.remove(allocation)

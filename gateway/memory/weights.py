@@ -46,8 +46,8 @@ def read_weights(folder: Path) -> Weights:
     """
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
-        # Of tensors with the same name mlx-lm keeps one, too. They occur if a folder has the
-        # whole weights beside their shards.
+        # Of tensors with the same name mlx-lm keeps one, too. Such tensors occur if a folder has
+        # the whole weights beside their shards.
         tensors |= _tensors(path)
     if not tensors:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")

@@ -41,8 +41,8 @@ class Home:
     """An open store: its index and its payloads."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the store in the folder, or make one. A damaged store, or one of another version, is
-        replaced.
+        """Open the store in the folder, or make one. A store that is damaged, or of another
+        version, is replaced.
 
         Raises:
             UntrustedError: the folder belongs to another account, or others may write to it.

@@ -74,8 +74,8 @@ def blocks_of(file_bytes: int) -> int:
 
 
 class Payloads:
-    """The files below one folder. It has 256 folders, which are named by the first byte of keys,
-    and a folder for unfinished files.
+    """The files below one folder. They are in 256 folders, which are named by the first byte of
+    keys, and in a folder for unfinished files.
 
     With 200,000 files each of the 256 folders has about 780.
     """
