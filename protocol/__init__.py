@@ -1,1 +1,1 @@
-"""The language of the gateway and its workers: messages, their encoding, and the channel."""
+"""Shared by gateway and workers: messages, their encoding, the channel, files, stored prompts."""

@@ -1,5 +1,5 @@
-"""A worker's messages about requests. Parts of answers have a form of their own, which each API of
-the gateway turns into its own.
+"""A worker's messages about requests. The parts of answers have one form, which the gateway turns
+into the form of each API.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from protocol.message import Message, TokenId
 
 
 class Part(Struct, frozen=True, array_like=True):
-    """Base of the parts. Positional on the wire, since most bytes of an answer are parts."""
+    """Base of the parts of answers. The fields of a part are positional on the wire, since most
+    bytes of an answer are parts.
+    """
 
     @property
     def size(self) -> int:
-        """The number of its characters and bytes, and one for the part itself."""
+        """The number of characters and bytes in the part, and one for the part itself."""
         return 1
 
 
@@ -42,9 +44,9 @@ class Reasoning(Part, frozen=True, tag="r"):
 
 
 class ToolCall(Part, frozen=True, tag="c"):
-    """The next characters of the arguments of one call, which are a JSON object once complete.
+    """The next characters of the arguments of one call. The complete arguments are a JSON object.
 
-    Calls are numbered from 0 as they begin; the first part of each has its `name`.
+    Calls are numbered from 0 in the order of their begin. The first part of a call has its `name`.
     """
 
     index: int
@@ -57,15 +59,15 @@ class ToolCall(Part, frozen=True, tag="c"):
 
 
 class Alternative(Struct, frozen=True, array_like=True):
-    """A token that could have been chosen, as the bytes of its text."""
+    """A token that could have been chosen: the bytes of its text, and its log probability."""
 
     text: bytes
     logprob: float
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token that was chosen, with the natural logarithm of its probability before any setting of
-    the sampling changed that; and the most probable tokens in its place, best first.
+    """A token that was chosen. `logprob` is the natural logarithm of its probability before any
+    setting of the sampling. `top` are the most probable tokens at this place, best first.
     """
 
     text: bytes
@@ -74,7 +76,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class Logprobs(Part, frozen=True, tag="p"):
-    """The log probabilities of the next tokens. Their text may come later."""
+    """The log probabilities of the next tokens. The text of these tokens may come later."""
 
     tokens: tuple[TokenLogprob, ...]
 
@@ -98,8 +100,8 @@ class PromptToken(Struct, frozen=True, array_like=True):
 
 class PromptLogprobs(Part, frozen=True, tag="q"):
     """The log probabilities of the prompt's tokens from number `begin` on. They come before the
-    first token of the answer, for a long prompt in several parts. If a worker is lost meanwhile,
-    the next one begins at 0.
+    first token of the answer, for a long prompt in several parts. If the worker is lost meanwhile,
+    the next worker begins at 0.
     """
 
     begin: int
@@ -110,15 +112,15 @@ AnswerPart: TypeAlias = Text | Reasoning | ToolCall | Logprobs | PromptLogprobs
 
 
 def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-    """The same answer in the fewest parts. Neighbours of one kind are joined, and all log
-    probabilities become one part behind the others.
+    """The same answer in the fewest parts. Neighbours of one kind are joined. All log probabilities
+    of the answer become one part behind the other parts.
     """
     parts = list(parts)
     if len(parts) == 1:
         return parts
     texts = [each.text for each in parts if isinstance(each, Text)]
     if texts and len(texts) == len(parts):
-        # Matching would give the same in three times the time, and this runs for every token.
+        # The loop would give the same result in three times the time, and runs for every token.
         return [Text("".join(texts))]
     together: list[AnswerPart] = []
     logprobs: list[TokenLogprob] = []
@@ -142,7 +144,7 @@ def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     return [*together, Logprobs(tuple(logprobs))] if logprobs else together
 
 
-# They take half a megabyte, well within a worker's frame.
+# So many packed token ids take half a megabyte, well within a worker's frame.
 TOKENS_PER_RENDERED = 1 << 17
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -168,8 +170,9 @@ RequestField: TypeAlias = Literal[
 
 
 class Usage(Struct, frozen=True):
-    """Token counts of one request; an end-of-sequence token counts as generated. `cached_tokens` of
-    the prompt were not computed anew; `reasoning_tokens` of the answer were reasoning and its tags.
+    """Token counts of one request. An end-of-sequence token counts as a token of the answer.
+    `cached_tokens` of the prompt were not computed anew. `reasoning_tokens` of the answer were
+    reasoning and its tags.
     """
 
     prompt_tokens: int
@@ -179,13 +182,13 @@ class Usage(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True, array_like=True):
-    """The tokens and parts that steps of the engine added to one request. Positional on the wire,
-    since most bytes of messages are deltas.
+    """The tokens and parts that steps of the engine added to the answer of one request. The fields
+    are positional on the wire, since most bytes of messages are deltas.
 
-    `parts` may lag behind `token_ids` (an unfinished character, stop sequence or tag is held back);
-    they are complete in the delta that carries the finish reason and the usage, and the stop
-    sequence if one ended the answer. The first delta names the keywords of its schemas that are
-    `unenforced`.
+    `parts` may lag behind `token_ids`: an unfinished character, stop sequence or tag is held back.
+    The last delta completes the parts. It has the finish reason and the usage, and the stop
+    sequence if one ended the answer. The first delta names the keywords of the request's schemas
+    that are `unenforced`.
     """
 
     request_id: str
@@ -200,9 +203,9 @@ class Delta(Struct, frozen=True, array_like=True):
 class Rendered(Message, frozen=True, tag="rendered"):
     """The prompt of a request as packed token ids, before the first output of that request.
 
-    A prompt longer than `TOKENS_PER_RENDERED` comes in several messages, in order; `last` ends it.
-    Templates print dates, so another worker must go on from these ids instead of rendering anew.
-    Not sent for a `TokenPrompt`.
+    A prompt longer than `TOKENS_PER_RENDERED` comes in several messages, in order; the last one has
+    `last`. Templates print dates, so another worker must go on from these ids instead of rendering
+    anew. A `TokenPrompt` has no such message.
     """
 
     request_id: str
@@ -211,15 +214,16 @@ class Rendered(Message, frozen=True, tag="rendered"):
 
 
 class Output(Message, frozen=True, tag="output"):
-    """The deltas of all requests, of the steps since the last `Output`."""
+    """The deltas of all requests, from the steps since the last `Output`."""
 
     step: int
     deltas: tuple[Delta, ...]
 
 
 class Embedded(Message, frozen=True, tag="embedded"):
-    """The vectors or scores of the next inputs, in their order. Each has `dimensions` numbers,
-    packed as little-endian floats of four bytes. The inputs had `tokens` tokens together.
+    """The vectors or scores of the next inputs, in the order of the inputs. Each vector has
+    `dimensions` numbers, packed as little-endian floats of four bytes. The first message of a
+    request counts the `tokens` of all its inputs; later messages have 0.
     """
 
     request_id: str
@@ -230,8 +234,8 @@ class Embedded(Message, frozen=True, tag="embedded"):
 
 
 class RequestFailed(Message, frozen=True, tag="request-failed"):
-    """A request that can't be run; the others go on. The `field` of `Generate` or `Embed` that is
-    to blame, or the number of a picture.
+    """A request can't be run. Other requests go on. `field` is the field of `Generate` or `Embed`
+    that is to blame; `picture` is the number of a picture that is to blame.
     """
 
     request_id: str

@@ -1,10 +1,10 @@
 """The ZeroMQ sockets of one incarnation: one endpoint, one pair of peers.
 
-Every incarnation of a worker gets an endpoint of its own, so frames of an earlier one vanish with
-its socket, and a worker that floods fills only its own queue. It also gets a key of its own.
-ZeroMQ's CURVE handshake fails without the key, so another process that opens the socket is never
-heard, and takes no place. CURVE also encrypts: about 1 µs more CPU on each side for a message of
-one token, 6 µs for one of 2 kB.
+Every incarnation of a worker gets an endpoint of its own. So the frames of an earlier incarnation
+vanish with its socket, and a worker that floods fills only its own queue. Every incarnation also
+gets a key of its own. ZeroMQ's CURVE handshake fails without the key, so another process that opens
+the socket is never heard, and takes no peer's place. CURVE also encrypts, which takes each side
+about 1 µs more CPU for a message of one token, and 6 µs for a message of 2 kB.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import zmq
 
 from protocol.messages import MAX_GATEWAY_FRAME_BYTES, MAX_WORKER_FRAME_BYTES
 
-# With the frame limits, these bound the memory that a silent or flooding peer costs the other side.
+# The most messages in a queue. With the limits of frames they bound the memory that a silent or
+# flooding peer costs the other side.
 _FROM_WORKER_MESSAGES: Final = 64
 _FROM_GATEWAY_MESSAGES: Final = 1024
 # The length of a key in ZeroMQ's printable form, Z85 (zmq_curve(7)).
 KEY_BYTES: Final = 40
-# Encryption adds these to a frame: the command's name, a short nonce, the authenticator and the
-# flags (ZMTP's RFC 26, CurveZMQ).
+# The bytes that encryption adds to a frame: the command's name, a short nonce, the authenticator
+# and the flags (ZMTP's RFC 26, CurveZMQ).
 _ENCRYPTION_BYTES: Final = 8 + 8 + 16 + 1
 
 _RECONNECT_MS: Final = 10
 
 
 class Keys(NamedTuple):
-    """The keys of one incarnation, `KEY_BYTES` each. CURVE calls the first one the server's public
-    key. Here only the worker gets it, so a peer that has it is the worker.
+    """The keys of one incarnation, `KEY_BYTES` each. CURVE calls the key `workers` the server's
+    public key. Here only the worker gets that key, so a peer that has it is the worker.
     """
 
     workers: bytes
@@ -41,8 +42,8 @@ def new_keys() -> Keys:
 
 
 def gateway_side(context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> zmq.Socket[bytes]:
-    """The gateway's end before it is bound. PAIR takes one peer, once the peer has proved that it
-    has the key.
+    """The gateway's socket, which isn't bound yet. A PAIR socket takes one peer, once the peer has
+    proved that it has the key.
     """
     socket = _pair(context, send=_FROM_GATEWAY_MESSAGES, receive=_FROM_WORKER_MESSAGES)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -56,13 +57,13 @@ def gateway_side(context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> zmq.Soc
 def connect_worker_side(
     context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes
 ) -> zmq.Socket[bytes]:
-    """The worker's end, with the key that the gateway has given it."""
+    """The worker's socket, with the key that the gateway has given to the worker."""
     socket = _pair(context, send=_FROM_WORKER_MESSAGES, receive=_FROM_GATEWAY_MESSAGES)
     socket.setsockopt(zmq.CURVE_SERVERKEY, key)
     _take_own_keys(socket)
     # The next gateway may not listen yet.
     socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-    # Long enough for a last message, such as the reason of a failed load.
+    # A second for a last message, such as the reason of a failed load.
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_GATEWAY_FRAME_BYTES + _ENCRYPTION_BYTES)
     socket.connect(address)
@@ -72,9 +73,9 @@ def connect_worker_side(
 def bind_leader_side(
     context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Keys, silence_s: float
 ) -> zmq.Socket[bytes]:
-    """Rank 0's end of the channels to its followers, which have the key. ZeroMQ asks each follower
-    every second, and disconnects one that is silent for `silence_s`, for example since its host is
-    gone.
+    """Rank 0's socket for the channels to its followers, which have the key. ZeroMQ asks each
+    follower every second. It disconnects a follower that is silent for `silence_s`, for example
+    because its host is gone.
     """
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -94,7 +95,7 @@ def bind_leader_side(
 def connect_follower_side(
     context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, rank: int, silence_s: float
 ) -> zmq.Socket[bytes]:
-    """A follower's end, with the key that the gateway has given it."""
+    """A follower's socket, with the key that the gateway has given to the follower."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, str(rank).encode())
     socket.setsockopt(zmq.CURVE_SERVERKEY, key)
@@ -105,14 +106,16 @@ def connect_follower_side(
 
 
 def _take_own_keys(socket: zmq.Socket[bytes]) -> None:
-    """CURVE needs a pair of keys of the client's as well, which no peer checks."""
+    """Give the client's socket a pair of keys of its own. CURVE needs them, and no peer checks
+    them.
+    """
     own_public, own_secret = zmq.curve_keypair()
     socket.setsockopt(zmq.CURVE_PUBLICKEY, own_public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
 
 
 def _watch_peer(socket: zmq.Socket[bytes], silence_s: float) -> None:
-    # A last message, such as the reason of a failed load, has a second.
+    # A second for a last message, such as the reason of a failed load.
     socket.setsockopt(zmq.LINGER, 1000)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_GATEWAY_FRAME_BYTES + _ENCRYPTION_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)

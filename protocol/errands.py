@@ -1,8 +1,8 @@
-"""Errands: orders to short-lived processes in a worker's environment, and their answers, as lines
-of JSON.
+"""Errands: orders to short-lived processes in a worker's environment, and the answers, as lines of
+JSON.
 
-An errand that examines or measures models gets one order. The errand that measures memory gets
-several, and answers each, until its standard input ends.
+A process that examines or measures models gets one order. The process that measures memory gets
+several orders, and answers each, until its standard input ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protocol.life import MlxMemory
 
 
 class Environment(Struct, frozen=True):
-    """The first line of each answer: the imports are done."""
+    """The first line of an answer, once the imports are done."""
 
     python_version: str
     mlx_version: str
@@ -23,8 +23,8 @@ class Environment(Struct, frozen=True):
 
 
 class Examined(Struct, frozen=True):
-    """A line for each model. The `problem` keeps it from being loaded, or from chatting; `reason`
-    is a sentence. `chats` says whether it has a chat template.
+    """The line of one model in the answer. The `problem` keeps the model from being loaded, or from
+    chatting. `reason` is a sentence on it. `chats` says whether the model has a chat template.
     """
 
     source: str
@@ -40,8 +40,8 @@ class Examine(Struct, frozen=True):
 
 
 class Measure(Struct, frozen=True):
-    """Load a model, and generate `tokens` tokens after a prompt, greedily and alone, `times`
-    times.
+    """Load a model, and generate `tokens` tokens after a prompt, greedily and with no other
+    request, `times` times.
     """
 
     source: str
@@ -51,7 +51,7 @@ class Measure(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """The time from the first token to the last, of the quickest run."""
+    """The time from the first token to the last token in the quickest run."""
 
     seconds: float
 
@@ -65,8 +65,8 @@ class Import(Order, frozen=True, tag="import"):
 
 
 class Hold(Order, frozen=True, tag="hold"):
-    """Hold `size_bytes` of memory in all, and write to it. With `wire` it is wired if the system
-    can. Answered by `MlxMemory`.
+    """Hold `size_bytes` of memory in all, and write to the memory. With `wire` it is wired, if the
+    system can do so. Answered by `MlxMemory`.
     """
 
     size_bytes: int
@@ -78,11 +78,11 @@ class Drop(Order, frozen=True, tag="drop"):
 
 
 class Trim(Order, frozen=True, tag="trim"):
-    """Give those buffers back; answered by `MlxMemory`."""
+    """Give back the buffers that MLX has kept after a `Drop`; answered by `MlxMemory`."""
 
 
 class TimeSteps(Order, frozen=True, tag="time-steps"):
-    """Compute for about `seconds` under limits of several kinds, in turn; answered by
+    """Compute for about `seconds` under several limits of MLX, one after the other; answered by
     `StepTimes`.
     """
 
@@ -90,7 +90,7 @@ class TimeSteps(Order, frozen=True, tag="time-steps"):
 
 
 class MeasureAttention(Order, frozen=True, tag="measure-attention"):
-    """Answered by `AttentionPeak`. Attention is computed for two numbers of keys."""
+    """Compute attention for two numbers of keys; answered by `AttentionPeak`."""
 
     head_dim: int
     mask: Literal["array", "causal"]
@@ -100,7 +100,7 @@ ProbeOrder: TypeAlias = Import | Hold | Drop | Trim | TimeSteps | MeasureAttenti
 
 
 class Imported(Struct, frozen=True):
-    """`device` is mx.device_info()."""
+    """The answer to `Import`. `device` is mx.device_info()."""
 
     back_end: Literal["metal", "cuda", "cpu"]
     device: dict[str, Any]
@@ -108,7 +108,7 @@ class Imported(Struct, frozen=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """The medians of times of steps, by the limits in force, and the bytes that were active."""
+    """The median times of a step, by the limits in force, and the bytes that were active."""
 
     active_bytes: int
     without_limits_s: float
@@ -119,8 +119,8 @@ class StepTimes(Struct, frozen=True):
 
 
 class AttentionPeak(Struct, frozen=True):
-    """The growth from the smaller number of keys to the larger: of the peak without inputs and
-    output, and of the matrix of scores.
+    """The growth in bytes from the smaller number of keys to the larger number: of the peak without
+    inputs and output, and of the matrix of scores.
     """
 
     grown_bytes: int

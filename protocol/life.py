@@ -1,4 +1,4 @@
-"""A worker's life in messages: hello, load, memory, heartbeat, move to another gateway, end."""
+"""The messages of a worker's life: hello, load, memory, heartbeat, move to another gateway, end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class MlxMemory(Struct, frozen=True, kw_only=True):
 
 
 class Bound(Struct, frozen=True):
-    """The most that a process can get at present, if others give back their loans: in bytes, and as
-    tokens of one sequence (None: not known). `reason` is a sentence that says why it isn't more.
+    """The most memory that a worker's process can get at present, if other models give back their
+    loans: in bytes, and as tokens of one sequence (None: not known). `reason` is a sentence that
+    says why the bound isn't higher.
     """
 
     bytes: int
@@ -29,10 +30,11 @@ class Bound(Struct, frozen=True):
 
 
 class Limit(Message, frozen=True, tag="limit"):
-    """Another limit of the process, after a loan or a recall, and perhaps another bound.
+    """A new limit of the process, after a loan or a recall, and perhaps a new bound. The process
+    holds `beside_bytes` beside MLX's account.
 
-    The worker takes it over between two steps, and answers with a `Need` that has this limit, and
-    the context that follows from the bound. Sequences that wait for more than the bound fail.
+    The worker takes the limit over between two steps. It answers with a `Need` that has this limit,
+    and the context that follows from the bound. Sequences that wait for more than the bound fail.
     """
 
     limit_bytes: int
@@ -44,14 +46,14 @@ class Need(Message, frozen=True, tag="need"):
     """The memory that the worker could use, as limits of its process in bytes; 0 while it has
     nothing to do.
 
-    It keeps to `limit_bytes`, and takes no new sequence longer than `context_tokens`. `used_bytes`
-    are enough for the sequences that run now, and `wanted_bytes` also for all that wait; with less
-    than `least_bytes` not even its first sequence can run. `held` counts the sequences that wait
-    only for memory. `prompt` numbers the prompt that its first sequence computes, over several
-    steps; 0 if it computes none.
+    The worker keeps to `limit_bytes`, and takes no new sequence longer than `context_tokens`.
+    `used_bytes` are enough for the sequences that run now, and `wanted_bytes` also for all that
+    wait. With less than `least_bytes` not even the first sequence can run. `held` counts the
+    sequences that wait only for memory. `prompt` numbers the prompt that the first sequence
+    computes, over several steps; 0: it computes none.
 
-    The prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`: these are
-    bytes of its own, not limits.
+    Beside these limits, the prompt cache has `cache_bytes`, and could use `cache_wanted_bytes`.
+    Both are bytes of the cache alone, not limits of the process.
     """
 
     limit_bytes: int
@@ -71,7 +73,7 @@ Ability: TypeAlias = Literal["text", "embedding", "score"]
 
 class Device(Struct, frozen=True, kw_only=True):
     """The device that MLX computes on. On CUDA there is no working set, and `memory_bytes` is the
-    card's. Linux's CPU back end reports neither.
+    memory of the card. The CPU back end of Linux reports neither number.
     """
 
     name: str
@@ -96,12 +98,12 @@ RankSplit: TypeAlias = Literal["tensor", "pipeline"]
 
 class Ranks(Struct, frozen=True, kw_only=True):
     """The processes that compute one model together, as mlx.distributed connects them. Rank 0 gets
-    this, and the others follow rank 0.
+    this from the gateway, and the other ranks, the followers, follow rank 0.
 
-    `addresses` has for each rank the places, host:port, at which its neighbours reach it; NCCL and
-    JACCL use only the first place of rank 0. `devices` are JACCL's: for each rank its RDMA device
-    towards each other rank, None towards itself. The followers connect to `endpoint`, a ZeroMQ
-    address, and prove themselves with the first of the `keys`. A follower that is silent for
+    `addresses` has for each rank the addresses, host:port, at which its neighbours reach it. NCCL
+    and JACCL use only the first address of rank 0. `devices` are for JACCL: for each rank its RDMA
+    device towards each other rank, None towards itself. The followers connect to `endpoint`, a
+    ZeroMQ address, and prove themselves with the first of the `keys`. A follower that is silent for
     `silence_s` is lost.
     """
 
@@ -130,13 +132,13 @@ class Load(Message, frozen=True, tag="load"):
     The process holds `beside_bytes` beside MLX's account: its footprint before the load. A step
     takes `working_bytes`, and `working_token_bytes` more for each token of its longest sequence.
     The `bound` may have room for fewer tokens than were configured. With `wire` the weights are
-    kept from being paged out, if the system can. With `pictures` the model looks at pictures.
+    kept from being paged out, if the system can do so. With `pictures` the model looks at pictures.
 
-    A chunk of prefill may hold up running streams for `stall_s` beside one step. Without
-    `prompt_cache` prompts are kept only in memory; stored prompts belong to `model_id`. With
-    `kv_bits` caches of sequences are quantized. The adapter and the draft model are folders. With
-    `ranks` other processes compute the model too, and bytes are those of each process. If requests
-    have `awaited` the model, kernels that they may not need are compiled later.
+    A chunk of a prompt may hold up running streams for `stall_s` beside the time of one step.
+    Without `prompt_cache` prompts are kept only in memory. Stored prompts belong to `model_id`.
+    With `kv_bits` caches of sequences are quantized. The adapter and the draft model are folders.
+    With `ranks` other processes compute the model too, and all bytes are those of each process. If
+    the model is `awaited` by requests, kernels that these may not need are compiled later.
     """
 
     path: str
@@ -166,8 +168,8 @@ class LoadProgress(Message, frozen=True, tag="load-progress"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The model can answer. `context_tokens` is the least of three lengths: the configured one, the
-    model's own, and the one that its memory can hold.
+    """The model can answer. `context_tokens` is the least of three lengths: the configured context,
+    the model's own context, and the longest sequence that has room in the memory.
 
     `fingerprint` changes when weights, tokenizer or template change. A request that has begun may
     go on only in a worker with the same fingerprint.
@@ -184,7 +186,7 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):
-    """The load failed, for one readable reason. `permanent`: another attempt can't help until the
+    """The load failed; `reason` is for people. `permanent`: another attempt can't help until the
     files change.
     """
 
@@ -193,11 +195,12 @@ class LoadFailed(Message, frozen=True, tag="load-failed"):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """Sent once a second by the thread beside the engine.
+    """A sign of life, sent once a second by the worker's thread beside the engine.
 
-    `step` counts engine steps (decoding and prefill chunks), `step_age_s` is the time since the
-    last one ended, None before the first. `waiting` requests have not joined the engine's batch.
-    The prompt cache has `prompt_cache_bytes` in memory.
+    `step` counts steps of the engine, of answers and of chunks of prompts. `step_age_s` is the time
+    since the last step ended, None before the first step. `active` requests are in the engine's
+    batch, and `waiting` requests have not joined it. The prompt cache has `prompt_cache_bytes` in
+    memory.
     """
 
     step: int
@@ -225,14 +228,14 @@ class Stop(Message, frozen=True, tag="stop"):
 
 
 class RankLost(Message, frozen=True, tag="rank-lost"):
-    """Rank 0 hears no more from this rank, and ends."""
+    """Rank 0 hears no more from the follower with this number, and ends."""
 
     rank: int
 
 
 class Move(Message, frozen=True, tag="move"):
-    """Another gateway, the process `parent`, is about to take over this worker. It listens at
-    `address`, and `key` opens its channel. Answered by `Moved`.
+    """Another gateway, the process `parent`, is about to take over this worker. That gateway
+    listens at `address`, and `key` opens its channel. Answered by `Moved`.
     """
 
     address: str
@@ -245,8 +248,8 @@ class Moved(Message, frozen=True, tag="moved"):
 
 
 class Settle(Message, frozen=True, tag="settle"):
-    """The next gateway's first message: from now on it is the worker's only gateway, and its
-    parent.
+    """The first message of the next gateway, which is from now on the worker's only gateway, and
+    its parent.
     """
 
 
@@ -254,21 +257,22 @@ class Stay(Message, frozen=True, tag="stay"):
     """The next gateway didn't come up: the worker goes on as before `Move`."""
 
 
-# mlx-lm's caches grow by so many tokens at once.
+# The caches of mlx-lm grow by so many tokens at once.
 CACHE_STEP_TOKENS: Final = 256
-# The cache of a layer that grows, or is merged with another, exists as it was, as it will be, and
-# once more while the new entries are written into it. MLX computes some layers before it has freed
-# earlier ones: peaks of 2.5 to 2.8 times the caches were measured with two layers on the CPU.
+# While a layer's cache grows, or is merged with another cache, three copies of it exist: the old
+# one, the new one, and one into which the new entries are written. MLX computes some layers before
+# it has freed the copies of earlier layers: on the CPU peaks of 2.5 to 2.8 times the caches were
+# measured with two layers.
 _LAYERS_IN_FLIGHT: Final = 4
 _COPIES: Final = 2.0
 
 
 def peak_share(layers: int) -> float:
-    """The peak of a batch's caches in a step, as a multiple of their size after it."""
+    """The peak of a batch's caches in a step, as a multiple of their size after the step."""
     return 1.0 + _COPIES * min(_LAYERS_IN_FLIGHT, layers) / max(layers, 1)
 
 
 LARGEST_CHUNK_TOKENS: Final = 2048
-# Longer chunks are no faster on a CPU, and its attention stores a score for every pair of a chunk's
-# token and an earlier token.
+# Longer chunks are no faster on a CPU. And attention on a CPU stores a score for every pair of a
+# token of the chunk and an earlier token.
 LARGEST_CHUNK_TOKENS_ON_CPU: Final = 256

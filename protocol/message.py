@@ -25,7 +25,7 @@ from msgspec.structs import fields
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """Base of the messages, each of which is a frame of its own."""
+    """Base of the messages. Each message is a frame of its own."""
 
 
 LARGEST_TOKEN_ID: Final = (1 << 32) - 1
@@ -34,7 +34,7 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
 
 
 def pack(token_ids: Iterable[int]) -> bytes:
-    """Ids from 0 to `LARGEST_TOKEN_ID` as little-endian 32-bit words.
+    """Pack token ids from 0 to `LARGEST_TOKEN_ID` as little-endian 32-bit words.
 
     Raises:
         OverflowError: an id is out of range.
@@ -71,7 +71,7 @@ def digest(kinds: Any) -> str:
 
 
 def _shape(kind: Any, described: dict[str, str]) -> str:
-    """The shape of a type as text. Structs are named, and their parts are put into `described`."""
+    """The shape of a type as text. It has the names of structs, whose parts go into `described`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " | ".join(sorted(_shape(each, described) for each in arguments))
@@ -83,7 +83,7 @@ def _shape(kind: Any, described: dict[str, str]) -> str:
         parts = ("..." if each is ... else _shape(each, described) for each in arguments)
         return f"{origin.__name__}[{', '.join(parts)}]"
     if isinstance(kind, type) and issubclass(kind, Struct) and kind.__name__ not in described:
-        described[kind.__name__] = ""  # It may hold itself.
+        described[kind.__name__] = ""  # A struct may contain itself.
         described[kind.__name__] = "; ".join(_parts(kind, described))
     return "None" if kind is NoneType else str(kind.__name__)
 
@@ -101,7 +101,7 @@ def _bounds(meta: Meta) -> str:
     return f"{meta.ge}..{meta.le}"
 
 
-# sizeof(sockaddr_un.sun_path) less the terminating zero: <sys/un.h> of either system.
+# sizeof(sockaddr_un.sun_path) less the terminating zero, by <sys/un.h> of each system.
 MAX_SOCKET_PATH_BYTES: Final = 103 if sys.platform == "darwin" else 107
 
 

@@ -1,13 +1,14 @@
-"""The message set between the gateway and one worker.
+"""The messages between the gateway and one worker.
 
-A conversation: the worker says `Hello`, the gateway `Load`; `LoadProgress` follows until `Ready`
-or `LoadFailed`. Then every `Generate` is answered by `Rendered` and its share of `Output`, up to a
-delta with a finish reason, or by `RequestFailed`; every `Embed` by one `Embedded` or several, or by
-`RequestFailed`. `Heartbeat` flows all the while. `Drain` or `Stop` ends it.
+The worker says `Hello`, and the gateway says `Load`. `LoadProgress` follows until `Ready` or
+`LoadFailed`. Then the worker answers every `Generate` by `Rendered` and by deltas in `Output`, up
+to a delta with a finish reason, and every `Embed` by one `Embedded` or several. `RequestFailed`
+may take the place of either answer. `Heartbeat` flows all the while. `Drain` or `Stop` ends the
+conversation.
 
 A gateway that is replaced hands its workers over: it says `Move`, and `Moved` is the worker's last
 message on this channel. The worker holds back further messages until the next gateway says `Settle`
-on the other channel, or this one says `Stay`. So no message is lost, and none is sent twice.
+on another channel, or the old gateway says `Stay`. So no message is lost, and none is sent twice.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ WorkerMessage: TypeAlias = (
     | RankLost
 )
 
-# To be raised when a message means something else than before, although its fields are the same.
+# To be raised when the meaning of a message changes, although its fields are the same.
 _MEANING: Final = 6
 
-# An installation may change while a gateway runs, whose new workers then speak another version.
+# If an installation changes while a gateway runs, the gateway's new workers speak another version.
 PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"
 
 
@@ -80,7 +81,7 @@ PROTOCOL_VERSION: Final = f"{_MEANING}-{digest(GatewayMessage | WorkerMessage)}"
 MAX_WORKER_FRAME_BYTES: Final = 1 << 20
 MAX_GATEWAY_FRAME_BYTES: Final = 1 << 26
 
-# msgspec quotes the peer's values, which may be as long as the frame.
+# Errors of msgspec quote the peer's values, which may be as long as the frame.
 _LONGEST_DETAIL: Final = 160
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ def encode(message: Message) -> bytes:
     """One message as one frame.
 
     Raises:
-        ProtocolError: it is larger than any frame that a worker takes.
+        ProtocolError: the frame is larger than any frame that a worker takes.
     """
     frame = _encoder.encode(message)
     _check_size(frame, MAX_GATEWAY_FRAME_BYTES)
@@ -115,7 +116,7 @@ def decode_from_worker(frame: bytes) -> WorkerMessage:
     """Read a frame that a worker sent.
 
     Raises:
-        ProtocolError: oversized, truncated, malformed, unknown, or of another protocol version.
+        ProtocolError: the frame is too large, cut off, malformed, unknown or of another version.
     """
     message = _decode(_worker_decoder, frame, MAX_WORKER_FRAME_BYTES)
     if isinstance(message, Hello) and message.protocol_version != PROTOCOL_VERSION:
@@ -142,8 +143,8 @@ def _check_size(frame: bytes, limit_bytes: int) -> None:
 
 
 def _described(frame: bytes, error: Exception) -> ProtocolError:
-    """The error of an unreadable frame. A hello of another version may have other fields, so the
-    error names the version.
+    """The error of an unreadable frame. If the frame is a hello of another version, which may have
+    other fields, the error names that version.
     """
     try:
         fields = _anything_decoder.decode(frame)

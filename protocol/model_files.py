@@ -1,5 +1,5 @@
-"""The files of a model, read within bounds since anybody may have made them; and facts that follow
-from its config.json.
+"""Reads the files of a model within bounds, since anybody may have made the files, and finds facts
+that follow from its config.json.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH_BYTES: Final = 8
 LARGEST_CONFIG_BYTES: Final = 4 << 20
 _LARGEST_HEADER_BYTES: Final = 32 << 20
 LARGEST_FILE_BYTES: Final = 64 << 20
-# Parsed JSON takes up to 100 bytes for each value, even if the value has few in the file.
+# Parsed JSON takes up to 100 bytes for each value, even if the value has few bytes in the file.
 _MOST_VALUES: Final = 2_000_000
 _LARGEST_TENSOR_BYTES: Final = 1 << 40
 # Each layer takes memory before it turns out that the files have no weights for it.
@@ -46,20 +46,21 @@ class Header(NamedTuple):
 
 
 def read_file(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> bytes:
-    """
+    """The content of a file.
+
     Raises:
         OSError
-        ValueError: it is longer; or it is a pipe or a device, which may never end.
+        ValueError: the file is longer, or is a pipe or a device, which may never end.
     """
     return _read(path, 0, most_bytes)
 
 
 def read_table(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> dict[str, Any]:
-    """A JSON object.
+    """The JSON object that a file contains.
 
     Raises:
         OSError
-        ValueError: it is none, or too large.
+        ValueError: the file has no JSON object, or is too large.
     """
     return _table(path, read_file(path, most_bytes))
 
@@ -69,7 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError
-        ValueError: it is no configuration of a model.
+        ValueError: the file is no configuration of a model.
     """
     config = read_table(folder / "config.json", LARGEST_CONFIG_BYTES)
     nested = config.get("text_config") or {}
@@ -83,11 +84,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_header_text(path: Path) -> bytes:
-    """The JSON behind its length (github.com/huggingface/safetensors, "Format").
+    """The header of a safetensors file as JSON text. The file has the header's length before it
+    (github.com/huggingface/safetensors, "Format").
 
     Raises:
         OSError
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     length = int.from_bytes(_read(path, 0, _LENGTH_BYTES, whole=False), "little")
     if length > _LARGEST_HEADER_BYTES:
@@ -119,7 +121,7 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
             if (
                 len(sizes) == len(shape) <= 16
                 and 0 <= begin <= end <= _LARGEST_TENSOR_BYTES
-                # Each type has at least a bit.
+                # An element of any type has at least one bit.
                 and all(each <= _LARGEST_TENSOR_BYTES for each in sizes)
                 and prod(sizes) <= 8 * (end - begin)
             ):
@@ -153,19 +155,19 @@ def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> byt
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting, which a pipe would do until it has a writer."""
+    """Open a file without waiting. To open a pipe would otherwise wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-# The modules of mlx-embeddings by the model_type of encoders.
+# The modules of mlx-embeddings, by the `model_type` of encoders.
 ENCODERS: Final = {
     "bert": "bert",
     "roberta": "xlm_roberta",
     "xlm-roberta": "xlm_roberta",
     "camembert": "xlm_roberta",
     "modernbert": "modernbert",
-    # mlx-embeddings has no modules for these. They are named so that the error can say that they
-    # are encoders.
+    # mlx-embeddings has no modules for these types. They are listed so that the error can say that
+    # they are encoders.
     "albert": "",
     "deberta-v2": "",
     "distilbert": "",
@@ -175,13 +177,13 @@ ENCODERS: Final = {
     "new": "",
     "nomic_bert": "",
 }
-# Values of model_type that name decoders, of which config.json makes encoders.
+# The modules for decoders that config.json turns into encoders, by `model_type`.
 _TURNED: Final = {"gemma3_text": "gemma3_text"}
 
 
 def encoder_of(config: Mapping[str, Any]) -> str | None:
-    """The name of an encoder's module, empty if there is no module; None: the model is no
-    encoder.
+    """The name of an encoder's module in mlx-embeddings; empty: it has no module for this encoder;
+    None: the model is no encoder.
     """
     kind = config.get("model_type")
     if config.get("use_bidirectional_attention") and kind in _TURNED:
@@ -189,7 +191,7 @@ def encoder_of(config: Mapping[str, Any]) -> str | None:
     return ENCODERS.get(kind) if isinstance(kind, str) else None
 
 
-# mlx-lm divides these heads over the ranks without a check whether that is possible.
+# mlx-lm divides these heads over the ranks, and doesn't check whether they can be divided evenly.
 _HEADS: Final = (
     "num_attention_heads",
     "num_key_value_heads",

@@ -1,4 +1,4 @@
-"""A worker's process: its exit as others notice it, how long it may live alone, and its signals."""
+"""A worker's process: how other processes notice its exit, its life as an orphan, its signals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 # A worker that gets this signal prints the Python stacks of all its threads, even if they hang.
 DUMP_STACKS: Final = signal.SIGUSR2
-# The exit status of a rank that ends because it has lost another one.
+# The exit status of a rank that ends because it has lost another rank.
 LEFT_ALONE: Final = 3
 
 _SHORTEST_S: Final = 3.0
@@ -63,11 +63,15 @@ class ProcessExit:
 
     @property
     def watched(self) -> bool:
-        """False if there is no such process, or none that may be watched."""
+        """Whether the process is watched. False if there is no such process, or if it may not be
+        watched.
+        """
         return self._watch is not None
 
     def comes_within(self, seconds: float) -> bool:
-        """Wait for the exit, or for so long. False if the process isn't watched."""
+        """Wait for the exit, at most for so many seconds. Returns whether the process has ended;
+        False if it isn't watched.
+        """
         if self._watch is None:
             time.sleep(seconds)
             return False
@@ -80,7 +84,7 @@ class ProcessExit:
 
 
 def grace_s(held_bytes: int) -> float:
-    """How long an orphaned worker may live. Then it ends, even if its engine hangs. The more memory
-    it holds, the longer it may take to give it back.
+    """How many seconds an orphaned worker may live. After them it ends, even if its engine hangs. A
+    worker that holds more memory may need more time to give the memory back.
     """
     return min(_LONGEST_S, _SHORTEST_S + _S_PER_GB * held_bytes / 1e9)

@@ -1,4 +1,4 @@
-"""Requests to a worker that is ready: prompts, pictures, and the tasks for them."""
+"""Requests to a worker that is ready: prompts, pictures, and what to do with them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from msgspec import Struct
 
 from protocol.message import Message, TokenId
 
-# The bytes of all encoded pictures of one request: as many as a body of 32 MiB can hold in base64.
-# With the texts they are within one frame.
+# The most bytes of all encoded pictures of one request: as many as a body of 32 MiB can hold in
+# base64. Pictures and texts together fit into one frame.
 MOST_PICTURE_BYTES: Final = 24 << 20
 MOST_PICTURES: Final = 64
-# The pixels of all pictures of one request, by their headers. The largest sensors of telephones
-# have 50 million.
+# The most pixels of all pictures of one request, by their headers. The largest sensors of
+# telephones have 50 million.
 MOST_PIXELS: Final = 64_000_000
-# The pixels of one picture as a model gets it. Larger pictures are made smaller, as OpenAI does.
+# The most pixels of a picture that a model gets. Larger pictures are made smaller, as OpenAI does.
 MOST_SEEN_PIXELS: Final = 2048 * 2048
 
 
 class Picture(Struct, frozen=True):
-    """The bytes of a picture's file. The picture stands before character `at` of its message's
-    text. `name` is its place in the client's request, for errors.
+    """A picture: the bytes of its file, and its place before character `at` of its message's text.
+    `name` is its place in the client's request, for errors.
     """
 
     data: bytes
@@ -31,7 +31,7 @@ class Picture(Struct, frozen=True):
 
 
 class CalledTool(Struct, frozen=True):
-    """A call in a conversation's history. `arguments` is a JSON object as text."""
+    """A call of a tool in a conversation's history. `arguments` is a JSON object as text."""
 
     id: str
     name: str
@@ -39,9 +39,8 @@ class CalledTool(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """A message of a conversation. An assistant's message has its reasoning and its calls; a tool's
-    result has the id of the call that it answers. Pictures are in the order of their places in the
-    text.
+    """A message of a conversation. A message of the assistant has `reasoning` and `tool_calls`. The
+    result of a tool has the id of its call. Pictures are in the order of their places in the text.
     """
 
     role: str
@@ -68,7 +67,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
 
 
 class TextPrompt(Struct, frozen=True, tag="text", tag_field="kind"):
-    """A text to continue. With a `suffix` the answer is the text between the two."""
+    """A text to continue. With a `suffix` the answer is the text between `text` and `suffix`."""
 
     text: str
     suffix: str | None = None
@@ -83,7 +82,7 @@ class TokenPrompt(Struct, frozen=True, tag="tokens", tag_field="kind"):
 Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
 
 
-# The most alternatives to a token, as of OpenAI and vLLM.
+# The most alternatives to a token that a request may ask for, as with OpenAI and vLLM.
 MOST_ALTERNATIVES = 20
 
 ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
@@ -91,17 +90,19 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How the next token is chosen. None: as the model's generation_config.json says; no penalty.
+    """How the next token is chosen. A setting that is None is that of the model's
+    generation_config.json; a `repetition_penalty` of None is no penalty.
 
     The logit of each token among the last `repetition_context_tokens` is divided by
-    `repetition_penalty`, or multiplied if it is negative (Keskar et al., 2019). The logit of each
-    token of the answer loses `frequency_penalty` for each time that it came, and `presence_penalty`
-    once; `logit_bias` is added to the logits that it names (all three as OpenAI defines them).
+    `repetition_penalty`, or multiplied if the logit is negative (Keskar et al., 2019). The logit of
+    each token of the answer loses `frequency_penalty` for each time that the token came, and
+    `presence_penalty` once. `logit_bias` adds to the logits of the tokens that it names (all three
+    as OpenAI defines them).
 
-    Only `allowed_token_ids` are chosen, if there are any; no text of `bad_words` is completed.
-    Tokens that end an answer, the model's own and the `stop_token_ids`, are not chosen among its
-    first `min_tokens`. With `xtc_probability`, if several tokens have more than `xtc_threshold`,
-    all of these but the least likely are left out.
+    If there are `allowed_token_ids`, only these are chosen. No text of `bad_words` is completed.
+    The tokens that end an answer are the model's own and the `stop_token_ids`; none of them is
+    chosen among the first `min_tokens`. Each step makes a choice with `xtc_probability`: if several
+    tokens are more probable than `xtc_threshold`, all of these but the least probable are left out.
     """
 
     seed: int
@@ -123,8 +124,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
 
 class SamplingDefaults(Struct, frozen=True):
-    """The settings of a model's generation_config.json; OpenAI's defaults for settings that it
-    lacks.
+    """The settings of a model's generation_config.json. A setting that the file lacks has OpenAI's
+    default.
     """
 
     temperature: float = 1.0
@@ -135,10 +136,11 @@ class SamplingDefaults(Struct, frozen=True):
 
 class Tools(Struct, frozen=True, kw_only=True):
     """The tools that a model may call. `definitions` is OpenAI's list of tools, as JSON text. With
-    "required" the model calls a tool, the one with this `name` if there is a name. Without
-    `parallel` it makes at most one call. `mentioned` is a list of the same kind, of tools that the
-    conversation itself introduces. The template doesn't get that list, so the beginning of the
-    prompt stays as it was. With `whole` a strict schema that can't be enforced is refused.
+    the choice "required" the model has to call a tool; with a `name`, the tool of that name.
+    Without `parallel` the model makes at most one call. `mentioned` lists tools that the
+    conversation itself introduces, in the same form. The template doesn't get that list, so the
+    beginning of the prompt stays as it was. With `whole` a strict schema that can't be enforced is
+    refused.
     """
 
     definitions: str
@@ -150,15 +152,15 @@ class Tools(Struct, frozen=True, kw_only=True):
 
     @property
     def known(self) -> list[Any]:
-        """The definitions of all tools. Raises: ValueError: they are no JSON."""
+        """The definitions of all tools. Raises: ValueError: a list of tools is no JSON."""
         return [*json.loads(self.definitions), *json.loads(self.mentioned)]
 
 
 class Constraint(Struct, frozen=True):
     """A form that the text of an answer must match. `source` is a JSON schema, a regular
-    expression, a grammar of Lark's kind, or a JSON list of texts to choose from, and empty for any
-    JSON object. Parts of a schema that can't be enforced are left out, and the first delta names
-    them; with `whole` the request is refused instead.
+    expression, a grammar of Lark's kind, or a JSON list of texts to choose from. For "json_object"
+    it is empty. Parts of a schema that can't be enforced are left out, and the first delta names
+    them. With `whole` such a request is refused instead.
     """
 
     kind: ConstraintKind
@@ -169,20 +171,21 @@ class Constraint(Struct, frozen=True):
 class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
-    `max_tokens` None: up to the end of the context; 0: the prompt's tokens are counted, even if the
-    context is shorter, and only their `prompt_logprobs` are computed. Since clients can't know the
-    context, an answer with more `max_tokens` than it has room for ends at its end.
+    `max_tokens` None: the answer may go on to the end of the context. 0: the prompt's tokens are
+    counted, even if the context is shorter, and only their `prompt_logprobs` are computed. Clients
+    can't know the context, so an answer also ends at the end of the context if `max_tokens` is
+    higher.
 
-    `delivered` are the packed ids of tokens whose text the client has: they count towards
+    `delivered` are the packed ids of tokens whose text the client has. They count towards
     `max_tokens`, and generation goes on after them. Only requests with the same `cache_salt` share
-    prompts. The token or sequence that ends an answer is no part of its text; with `include_stop`
-    one of the `stop` sequences is.
+    prompts. The token or sequence that ends an answer is no part of its text. With `include_stop`
+    a `stop` sequence that ends the answer is.
 
-    With `parsed` reasoning and tool calls are parts of their own; otherwise all is text. Reasoning
-    ends after `reasoning_tokens`. With `logprobs` every token that has a text comes with its log
-    probability and so many alternatives; with `prompt_logprobs` so do the tokens of the prompt,
-    which is then computed whole. With `echo` the text begins with the prompt. Without `thinks` a
-    constraint holds from the first token on.
+    With `parsed` reasoning and tool calls are parts of their own; otherwise the whole answer is
+    text. Reasoning ends after `reasoning_tokens`. With `logprobs` every token that has a text comes
+    with its log probability and so many alternatives. With `prompt_logprobs` the tokens of the
+    prompt come with theirs, and the prompt is computed whole. With `echo` the text begins with the
+    prompt. Without `thinks` a constraint holds from the first token on.
     """
 
     request_id: str
@@ -211,12 +214,13 @@ class Generate(Message, frozen=True, tag="generate"):
 
 
 class Embed(Message, frozen=True, tag="embed"):
-    """Make a vector of each input. With a `query`, give each input a number instead, which says how
-    well it answers the query.
+    """Make a vector of each input. With a `query`, give each input a score instead: a number that
+    says how well the input answers the query.
 
     `prompt_name` names a prompt of the model's files that goes before each input. `role` chooses
-    such a prompt by its use; a model without prompts for roles uses none. Inputs that are too long
-    are refused, or cut to `truncate` tokens; -1 is the context. `dimensions` cuts vectors.
+    such a prompt by its use; a model without prompts for roles uses no prompt. Inputs that are too
+    long are refused, or cut to `truncate` tokens; -1 cuts them to the context. `dimensions` cuts
+    vectors to so many numbers.
     """
 
     request_id: str
@@ -230,7 +234,7 @@ class Embed(Message, frozen=True, tag="embed"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """Drop a request. Unknown requests are ignored, since an answer may have crossed this
+    """Drop a request. The worker ignores an unknown request, whose answer may have crossed this
     message.
     """
 

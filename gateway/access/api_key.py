@@ -14,12 +14,12 @@ from msgspec import Meta, Struct
 
 from gateway.access.caller import ADMIN, Caller
 
-# Programs that look for OpenAI's keys know them by "sk-".
+# Programs that search files for leaked keys recognise OpenAI's keys, and so these, by "sk-".
 _PREFIX: Final = "sk-bulkhead-"
 _RANDOM_BYTES: Final = 32
 _LARGEST: Final = (1 << 31) - 1
 _ID_BYTES: Final = 8
-# No name of a key contains it.
+# Separates name and id in an owner. No name of a key contains this character.
 _BEFORE_ID: Final = "#"
 # Names stand in addresses, log lines and metrics, and must not need escapes in any of them.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -30,8 +30,9 @@ Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
 class KeyTerms(Struct, frozen=True, kw_only=True):
     """The rights and limits of a key. A field that is None sets no limit.
 
-    `models` are ids and aliases, and `priority` is the highest for its requests. `rpm` and `tpm`
-    are requests and tokens a minute, `concurrent` are answers at once. `expires_at` is a Unix time.
+    `models` are the ids and aliases of the models that the key may use. `priority` is the highest
+    priority that its requests may have. `rpm` and `tpm` are the most requests and tokens a minute,
+    `concurrent` the most answers at once. `expires_at` is a Unix time.
     """
 
     models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] | None = (
@@ -45,8 +46,9 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
 
 
 class ApiKey(KeyTerms, frozen=True, kw_only=True):
-    """`digest` is the SHA-256 of the key in hexadecimal digits. `id` tells it from earlier keys of
-    its name; files of older versions have none. Times are Unix times in seconds.
+    """The record of a key. `digest` is the SHA-256 of its secret in hexadecimal digits. `id` tells
+    the key from earlier keys of the same name; records of older versions have no id. Times are Unix
+    times in seconds.
     """
 
     name: str
@@ -61,7 +63,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner of answers that are kept for this key. A later key of this name is another."""
+        """The owner of answers that are kept for this key. A later key of this name has another."""
         return f"{self.name}{_BEFORE_ID}{self.id}" if self.id else self.name
 
     def expired(self, now: float) -> bool:
@@ -69,7 +71,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
 
 def new_secret() -> str:
-    """256 random bits, which can't be guessed, so a fast hash protects them well enough."""
+    """A new secret of 256 random bits. It can't be guessed, so a fast hash protects it enough."""
     return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
@@ -78,7 +80,7 @@ def new_id() -> str:
 
 
 def name_of_owner(owner: str) -> str | None:
-    """The name of an owner's key, which may be revoked by now; None for the owner without keys."""
+    """The name of an owner's key, which may be revoked by now; None for the owner without a key."""
     return owner.partition(_BEFORE_ID)[0] or None
 
 
@@ -98,12 +100,12 @@ def name_complaint(name: str) -> str | None:
     return None
 
 
-# No key is longer, and the time of a hash grows with the length.
+# No key is longer. Only so many bytes are hashed, since the time of a hash grows with the length.
 _LONGEST: Final = 512
 
 
 class HeldKey(Struct, frozen=True):
-    """`key` is None for the operator's own."""
+    """A key in force, and its caller. `key` is None for the operator's own key."""
 
     digest: bytes
     caller: Caller
@@ -114,8 +116,9 @@ class KeyRing:
     """Finds keys by their secrets. Every search takes one hash, one look into a table and one
     comparison in constant time, whether the secret is right, nearly right or wrong.
 
-    The time of the look into the table reveals nothing: its keys are SHA-256 hashes, whose first
-    bytes a client can't choose, and Python hashes these once more with a secret of the process.
+    The time of the look into the table reveals nothing. The table is keyed by SHA-256 hashes, whose
+    first bytes a client can't choose, and Python hashes these once more with a secret of the
+    process.
     """
 
     def __init__(self, keys: Iterable[ApiKey], admin_secret: str) -> None:
@@ -137,7 +140,7 @@ class KeyRing:
         return held if same and len(secret) <= _LONGEST else None
 
 
-# The last second of the year 9999, the last that calendars of Python know.
+# The last second of the year 9999, which is the last year of Python's calendar.
 LATEST_EXPIRY: Final = 253_402_300_799
 
 
@@ -153,8 +156,8 @@ class NewKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class KeyBody(KeyTerms, frozen=True, kw_only=True):
-    """A key without its hash. `key` is the secret, which is shown once, when the key is made. Times
-    are Unix times in seconds.
+    """The record of a key without its hash. `key` is the secret, which is shown once, when the key
+    is made. Times are Unix times in seconds.
     """
 
     name: str

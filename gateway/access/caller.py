@@ -17,8 +17,9 @@ class Caller(Struct, frozen=True, kw_only=True):
     """`name` is the name of the key; None if there are no keys, or none was shown. `owner` owns the
     answers that are kept for the caller, and is empty without a key.
 
-    `models` are the ids and aliases that it may use, None for all. `priority` is the highest that
-    its requests may have, None for the model's own; it doesn't bind an `admin`.
+    `models` are the ids and aliases of the models that the caller may use, None for all models.
+    `priority` is the highest priority that the caller's requests may have, None for the model's
+    own. It doesn't bind an `admin`.
     """
 
     name: str | None = None
@@ -36,13 +37,13 @@ class Caller(Struct, frozen=True, kw_only=True):
         )
 
     def cache_salt(self, wanted: str, *, shared: bool) -> str:
-        """The salt in force for the one that a request asks for: each key has a prompt cache of its
-        own, unless the cache is `shared`.
+        """The cache salt in force for a request that asks for the salt `wanted`. Each key has a
+        prompt cache of its own, unless the cache is `shared`.
         """
         return wanted if shared or not self.owner else f"{self.owner}\0{wanted}"
 
     def priority_of(self, wanted: int | None, model_priority: int) -> int | None:
-        """The priority in force for the one that a request asks for; None is the model's own."""
+        """The priority in force for a request that asks for `wanted`; None: the model's own."""
         if self.admin:
             return wanted
         ceiling = model_priority if self.priority is None else self.priority
@@ -51,21 +52,22 @@ class Caller(Struct, frozen=True, kw_only=True):
         return min(wanted, ceiling)
 
     def keep_alive_of(self, wanted_s: float | None, ttl_s: float) -> float | None:
-        """The time in force for the one that a request asks its model to stay loaded; None is the
-        model's own, which is `ttl_s`, or for ever. Only operators may shorten that, as it would
-        unload the model for all callers.
+        """The time in force for a request that asks its model to stay loaded for `wanted_s`. None:
+        the model's own time, which is `ttl_s`, or for ever if that is 0. Only operators may shorten
+        it, since a shorter time unloads the model for all callers.
         """
         own_s = ttl_s or math.inf
         return wanted_s if self.admin or wanted_s is None or wanted_s >= own_s else None
 
 
-# The caller as long as there are no keys.
+# Every caller, as long as there are no keys.
 ANYBODY: Final = Caller(admin=True)
 # A caller without a key, where none is needed.
 STRANGER: Final = Caller(models=())
 
 
-# Paths for probes, and the page, which is the same for every caller and asks for a key itself.
+# Paths of probes, and of the page. The page is the same for every caller, and asks for a key
+# itself.
 _OPEN: Final = ("/", "/livez", "/readyz", "/health", "/ui")
 _OPEN_FOLDERS: Final = ("/ui/",)
 _ADMIN: Final = ("/admin", "/metrics")
@@ -98,8 +100,8 @@ class NeededKey(Enum):
 
 
 def needed(method: str, path: str) -> NeededKey:
-    """The key that a request needs. An unknown path needs a key. The methods of a path are no
-    secret, and browsers ask for them without a key.
+    """The key that a request needs. An unknown path needs a key. OPTIONS needs none: the methods of
+    a path are no secret, and browsers ask for them without a key.
     """
     if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_FOLDERS):
         return NeededKey.NOTHING
@@ -109,15 +111,15 @@ def needed(method: str, path: str) -> NeededKey:
 
 
 def counts(method: str, path: str) -> bool:
-    """Whether a request counts against the limits of its key: those that make a model work do, and
-    those that the gateway answers by itself don't.
+    """Whether a request counts against the limits of its key. Requests that make a model work
+    count. Requests that the gateway answers by itself don't.
     """
     return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The header that shows that a request came through a proxy, which may be on this machine; None
-    if there is none. Names are in lower case.
+    """The header that shows that a request came through a proxy, which may be on this machine.
+    None: there is no such header. Names of headers are in lower case.
     """
     for name, _ in headers:
         # Some proxies replace hyphens by underscores.
@@ -128,8 +130,8 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that a request shows: `Authorization: Bearer KEY`, else `x-api-key: KEY`. If it shows
-    two different keys, none counts. Names are in lower case.
+    """The key that a request shows: `Authorization: Bearer KEY`, else `x-api-key: KEY`. None if the
+    request shows no key, or two different keys. Names of headers are in lower case.
     """
     bearer: set[bytes] = set()
     other: set[bytes] = set()

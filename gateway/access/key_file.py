@@ -1,6 +1,7 @@
-"""The files of the keys, which commands may write beside a running gateway. Blocks.
+"""The files of the keys, which commands may write beside a running gateway. All calls block.
 
-The operator's own key has a file for itself, which needs the right to read the state folder.
+The operator's own key has a file of its own. Only accounts that may read the state folder can read
+that key.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from gateway.system.state_file import read_file, read_secret, write_secret
 _LOCK_S: Final = 5.0
 _LOCK_EVERY_S: Final = 0.02
 
-# It changes with the file; None: there is no file.
+# A signature changes when the file changes. None: there is no file.
 Signature: TypeAlias = tuple[int, int, int] | None
 
 
 class KeyFileError(Exception):
-    """The text says why the file can't be used, or can't be changed in the way that was asked."""
+    """The file of the keys can't be used, or can't be changed as was asked. The text says why."""
 
 
 class NoSuchKeyError(KeyFileError):
-    """There is no key of that name, or it is revoked already."""
+    """There is no key of that name, or the key is revoked already."""
 
 
 class _Content(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,8 +41,8 @@ class _Content(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyFile:
-    """The file of the API keys, as hashes. Revoked keys stay in it, so that their usage keeps a
-    name, and that requests still need a key.
+    """The file of the API keys, which holds their hashes. Revoked keys stay in the file, so that
+    their usage keeps a name, and that requests still need a key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +57,7 @@ class KeyFile:
         return found.st_mtime_ns, found.st_ino, found.st_size
 
     def read(self) -> tuple[ApiKey, ...]:
-        """Raises: KeyFileError: it can't be read, or others could have written it."""
+        """Raises: KeyFileError: the file can't be read, or other accounts could have written it."""
         try:
             content = read_file(self.path)
             return msgspec.json.decode(content, type=_Content).keys
@@ -69,8 +70,8 @@ class KeyFile:
             ) from error
 
     def add(self, name: str, terms: KeyTerms, now: float) -> tuple[ApiKey, str]:
-        """Return the new key and its secret, which isn't kept. The name of a key that was revoked,
-        or has expired, may be used again.
+        """Add a key. Returns the key and its secret, which isn't kept. The name of a key that was
+        revoked, or has expired, may be used again.
 
         Raises:
             KeyFileError: the name can't be used, or the file can't be written.
@@ -96,9 +97,11 @@ class KeyFile:
         return key, secret
 
     def revoke(self, name: str, now: float) -> ApiKey:
-        """Raises:
-        NoSuchKeyError: there is none of that name.
-        KeyFileError: the file can't be read or written.
+        """Revoke a key, and return its record.
+
+        Raises:
+            NoSuchKeyError: there is no key of that name, or the key is revoked already.
+            KeyFileError: the file can't be read or written.
         """
         with self._locked():
             keys = self.read()
@@ -118,7 +121,7 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other programs from changing the file."""
+        """Keep other programs from changing the file meanwhile. Raises KeyFileError."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -149,7 +152,7 @@ logger = logging.getLogger(__name__)
 
 
 def admin_key(path: Path) -> str | None:
-    """The operator's key; None if there is none, or if it can't be read and trusted."""
+    """The operator's key; None if there is no key, or if its file can't be read or trusted."""
     try:
         return _read_key(path)
     except (OSError, UnicodeDecodeError):
@@ -157,7 +160,7 @@ def admin_key(path: Path) -> str | None:
 
 
 def ensured_admin_key(path: Path) -> str:
-    """The operator's key. If there is none, or if other accounts could read it, a new one is made.
+    """The operator's key. A new key is made if there is none, or if other accounts could read it.
 
     Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""The keys in force, read from the state folder, and again whenever their files change.
+"""The keys in force. Their files in the state folder are read again whenever they change.
 
 Each key has a session, which ends all work under the key once the key is revoked.
 """
@@ -26,7 +26,9 @@ from protocol.answers import Usage
 
 
 class KeySession:
-    """The tasks that work under one key. `closed` is why they were cancelled, None before."""
+    """The tasks that work under one key. `closed` is the reason why they were cancelled; None: the
+    session is open.
+    """
 
     def __init__(self) -> None:
         self.closed: str | None = None
@@ -39,7 +41,7 @@ class KeySession:
         self._tasks.discard(task)
 
     def close(self, reason: str) -> None:
-        """Cancel its tasks; no later request can enter it."""
+        """Cancel the session's tasks. Later requests don't get this session any more."""
         self.closed = reason
         for task in self._tasks:
             task.cancel()
@@ -68,14 +70,17 @@ _FILE_S: Final = 20.0
 
 
 class ApiKeys:
-    """With `required` requests need a key: from the first key on until the gateway's end, whatever
-    happens to the file, and always if `exposed`, so that other machines can reach the gateway.
+    """The keys in force, their sessions and their usage. With `required` requests need a key. That
+    is so from the first key on until the gateway's end, whatever happens to the file, and always if
+    the gateway is `exposed`, so that other machines can reach it.
     """
 
     def __init__(self, state_dir: StateDir, *, exposed: bool) -> None:
-        """Blocks. Raises:
-        KeyFileError: there is a file of keys, and it can't be read.
-        OSError: no admin key can be made.
+        """Read the files of the keys, which blocks.
+
+        Raises:
+            KeyFileError: there is a file of API keys, and it can't be read.
+            OSError: no admin key can be made.
         """
         self._file = KeyFile(state_dir.keys_path)
         self._admin_path = state_dir.admin_key_path
@@ -97,7 +102,7 @@ class ApiKeys:
 
     @property
     def all(self) -> Sequence[ApiKey]:
-        """All keys, with those that were revoked."""
+        """All API keys, including revoked keys."""
         return self._keys
 
     def find(self, secret: bytes) -> HeldKey | None:
@@ -107,7 +112,7 @@ class ApiKeys:
         return self._sessions[name]
 
     def opens(self, owner: str) -> bool:
-        """Whether an owner's key exists, and was not revoked."""
+        """Whether an owner's key exists and isn't revoked."""
         return owner == ADMIN or self._session_of(owner) is not None
 
     def watch(self, tasks: Tasks) -> None:
@@ -132,7 +137,7 @@ class ApiKeys:
             self._take(self._keys if keys is None else keys)
 
     def _read(self, known: Signature) -> tuple[Signature, tuple[ApiKey, ...] | None, str]:
-        """Blocks. The keys are None if their file is unchanged."""
+        """Read the files, which blocks. The keys are None if their file is unchanged."""
         signature = self._file.signature()
         keys = None if signature == known else self._file.read()
         return signature, keys, ensured_admin_key(self._admin_path)
@@ -150,7 +155,7 @@ class ApiKeys:
         return revoked
 
     def account(self, name: str, usage: Usage) -> None:
-        """Add a request to the usage of a key, also of the operator's."""
+        """Add a request to the usage of an API key, or of the operator's key."""
         if self._forward is not None:
             self._forward(name, usage)
             return
@@ -171,8 +176,8 @@ class ApiKeys:
         self._forward = account
 
     def spend(self, owner: str, usage: Usage) -> None:
-        """The same for an answer whose HTTP request is over, as one in the background. Its tokens
-        also count against the limits of its owner's key.
+        """Add an answer whose HTTP request is over, such as a background answer, to the usage of
+        its owner's key. The answer's tokens also count against the limits of that key.
         """
         if (name := name_of_owner(owner)) is not None:
             self.account(name, usage)
@@ -180,7 +185,7 @@ class ApiKeys:
             session.limits.spend(time.monotonic(), usage.prompt_tokens + usage.completion_tokens)
 
     def used(self) -> dict[str, tuple[Counts, Counts]]:
-        """The usage of today and of this month, by names of present and earlier keys."""
+        """The usage of today and of this month, by the names of present and earlier keys."""
         today = _today()
         names = dict.fromkeys([*(each.name for each in self._keys), *sorted(self._accounts.names)])
         return {
@@ -199,14 +204,14 @@ class ApiKeys:
             logger.warning("The usage of the keys can't be kept in %s: %s", self._usage_path, error)
 
     def seat(self, owner: str) -> Seat | None:
-        """A seat for an answer that was accepted before, as one in the background; None: its owner
-        has no key with limits.
+        """A seat for an answer that was accepted before, such as a background answer. None: its
+        owner has no API key in force.
         """
         session = self._session_of(owner)
         return None if session is None else session.limits.seat()
 
     def exhausted(self, owner: str) -> bool:
-        """Whether an owner's key has had all tokens that it may have in a minute."""
+        """Whether an owner's key has used all tokens that it may use in a minute."""
         session = self._session_of(owner)
         return session is not None and session.limits.exhausted(time.monotonic())
 

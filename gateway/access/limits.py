@@ -1,4 +1,4 @@
-"""Limits of a key in a minute and at once, and the usage under each key by days. No I/O."""
+"""The limits of a key, a minute and at once, and the usage under each key by days. No I/O."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.access.api_key import KeyTerms
 from protocol.answers import Usage
 
 MINUTE_S: Final = 60.0
-# Amounts of one step expire together, when the last of them is a minute old: that bounds the number
-# of entries, and never lets more through.
+# The amounts of one step expire together, when the latest is a minute old. So the number of entries
+# is bounded, and no amount expires too early.
 STEP_S: Final = 0.25
 
 
 class Window:
-    """Counts each amount for a minute, and at most a step longer. Times are in seconds of a clock
-    that doesn't go back.
+    """Counts amounts, such as requests. Each amount counts for a minute, and at most a step longer.
+    Times are in seconds of a clock that doesn't go back.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ def _left_at(step: int) -> float:
 
 
 class Spending(Protocol):
-    """An answer that counts while it is made."""
+    """An answer whose tokens count against limits while it is made."""
 
     @property
     def spent(self) -> Usage | None:
@@ -65,11 +65,13 @@ class Spending(Protocol):
 
     @property
     def prompt_counts(self) -> bool:
-        """Whether its prompt counts; false for one more answer to the same prompt."""
+        """Whether the tokens of the prompt count. False for a further answer to the same prompt."""
 
 
 class Seat:
-    """The places of a request's answers among those of its key. The last holder frees them."""
+    """The places that a request's answers take among the answers at once of its key. The last
+    holder of the seat frees the places.
+    """
 
     def __init__(self, limits: KeyLimits) -> None:
         self.answers: Sequence[Spending] = ()
@@ -79,18 +81,18 @@ class Seat:
 
     @property
     def tokens(self) -> int:
-        """Tokens of its answers so far, without answers that are in the key's account already."""
+        """Tokens of the request's answers so far. An answer in the key's account counts no more."""
         return sum(map(_tokens, self.answers))
 
     def take(self, answers: Sequence[Spending]) -> Denial | None:
-        """Take a place for each of these answers; None, or why there aren't enough places."""
+        """Take a place for each of these answers. Return None, or why there are too few places."""
         denial = self._limits.short_of(len(answers), self.places)
         if denial is None:
             self.count(answers)
         return denial
 
     def count(self, answers: Sequence[Spending]) -> None:
-        """The same for answers that were accepted before, without a check."""
+        """Take a place for each answer without a check, for answers that were accepted before."""
         self.answers, self.places = answers, len(answers)
 
     def hold(self) -> None:
@@ -115,7 +117,7 @@ _AGAIN_S: Final = 1
 
 class Denial(Struct, frozen=True):
     """Why a request must wait, as the end of a sentence about its key, and for how many seconds.
-    None: waiting doesn't help.
+    `retry_after_s` None: waiting doesn't help.
     """
 
     reason: str
@@ -123,8 +125,8 @@ class Denial(Struct, frozen=True):
 
 
 class KeyLimits:
-    """The limits of one key. Requests count when they arrive, and tokens as they are computed: an
-    answer that goes beyond the limit is finished, and the next requests wait.
+    """The limits of one key. Requests count when they arrive, and tokens as they are computed. An
+    answer that goes beyond the limit of tokens is finished, and the key's next requests wait.
     """
 
     def __init__(self, terms: KeyTerms) -> None:
@@ -134,7 +136,7 @@ class KeyLimits:
         self._tokens = Window()
 
     def admit(self, now: float) -> Seat | Denial:
-        """Take a request in, or return why it must wait."""
+        """Take a request in and return its seat, or return why the request must wait."""
         terms = self.terms
         if (denial := self.short_of(1)) is not None:
             return denial
@@ -154,7 +156,7 @@ class KeyLimits:
         return seat
 
     def short_of(self, places: int, held: int = 0) -> Denial | None:
-        """Why a seat with `held` places can't have `places` in all; None if it can."""
+        """Why a seat that has `held` places can't have `places` in all; None if it can."""
         most = self.terms.concurrent
         taken = sum(each.places for each in self._seats) - held
         if most is None or taken + places <= max(most, held):
@@ -178,7 +180,9 @@ class KeyLimits:
         return self._tokens.taken(now) + sum(each.tokens for each in self._seats)
 
     def headers(self, now: float) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's headers for the limits that are set. A reset is when the whole limit is free."""
+        """OpenAI's headers for the limits that are set. The reset tells when the whole limit is
+        free.
+        """
         for what, limit, window, taken in (
             (b"requests", self.terms.rpm, self._requests, self._requests.taken),
             (b"tokens", self.terms.tpm, self._tokens, self._spent),
@@ -191,7 +195,7 @@ class KeyLimits:
 
 
 def _whole(seconds: float) -> int:
-    """Whole seconds, at least 1, as 0 would mean at once."""
+    """Round up to whole seconds, and to 1 at least: 0 would tell clients to try again at once."""
     return max(1, math.ceil(seconds))
 
 
@@ -199,7 +203,7 @@ _MONTH: Final = len("2026-11")
 
 
 class Counts(Struct, frozen=True):
-    """Counts of requests and tokens. `cached_tokens` are those of `prompt_tokens` that came from
+    """Counts of requests and tokens. `cached_tokens` is the part of `prompt_tokens` that came from
     the prompt cache.
     """
 
@@ -229,7 +233,7 @@ class Book(Struct):
 
 
 class Accounts:
-    """The usage of this month and of the one before."""
+    """The usage under each key in this month and the month before."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -247,7 +251,7 @@ class Accounts:
         return self.book.days.get(day, {}).get(name, Counts())
 
     def in_month(self, day: str, name: str) -> Counts:
-        """The usage in the month of a day."""
+        """The usage under a key in the month of this day."""
         months = (
             names.get(name, Counts())
             for each, names in self.book.days.items()
@@ -265,7 +269,7 @@ class Accounts:
         return changed
 
     def note_lost(self) -> None:
-        """The changes of the last `take_changed` could not be written."""
+        """Note that the changes of the last `take_changed` could not be written."""
         self._changed = True
 
     def _forget(self, day: str) -> None:

@@ -1,8 +1,8 @@
-"""Which models may hold memory, and how much: which one is loaded next, which loans are given and
-called back.
+"""Decides which models may hold memory, and how much: which model is loaded next, and which loans
+are given and called back.
 
-No I/O and no clock here; `gateway.memory.scheduler` feeds it and carries its decisions out. Times
-are seconds on the caller's clock, sizes are bytes.
+No I/O and no clock here; `gateway.memory.scheduler` reports events to `Admission` and carries out
+its decisions. Times are seconds on the caller's clock, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from gateway.system.memory_reading import Pressure
 class Admission:
     """Keeps the sum of floors and loans within the budget.
 
-    Models that wait get memory in the order of priority, then of time. Those that have waited for
-    `patience_s` come first, and only they, or a higher priority, may displace a busy model. Room is
-    made in this order:
+    Models that wait for memory get it in the order of their priority, then of their waiting time.
+    Models that have waited for `patience_s` come first. A busy model is evicted (displaced) only
+    for a model that has waited so long, or that has a higher priority. Room is made in this order:
 
     1. free bytes;
     2. idle loans;
-    3. idle models, the one that is least missed first;
-    4. the running sequences of models with no higher priority: they leave their batch, and go on
-       when there is room again;
+    3. idle models, first those whose eviction costs least (`worth`);
+    4. the running sequences of models with no higher priority, or after `patience_s` of any model:
+       the sequences leave their batch, and go on when there is room again;
     5. busy models.
 
-    Bytes that are being freed for one model aren't given to another behind it. While one waits for
-    busy models, others that fit may pass. Bytes that no model waits for are lent
-    (`gateway.memory.loans`). Where requests of a loaded model could use more, the spare and idle
-    models go after a while (`gateway.memory.reclaim`).
+    Bytes that are being freed for one model aren't given to models behind it. While a model waits
+    for busy models, other models that fit may pass it. Bytes that no model waits for are lent
+    (`gateway.memory.loans`). If requests wait for memory in a loaded model, the room of the spare
+    is lent after a while, and idle models are evicted (`gateway.memory.reclaim`).
 
     Models of a group that loads `together` get their memory in one turn or not at all. Of a group
-    with `swap` one model holds memory at a time, and another waits until it has ended. Room that a
-    group keeps (`reserve`) may be lent, and is given to no load but its own.
+    with `swap` one model holds memory at a time, and the next model waits until that one has ended.
+    Room that a group keeps (`reserve`) may be lent, but only models of the group are loaded there.
     """
 
     def __init__(self, budget_bytes: int, patience_s: float, spare_bytes: int = 0) -> None:
-        """`spare_bytes` are for spares, if there is room."""
+        """Spares get `spare_bytes` if there is room."""
         self.ledger = Ledger(budget_bytes)
         self._wanted_spare_bytes = spare_bytes
         self._patience_s = patience_s
         self._claims: dict[str, Claim] = {}
-        # Models that were evicted before they could run anything, and since when they wait.
+        # Models that ended while their next sequence waited for memory, and since when it waited.
         self._unserved: dict[str, float] = {}
-        # Models that will ask soon, as one that they are loaded with has.
+        # Models that will ask for memory soon, since a companion has asked.
         self._expected: set[str] = set()
 
     @property
     def claims(self) -> Iterable[Claim]:
-        """Those of models that wait to be loaded."""
+        """The claims of models that wait to be loaded."""
         return self._claims.values()
 
     # Events
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Take other groups."""
+        """Replace the groups."""
         self.ledger.arrange(Groups(groups))
 
     def know(self, model_id: str, floor_bytes: int) -> None:
@@ -70,7 +70,9 @@ class Admission:
         self.ledger.floors[model_id] = floor_bytes
 
     def expect(self, model_id: str) -> None:
-        """A model will ask soon, or withdraw: models that are loaded with it wait for that."""
+        """Note that a model will soon ask for memory or withdraw. Its companions, the models that
+        are loaded together with it, wait until it does.
+        """
         if self.ledger.allocation(model_id) is None and model_id not in self._claims:
             self._expected.add(model_id)
 
@@ -83,7 +85,9 @@ class Admission:
         *,
         pinned: bool = False,
     ) -> None:
-        """A model waits for memory. To ask again changes its priority, not its place."""
+        """Enter the claim of a model that waits to be loaded. If the model asks again, it keeps the
+        time of its first claim.
+        """
         if self.ledger.allocation(model_id) is not None:
             raise ValueError(f"{model_id} holds memory already")
         self._expected.discard(model_id)
@@ -95,7 +99,7 @@ class Admission:
         claim.pinned = pinned
 
     def withdraw(self, model_id: str) -> None:
-        """A model doesn't wait for memory any more."""
+        """Drop the claim of a model that doesn't wait to be loaded any more."""
         self._expected.discard(model_id)
         self._claims.pop(model_id, None)
         self._unserved.pop(model_id, None)
@@ -122,8 +126,9 @@ class Admission:
             allocation.kept_bytes = kept_bytes
 
     def note_beside(self, model_id: str, more_bytes: int) -> None:
-        """A worker holds so much more beside its sequences: add it to the need that the worker
-        named last, until the worker names another. An idle worker named none.
+        """Note that a worker holds `more_bytes` more beside its sequences. They are added to the
+        worker's last need, until the worker sends its next need. The need of an idle worker stays
+        0.
         """
         allocation = self.ledger.allocation(model_id)
         if allocation is None or not allocation.need.wanted_bytes:
@@ -134,45 +139,45 @@ class Admission:
         need.least_bytes = max(0, need.least_bytes + more_bytes)
 
     def ready(self, model_id: str, now: float, *, reload_s: float = 0.0) -> None:
-        """A model is loaded: it may borrow, and be evicted unless it is pinned."""
+        """Note that a model is loaded: it may borrow, and may be evicted unless it is pinned."""
         allocation = self.ledger.allocation(model_id)
         assert allocation is not None
         allocation.ready_at = now
         allocation.reload_s = reload_s
 
     def pin(self, model_id: str, *, pinned: bool) -> None:
-        """A pinned model is never evicted."""
+        """Note whether a model is pinned. A pinned model is never evicted."""
         if (claim := self._claims.get(model_id)) is not None:
             claim.pinned = pinned
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.pinned = pinned
 
     def ending(self, model_id: str) -> None:
-        """Its process is being ended."""
+        """Note that a model's process is being ended."""
         if (allocation := self.ledger.allocation(model_id)) is not None:
             allocation.ending = True
 
     def gone(self, model_id: str) -> None:
-        """Its process has ended: its memory is free."""
+        """Note that a model's process has ended. Its memory is free."""
         allocation = self.ledger.remove(model_id)
         if allocation is not None and allocation.thirsty_since is not None:
             self._unserved[model_id] = allocation.thirsty_since
 
     def configure(self, budget_bytes: int, patience_s: float, spare_bytes: int) -> None:
-        """Take other limits. The next decisions evict the models that don't fit any more."""
+        """Replace the limits. The next decisions evict the models that don't fit any more."""
         self.ledger.budget_bytes = budget_bytes
         self._patience_s = patience_s
         self._wanted_spare_bytes = spare_bytes
 
     def reserve_spare(self, spare_bytes: int) -> None:
-        """Keep so much for spares, which were measured."""
+        """Keep `spare_bytes` for spares, after a worker without a model was measured."""
         self._wanted_spare_bytes = spare_bytes
 
     # Decisions
 
     def attainable_bytes(self, model_id: str) -> int | None:
-        """The most bytes that a loaded model could get, if all others gave back what they can.
-        Undecided bytes count as given back. None: the model isn't loaded.
+        """The most bytes that a loaded model could get if all other models gave back what they can.
+        Stranded bytes that may still come back count as free. None: the model isn't loaded.
         """
         allocation = self.ledger.allocation(model_id)
         if allocation is None:
@@ -180,9 +185,9 @@ class Admission:
         return self.ledger.possible_for(model_id) + self.ledger.undecided_bytes
 
     def decide(self, now: float) -> list[Decision]:
-        """Decide by the present account; to be called after each change, and as time passes.
+        """Decide by the present account. To be called after each change, and as time passes.
 
-        Each decision is entered into the account at once, so no two use the same bytes.
+        Each decision is entered into the account at once, so no two decisions use the same bytes.
         """
         self.ledger.share_companions(self._claims)
         this_round = AdmissionRound(self.ledger, now, self._patience_s)
@@ -208,8 +213,9 @@ class Admission:
     def foresee(
         self, floors: dict[str, int], priority: int, now: float
     ) -> tuple[list[Decision], list[Decision]]:
-        """The decisions that a load of these models would bring about, if nothing else happened: at
-        once, and after it had waited for `patience_s`. Nothing is decided.
+        """The decisions that a load of these models would bring about if nothing else happened: a
+        list of the decisions at once, and a list of those after a wait of `patience_s`. The account
+        stays as it is.
         """
         found = []
         for later_s in (0.0, self._patience_s):
@@ -221,8 +227,10 @@ class Admission:
         return found[0], found[1]
 
     def relieve(self, now: float, *, all_idle: bool) -> list[Decision]:
-        """The whole machine is short of memory: idle loans are called back; if there are none, the
-        idle model that is least missed is evicted, or with `all_idle` every idle one.
+        """Give memory back to a machine that is short of it. Call back the part of each loan that
+        no sequence needs. If there is no such part, evict the idle model with the least `worth`,
+        and a model with reserved room only if there is no other. With `all_idle` evict all idle
+        models in any case.
         """
         orders = MemoryOrders(self.ledger, now)
         lent = [each for each in self.ledger.steady if each.loose_bytes > NOISE_BYTES]
@@ -237,7 +245,7 @@ class Admission:
         return orders.decisions
 
     def _decide_on_spare(self, this_round: AdmissionRound) -> None:
-        """Spares get only memory that no model waits for."""
+        """Set the room of spares, which get only memory that no model waits for."""
         ledger = self.ledger
         if ledger.spare_bytes > self._wanted_spare_bytes or ledger.free_bytes < 0:
             ledger.spare_bytes = 0
@@ -253,7 +261,8 @@ class Admission:
     def _in_turn(self, this_round: AdmissionRound) -> list[Claim]:
         def key(claim: Claim) -> tuple[bool, bool, int, float]:
             overdue = this_round.reclaim.overdue(claim)
-            # A place that a model keeps is of no use without the sequence that it is kept for.
+            # A model that can't be displaced is protected in vain until its sequence runs, so its
+            # claim comes first.
             allocation = self.ledger.allocation(claim.model_id)
             urgent = allocation is not None and this_round.reclaim.keeps_place(allocation)
             return (not urgent, not overdue, 0 if overdue else -claim.priority, claim.since)
@@ -261,7 +270,7 @@ class Admission:
         return sorted([*self._whole_claims(), *this_round.thirsts()], key=key)
 
     def _whole_claims(self) -> list[Claim]:
-        """The claims, with one for all models that are loaded together."""
+        """The claims of models that wait to be loaded. Models that are loaded together have one."""
         found = []
         taken: set[str] = set()
         for model_id, claim in self._claims.items():
@@ -274,7 +283,9 @@ class Admission:
         return found
 
     def _waits_for(self, claim: Claim) -> bool:
-        """Whether it waits for a companion, which will ask soon, or may ask once it has ended."""
+        """Whether the claim has to wait for a companion, which will ask soon, or is ending and may
+        ask after that.
+        """
         if not self.ledger.groups.all:
             return False
         companions = self.ledger.groups.companions_of(claim.model_ids)
@@ -298,22 +309,22 @@ def _joined(parts: list[Claim]) -> Claim:
 
 
 _LEVELS: Final[tuple[Pressure, ...]] = ("warn", "critical")
-# A pressure that passes sooner is none.
+# A pressure that lasts for less is ignored.
 _LASTS_S: Final = 5.0
-# Until the memory that was given back shows in the machine's figures.
+# After so long memory that was given back shows in the machine's figures.
 _BETWEEN_RELIEFS_S: Final = 10.0
 
 
 class Shortage:
-    """Whether the whole machine is short of memory, by readings that come a few times a second."""
+    """Judges whether the whole machine is short of memory, by a few readings a second."""
 
     def __init__(self) -> None:
         self._since: dict[Pressure, float] = {}
         self._relieved_at = NEVER
 
     def to_relieve(self, pressure: Pressure | None, now: float) -> Pressure | None:
-        """The level that is to be relieved now; None: there is none, or the last relief may not
-        show yet.
+        """The level of pressure to relieve now; None: the machine is not short of memory, or the
+        last relief may not show yet.
         """
         lasting = self.lasting(pressure, now)
         if lasting is None or now - self._relieved_at < _BETWEEN_RELIEFS_S:
@@ -322,8 +333,8 @@ class Shortage:
         return lasting
 
     def lasting(self, pressure: Pressure | None, now: float) -> Pressure | None:
-        """The highest level that the machine has been at, or above, for some seconds; None: it is
-        not short.
+        """The highest level of pressure that the machine has been at, or above, for `_LASTS_S`;
+        None: the machine is not short of memory.
         """
         reached = _LEVELS[: _LEVELS.index(pressure) + 1] if pressure in _LEVELS else ()
         self._since = {each: self._since.get(each, now) for each in reached}

@@ -1,4 +1,4 @@
-"""One round of decisions: first memory that is held beyond limits, then the claims in their turn.
+"""One round of decisions: first on memory beyond limits, then on the claims in their turn.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -12,12 +12,12 @@ from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
 from gateway.memory.loans import RECALL_S, Loans
 from gateway.memory.reclaim import IdleEviction, Reclaim, enough_to_evict, worth
 
-# A worker over its limit gets so long to shrink while the budget has no room.
+# A worker over its limit gets so long to shrink while the budget has no room for it.
 OVERGROWN_S: Final = 10.0
 
 
 class AdmissionRound:
-    """`settle` comes first, then `serve` for each claim, and `lend` last."""
+    """Makes the decisions of one round: `settle` first, `serve` for each claim, then `lend`."""
 
     def __init__(self, ledger: Ledger, now: float, patience_s: float) -> None:
         self.orders = MemoryOrders(ledger, now)
@@ -26,13 +26,14 @@ class AdmissionRound:
         self._idle_eviction = IdleEviction(ledger, self.orders, self.reclaim, now)
         self._ledger = ledger
         self._now = now
-        # Bytes that are free now, or being freed, and not promised to a model: by `settle`.
+        # Bytes that are free now, and bytes that are being freed, without those that claims have
+        # been granted or wait for. A negative number is a debt to claims. `settle` sets them.
         self._unclaimed_bytes: int
         self._coming_bytes: int
-        # By model: bytes that are free, or being freed, and promised to it.
+        # Bytes that are free or being freed for a claim that waits, by the claim's model.
         self._promised_bytes: dict[str, int] = {}
         self._place_kept = False
-        # Bytes that have to be free when a load that waits comes, as groups keep them.
+        # Bytes that the claims that wait must leave free, because groups keep room.
         self._kept_bytes = 0
 
     def settle(self) -> None:
@@ -48,27 +49,30 @@ class AdmissionRound:
         self._coming_bytes = self._ledger.coming_bytes + min(0, self._ledger.free_bytes)
 
     def _settle_recalls(self) -> None:
-        """Close recalls whose workers have given back all they can; one without an answer hangs."""
+        """End recalls that are complete. A worker hangs if it doesn't answer within `RECALL_S`."""
         for each in self._ledger.steady:
             if not each.returning_bytes:
                 if each.recalled_at is not None and _is_over(each):
-                    # The rest can't be lent to others, nor called back: it becomes its floor.
+                    # The worker can't give back more: the bytes that it holds become its floor.
                     held_bytes = each.footprint_bytes if self._has_room else each.limit_bytes
                     each.stuck_bytes += held_bytes - each.floor_bytes
                     each.floor_bytes = held_bytes
                 each.recalled_at = None
             elif each.recalled_at is None or each.kept_bytes != each.recalled_from_bytes:
-                # It answers, if only an earlier recall than the last.
+                # The recall is new, or the worker has answered an earlier one: wait anew.
                 each.recalled_at, each.recalled_from_bytes = self._now, each.kept_bytes
             elif self._now - each.recalled_at >= RECALL_S:
                 if each.answered:
-                    # No reading has come: the last one counts.
+                    # No reading came after the answer: the last reading counts as one.
                     each.read_at_bytes = each.kept_bytes
                 else:
                     self.orders.give_up(each, self._now - each.recalled_at)
 
     def _settle_footprints(self) -> None:
-        """Where the budget has room, limits follow the footprints of workers that exceed them."""
+        """Raise the limits of workers that exceed them, if the budget has room. If it has none,
+        note since when a worker exceeds its limit. Lower a floor by stuck bytes that were given
+        back.
+        """
         for each in self._ledger.steady:
             loosened_bytes = min(each.stuck_bytes, each.floor_bytes - each.footprint_bytes)
             if loosened_bytes > 0:
@@ -101,7 +105,7 @@ class AdmissionRound:
                 prompt.ended_at = self._now
 
     def _evict_rivals(self) -> None:
-        """Evict one of two loaded models that exclude each other by a new configuration."""
+        """Evict one of two loaded models that have become rivals by a new configuration."""
         for each in sorted(self._ledger.steady, key=self._worth):
             rivals = self._ledger.rivals([each.model_id])
             present = [other for other in rivals if not other.ending]
@@ -112,7 +116,9 @@ class AdmissionRound:
         return worth(allocation, self._now)
 
     def _cover(self, missing_bytes: int) -> None:
-        """Take back bytes beyond the budget: workers outgrew their limits, or the budget shrank."""
+        """Take back the bytes that are held beyond the budget: workers outgrew their limits, or the
+        budget shrank.
+        """
         steady = sorted(
             self._ledger.steady, key=lambda each: (each.overgrown_since is None, *self._worth(each))
         )
@@ -126,12 +132,14 @@ class AdmissionRound:
                 self.orders.replace(each)
                 return
         if not overgrown:
-            # Only floors are left: the budget is smaller than these.
+            # Only floors are left, and the budget is smaller than their sum.
             missing_bytes -= self._end([each for each in steady if each.yields], missing_bytes)
             self._end([each for each in steady if each.leaves], missing_bytes)
 
     def _end(self, candidates: list[Allocation], missing_bytes: int) -> int:
-        """Evict the smallest set of them that brings so many bytes, and return what it brings."""
+        """Evict as many candidates as are needed to free `missing_bytes`. Returns the bytes that
+        their ends will free.
+        """
         chosen = enough_to_evict(
             candidates, missing_bytes, self._now, lambda each: each.going_bytes
         )
@@ -141,18 +149,18 @@ class AdmissionRound:
         return brought_bytes
 
     def thirsts(self) -> list[Claim]:
-        """Claims of loaded models that can't go on: their next sequence needs more than they have.
-        Loans alone would leave some of them waiting for ever.
+        """Claims of loaded models that can't go on, since their next sequence needs more than their
+        limit. With loans alone, and no claim, some of these models would wait for ever.
         """
         found = []
         for each in self._ledger.steady:
-            # It would wait in vain for more than is possible; its worker refuses such a sequence.
+            # A claim for more than is possible would wait in vain. The worker refuses the sequence.
             least_bytes = min(each.need.least_bytes, self._ledger.possible_for(each.model_id))
             if least_bytes <= each.limit_bytes:
                 each.thirsty_since = None
                 continue
             if each.thirsty_since is None:
-                # A model that has just been loaded has waited for this sequence too.
+                # A model that has just been loaded has waited to be loaded for this sequence.
                 fresh = self.reclaim.fresh(each)
                 each.thirsty_since = each.claimed_at if fresh else self._now
             found.append(
@@ -167,13 +175,13 @@ class AdmissionRound:
         return found
 
     def serve(self, claim: Claim) -> bool:
-        """Grant a claim, or begin to make room for it; True if it is granted."""
+        """Grant a claim, or begin to make room for it. Return True if the claim is granted."""
         kept_bytes = self._kept_from(claim)
         rivals = [] if claim.loan else self._ledger.rivals(claim.model_ids)
         wanted_bytes = claim.needed_bytes + kept_bytes
         own_bytes = self._own_bytes(claim)
         if wanted_bytes > self._unclaimed_bytes + own_bytes and self._ledger.spare_bytes:
-            # A load adopts the spare, or needs the room more.
+            # The load adopts the spare, or the claim needs the spare's room more.
             self._unclaimed_bytes += self._ledger.spare_bytes
             self._ledger.spare_bytes = 0
         if wanted_bytes <= max(self._unclaimed_bytes, 0) + own_bytes and not rivals:
@@ -190,25 +198,28 @@ class AdmissionRound:
             ) - parted_bytes
             comes = missing_bytes <= 0 or self.reclaim.make_room(claim, missing_bytes)
         if not comes and not self.reclaim.overdue(claim):
-            return False  # Busy models are in its way. Others may pass until its turn.
+            return False  # Busy models are in the way. Later claims may pass until this is overdue.
         allocation = self._ledger.allocation(claim.model_id)
         if allocation is not None and (comes or not self._place_kept):
-            # Without its place the bytes that are freed for it would be freed in vain. Of models
-            # that wait for each other's places one keeps its own: no other order would end.
+            # A loaded model that waits can't be displaced, or bytes would be freed for it in vain.
+            # If models wait for each other's end, only the first of them is protected: otherwise
+            # all would wait for ever.
             allocation.placed_at = self._now
             self._place_kept = True
         if comes:
             self._promised_bytes[claim.model_id] = claim.needed_bytes
         self._kept_bytes = max(self._kept_bytes, kept_bytes)
         self._coming_bytes += self._ledger.coming_bytes - before_bytes
-        # It waits: bytes that are free, or being freed, are its own up to its claim.
+        # The claim waits. Bytes that are free or being freed are set aside for it.
         taken_bytes = min(max(self._unclaimed_bytes, 0), claim.needed_bytes)
         self._coming_bytes -= claim.needed_bytes - taken_bytes
         self._unclaimed_bytes -= claim.needed_bytes
         return False
 
     def _own_bytes(self, claim: Claim) -> int:
-        """Bytes that it was told to give back and may keep, as no earlier claim waits for them."""
+        """Bytes that were called back from the claim's model, and that the model may keep, since no
+        earlier claim waits for them.
+        """
         allocation = self._ledger.allocation(claim.model_id)
         if allocation is None:
             return 0
@@ -216,8 +227,8 @@ class AdmissionRound:
         return max(0, min(allocation.returning_bytes, claim.needed_bytes, returning_bytes))
 
     def _kept_from(self, claim: Claim) -> int:
-        """Bytes that have to be free beside its own, as groups keep them. Loans may take that room,
-        as they can be called back: as long as they cover it, no bytes have to be free.
+        """Bytes that the claim must leave free, because groups keep room. Loans may use that room,
+        since they can be called back: if free, coming and lent bytes are enough, the result is 0.
         """
         groups = self._ledger.groups
         if claim.loan or all(map(groups.reserved, claim.model_ids)):
@@ -228,7 +239,7 @@ class AdmissionRound:
         return kept_bytes if claim.needed_bytes + kept_bytes > soon_bytes else 0
 
     def lend(self) -> None:
-        """Lend the bytes that no model waits for."""
+        """Lend the bytes that no claim waits for."""
         kept_bytes = min(self._kept_bytes, max(0, self._unclaimed_bytes))
         free_bytes = self._unclaimed_bytes - kept_bytes
         coming_bytes = self._coming_bytes - (self._kept_bytes - kept_bytes)
@@ -247,5 +258,5 @@ class AdmissionRound:
 
 
 def _is_over(allocation: Allocation) -> bool:
-    """It holds more than its limit, beyond noise."""
+    """Whether the model holds more than its limit, beyond noise."""
     return allocation.footprint_bytes - allocation.limit_bytes > NOISE_BYTES

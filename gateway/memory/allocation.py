@@ -1,4 +1,4 @@
-"""The memory of one model: what is reserved for it, what it was lent, and what it really holds.
+"""The memory of one model: its reserved floor, its loan, and the bytes that it really holds.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -15,12 +15,13 @@ NEVER: Final = -math.inf
 
 
 class MemoryNeed(Struct):
-    """The limits that a worker says its process could do with.
+    """The memory that a worker says it could use, as limits of its process.
 
-    `used_bytes` are enough for the sequences that run now, `wanted_bytes` also for those that wait.
-    With less than `least_bytes` not even the first sequence can run. `held` sequences wait for
-    memory. `prompt` numbers the prompt that the first sequence is computing; 0: it computes none.
-    The prompt cache has `cache_bytes` beside that, and could use `cache_wanted_bytes`.
+    A limit of `used_bytes` is enough for the sequences that run, and `wanted_bytes` also for those
+    that wait. With less than `least_bytes` not even the first sequence can run. `held` sequences
+    wait for memory. `prompt` numbers the prompt that the first sequence is computing; 0: it
+    computes none. Beside these limits, the prompt cache has `cache_bytes`, and could use
+    `cache_wanted_bytes`.
     """
 
     used_bytes: int = 0
@@ -33,8 +34,8 @@ class MemoryNeed(Struct):
 
 
 class Prompt(Struct):
-    """The prompt that a model's first sequence computes, or has computed last. `in_turn`: for this
-    one the model waited for memory.
+    """The prompt that a model's first sequence computes, or has computed last. `in_turn`: the model
+    has got memory that it waited for, and this is its first prompt since.
     """
 
     number: int
@@ -44,10 +45,11 @@ class Prompt(Struct):
 
 
 class Allocation(Struct):
-    """A model whose process has memory, or is about to take it.
+    """The memory of a model whose process has memory, or is about to take it.
 
-    Its limit is its floor and its loan. `kept_bytes` is the limit that the worker last said it
-    keeps to: until it has answered a recall it may still use that.
+    The limit is the sum of floor and loan. `kept_bytes` is the limit that the worker last said it
+    keeps to: until the worker answers a recall, it may still use so much. Companions are other
+    models of a group that are loaded together with this one.
     """
 
     model_id: str
@@ -64,28 +66,28 @@ class Allocation(Struct):
     ending: bool = False
     busy: bool = True
     last_used: float = 0.0
-    # The part of its floor that it could not give back when it was asked.
+    # The part of the floor that was lent, and that the worker could not give back at a recall.
     stuck_bytes: int = 0
-    # The limit that its worker kept to when its footprint was read.
+    # The limit that the worker kept to when `footprint_bytes` was read.
     read_at_bytes: int = 0
-    # Since when an answer to a recall is missing, or a footprint that shows the answer; and the
-    # limit that the worker kept to then.
+    # Since when a recall is open: the worker hasn't answered it, or no reading shows the answer
+    # yet. And the limit that the worker kept to at that time.
     recalled_at: float | None = None
     recalled_from_bytes: int = 0
     thirsty_since: float | None = None
     short_since: float | None = None
     placed_at: float = NEVER
     prompt: Prompt | None = None
-    # It got the memory that it waited for, and has begun no prompt since.
+    # The model got memory that it waited for, and has begun no prompt since.
     turn_begins: bool = True
     overgrown_since: float | None = None
-    # When it was last larger than its limit while the budget had no room.
+    # When the footprint was last above the limit while the budget had no room for that.
     outgrew_at: float = NEVER
     rebalanced_at: float = NEVER
-    # Room is kept for it, whether it is loaded or not.
+    # A group keeps room for the model, whether the model is loaded or not.
     reserved: bool = False
-    # Of the models that it is loaded with: whether one is busy, when one was used last, and since
-    # when the last of them keeps its place; infinity: that one is loading.
+    # Whether a companion is busy or asks for memory, when a companion was used last, and the latest
+    # `own_place` of the companions.
     companions_busy: bool = False
     companions_used: float = NEVER
     companions_placed: float = NEVER
@@ -96,83 +98,87 @@ class Allocation(Struct):
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes that no other model can have: a fresh worker reads its weights later, and a loan
-        that was recalled is free only when the footprint shows it.
+        """Bytes that no other model can have. They include the whole limit, since a new worker
+        reads its weights later, and a recalled loan until the footprint shows that it is free.
         """
         return max(self.limit_bytes, self.kept_bytes, self.footprint_bytes)
 
     @property
     def coming_bytes(self) -> int:
-        """The part of that which is being freed."""
+        """The part of `committed_bytes` that is being freed."""
         return self.committed_bytes if self.ending else self.returning_bytes
 
     @property
     def returning_bytes(self) -> int:
-        """Bytes that were called back and aren't seen to be free yet: the worker's answer is
-        missing, or a reading since. Bytes beyond any limit that it had are not among them.
+        """Bytes that were called back and aren't known to be free: the worker hasn't answered, or
+        no reading was taken since its answer. Bytes beyond the worker's earlier limit don't count.
         """
         unread_bytes = min(self.footprint_bytes, self.read_at_bytes)
         return max(0, self.kept_bytes - self.limit_bytes, unread_bytes - self.limit_bytes)
 
     @property
     def going_bytes(self) -> int:
-        """Bytes that its end would free, beside those that are being freed already."""
+        """Bytes that the model's end would free, beside those that are being freed already."""
         return self.committed_bytes - self.coming_bytes
 
     @property
     def answered(self) -> bool:
-        """Its worker keeps to the limit that it was told."""
+        """Whether the worker has said that it keeps to the present limit."""
         return self.kept_bytes <= self.limit_bytes
 
     @property
     def loose_bytes(self) -> int:
-        """The part of its loan that neither its running sequences nor its next one need."""
+        """The part of the loan that neither the running sequences nor the next sequence need."""
         needed_bytes = max(self.need.used_bytes, self.need.least_bytes)
         return max(0, self.limit_bytes - max(self.floor_bytes, needed_bytes))
 
     @property
     def idle_loan_bytes(self) -> int:
-        """The part of that which its prompt cache doesn't need either."""
+        """The part of `loose_bytes` that the prompt cache doesn't need either."""
         return max(0, self.loose_bytes - self.need.cache_bytes)
 
     @property
     def rows_bytes(self) -> int:
-        """The part of its loan that it could give back without coming to a stop."""
+        """The part of the loan that the model could give back and still run one sequence."""
         return max(0, self.limit_bytes - max(self.floor_bytes, self.need.least_bytes))
 
     @property
     def short(self) -> bool:
-        """Requests wait for memory in its worker."""
+        """Whether requests wait for memory in the model's worker."""
         return self.need.held > 0 and self.need.wanted_bytes > self.limit_bytes
 
     @property
     def steady(self) -> bool:
-        """It is loaded and stays: it can borrow, and give back."""
+        """Whether the model is loaded and isn't ending: it can borrow, and give back."""
         return self.ready_at is not None and not self.ending
 
     @property
     def idle(self) -> bool:
-        """No request uses it, or a model that it is loaded with."""
+        """Whether neither this model nor a companion is busy."""
         return not self.busy and not self.companions_busy
 
     @property
     def own_place(self) -> float:
-        """Since when it keeps its place; infinity: it is loading."""
+        """When the model was loaded, or was last protected from being displaced for a claim of its
+        own. Infinity: it is loading.
+        """
         if self.ready_at is None:
             return math.inf
         return max(self.ready_at, self.placed_at)
 
     @property
     def used_at(self) -> float:
-        """When it was used last, or a model that it is loaded with."""
+        """When this model or a companion was used last."""
         return max(self.last_used, self.companions_used)
 
     @property
     def yields(self) -> bool:
-        """It may be evicted for another model: the room of a reserved one would be kept anyway."""
+        """Whether the model may be evicted for any other model. A reserved model may not, since no
+        other model would get its room.
+        """
         return self.leaves and not self.reserved
 
     @property
     def leaves(self) -> bool:
-        """It may be evicted where the budget has too little room, or for a rival."""
+        """Whether the model may be evicted because memory is short, or for a rival."""
         return self.steady and not self.pinned

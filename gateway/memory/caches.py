@@ -1,7 +1,7 @@
 """Bytes that one sequence's cache takes, from config.json.
 
-It follows what mlx-lm's models put into their caches (their `make_cache` and `update_and_fetch`):
-keys and values of every token, those of a window, a compressed latent, or a state of fixed size.
+The sizes follow from the code of mlx-lm's models (`make_cache` and `update_and_fetch`). A layer
+caches keys and values of every token or of a window, a compressed latent, or a state of fixed size.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
     },
     "mixtral": {"num_attention_heads": 32, "num_key_value_heads": 8},
 }
-# Of the model around the language model, in mlx-lm's gemma3.ModelArgs.
+# The defaults of the model that contains the language model, from mlx-lm's gemma3.ModelArgs.
 _AROUND: Final = {"gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4}}
 
 
 def language_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of the language model, whether the file nests them or not."""
+    """The settings of the language model, with mlx-lm's defaults, whether config.json nests them in
+    text_config or not.
+    """
     nested = config.get("text_config")
     nested = nested if isinstance(nested, dict) else {}
     merged = {**config, **nested}
@@ -87,8 +89,8 @@ class Layer(StrEnum):
 
 
 class Recurrence(Struct, frozen=True):
-    """The sizes of a layer that keeps a state: its heads, the width over all of them, the channels
-    of the convolution before it, and the elements of its state.
+    """The sizes of a layer that keeps a state: the number of heads, the width of all heads
+    together, the channels of the convolution before the heads, and the elements of the state.
     """
 
     heads: int
@@ -98,8 +100,9 @@ class Recurrence(Struct, frozen=True):
 
 
 class SequenceCache(Struct, frozen=True):
-    """The bytes of a sequence: for each token, for each token of the window at most, and at once.
-    `layers` of the model keep something. Windows `in_chunks` grow by whole steps.
+    """The bytes of a sequence's cache: for each token, for each of `window_tokens` at most, and for
+    the states, whatever the length. `layers` counts the layers that keep something. With
+    `in_chunks` windows grow by whole steps.
     """
 
     full_token_bytes: int
@@ -110,7 +113,7 @@ class SequenceCache(Struct, frozen=True):
     in_chunks: bool = False
 
     def times(self, factor: float, layers: int) -> SequenceCache:
-        """With so many times the bytes, of so many layers."""
+        """The same cache with `factor` times the bytes, in at most `layers` layers."""
         return msgspec.structs.replace(
             self,
             full_token_bytes=ceil(self.full_token_bytes * factor),
@@ -120,13 +123,13 @@ class SequenceCache(Struct, frozen=True):
         )
 
     def peak_bytes(self, rows: int, tokens: int) -> int:
-        """Bytes of a batch of sequences of so many tokens, at most, while it grows."""
+        """The most bytes of a batch while it grows, with `rows` sequences of `tokens` tokens."""
         return int(rows * self.sequence_bytes(tokens) * peak_share(self.layers))
 
     def sequence_bytes(self, tokens: int) -> int:
         """Bytes of a sequence of so many tokens."""
         steps = -(-tokens // CACHE_STEP_TOKENS)
-        # A window is as long as its prompt, and then grows by a step.
+        # A window without chunks begins with the length of the prompt, and then grows by a step.
         grown_tokens = steps * CACHE_STEP_TOKENS if self.in_chunks else tokens + CACHE_STEP_TOKENS
         windowed = min(grown_tokens, self.window_tokens)
         return (
@@ -151,7 +154,7 @@ _BY_NAME: Final = {
 # nemotron_h's letters.
 _BY_LETTER: Final = {"M": Layer.STATE, "*": Layer.FULL, "-": Layer.NONE, "E": Layer.NONE}
 _ONLY_STATES: Final = ("mamba", "mamba2", "rwkv7", "falcon_mamba")
-# These keep keys and values as they are, although they are projected from a latent.
+# These models cache keys and values themselves, although they compute them from a latent.
 DECOMPRESSED: Final = ("deepseek_v2", "minicpm3")
 _CHUNKED: Final = ("llama4", "llama4_text")
 _WINDOW_NAMES: Final = (
@@ -166,8 +169,9 @@ _WINDOW_NAMES: Final = (
 def cache_shape(
     config: Mapping[str, Any], element_bytes: int, kv_bits: int | None = None
 ) -> SequenceCache:
-    """The shape of a model's caches. Layers of an unknown kind count as keeping all tokens. With
-    `kv_bits` the layers that keep all tokens are quantized; mlx-lm quantizes no others.
+    """The shape of a model's caches. A layer of an unknown kind counts as one that keeps all
+    tokens. With `kv_bits` the caches of layers that keep all tokens are quantized; mlx-lm quantizes
+    no others.
 
     Raises:
         TypeError, ValueError: the configuration makes no sense.
@@ -198,7 +202,7 @@ def _quantized_bytes(plain_bytes: int, element_bytes: int, kv_bits: int | None) 
 def window_of(config: Mapping[str, Any]) -> int:
     """The most tokens that a layer with a window keeps."""
     window = first(config, *_WINDOW_NAMES)
-    # Chunks are cut back before they grow by another step.
+    # A window in chunks grows by a step before it is cut back.
     return window + CACHE_STEP_TOKENS if config.get("model_type") in _CHUNKED else window
 
 
@@ -239,7 +243,7 @@ def _named_layers(config: Mapping[str, Any], count: int) -> list[Layer]:
 
 
 def token_bytes_of(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Bytes that a token takes in one layer of attention."""
+    """Bytes that a token takes in the cache of one layer of attention."""
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
     rope = first(config, "qk_rope_head_dim")
     if rank := first(config, "kv_lora_rank"):
@@ -270,7 +274,7 @@ def recurrence_of(config: Mapping[str, Any]) -> Recurrence:
 
 
 def _state_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Bytes of one layer's state: of a convolution and of the recurrence behind it."""
+    """Bytes of one layer's state: of the convolution, and of the recurrence behind it."""
     kernel = first(config, "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "d_conv")
     recurrence = recurrence_of(config)
     convolution = max(kernel - 1, 0) * recurrence.channels * element_bytes
@@ -278,7 +282,7 @@ def _state_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
 
 
 def first(config: Mapping[str, Any], *names: str) -> int:
-    """The first of these keys that holds a positive whole number; 0 if none does."""
+    """The value of the first of these keys that has a positive whole number; 0 if no key has."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -1,4 +1,4 @@
-"""The memory that a model takes: its floor, and the bytes of its sequences."""
+"""Estimates the memory that a model takes: its floor, and the bytes of its sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.system.memory import BackEnd
 from protocol.life import CACHE_STEP_TOKENS
 from protocol.model_files import encoder_of, read_config
 
-# Weights are known to the byte. All else is calculated, with an error of at most this part.
+# Weights are known to the byte. All other memory is calculated; the error is at most this share.
 _MARGIN: Final = 0.15
 _NO_OPTIONS: Final = LoadOptions()
 # Where sequences take no memory, other limits bound their number.
@@ -44,11 +44,11 @@ class EstimateLine(Struct, frozen=True):
 class Estimate(Struct, frozen=True):
     """The memory of a worker, in bytes.
 
-    `fixed_bytes` is the process with its weights, the adapter's and the draft model's among them:
-    calculated, or as measured after an earlier load. A step takes `working_bytes`, and
-    `working_token_bytes` more for each token of its longest sequence. `context_tokens` is the
-    lesser of the configured limit and the model's own. With several `ranks` here the bytes are
-    those of all of them together.
+    `fixed_bytes` is the process with all weights, also of adapter and draft model: calculated, or
+    as measured after an earlier load. A step takes `working_bytes`, and `working_token_bytes` more
+    for each token of its longest sequence. `context_tokens` is the smaller of the configured limit
+    and the model's own. If several `ranks` run here, the bytes are those of all these ranks
+    together.
     """
 
     weight_bytes: int
@@ -87,7 +87,7 @@ class Estimate(Struct, frozen=True):
 
     @property
     def lines(self) -> tuple[EstimateLine, ...]:
-        """The parts of the floor, which add up to it."""
+        """The parts of the floor, whose sum is the floor."""
         tokens = min(self.ordinary_tokens, self.context_tokens)
         measured = "as measured after a load" if self.measured_fixed_bytes else None
         added_bytes = self.adapter_bytes + self.draft_bytes
@@ -117,19 +117,19 @@ class Estimate(Struct, frozen=True):
             yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
-        """Bytes of caches, with those of the draft model."""
+        """Bytes of the caches of the model and of its draft model."""
         draft = 0 if self.draft_shape is None else self.draft_shape.peak_bytes(rows, tokens)
         return self.shape.peak_bytes(rows, tokens) + draft
 
     def limit_bytes(self, rows: int, tokens: int) -> int:
-        """Bytes of the process with so many sequences of so many tokens in one batch."""
+        """Bytes of the process with `rows` sequences of `tokens` tokens in one batch."""
         uncertain_bytes = (
             self._cache_bytes(rows, tokens) + self.working_bytes + self.working_token_bytes * tokens
         )
         return self.fixed_bytes + int(uncertain_bytes * (1.0 + _MARGIN))
 
     def rows(self, limit_bytes: int, tokens: int) -> int:
-        """How many sequences of so many tokens a limit has room for."""
+        """How many sequences of `tokens` tokens have room within `limit_bytes`."""
         if tokens > self.context_tokens or self.limit_bytes(1, tokens) > limit_bytes:
             return 0
         one_bytes = self.limit_bytes(2, tokens) - self.limit_bytes(1, tokens)
@@ -138,7 +138,9 @@ class Estimate(Struct, frozen=True):
         return min(MOST_ROWS, 1 + (limit_bytes - self.limit_bytes(1, tokens)) // one_bytes)
 
     def longest_tokens(self, limit_bytes: int) -> int:
-        """The longest sequence that a limit has room for, in whole steps of a cache; 0 if none."""
+        """The length of the longest sequence that has room within `limit_bytes`, in whole steps of
+        a cache; 0: no sequence has room.
+        """
         steps = bisect_right(
             range(1, self.context_tokens // CACHE_STEP_TOKENS + 2),
             limit_bytes,
@@ -148,9 +150,10 @@ class Estimate(Struct, frozen=True):
 
 
 class EstimateTerms(Struct, frozen=True):
-    """An estimate depends on these beside the model's files. `context_tokens` is the configured
-    limit. At a load there must be room for a sequence of `ordinary_tokens`. A worker without a
-    model takes `process_bytes`; with this one it took `measured_fixed_bytes`, if that was measured.
+    """The terms on which an estimate depends beside the model's files. `context_tokens` is the
+    configured limit. At a load there must be room for a sequence of `ordinary_tokens`. A worker
+    without a model takes `process_bytes`. A worker with this model took `measured_fixed_bytes`;
+    None: not measured.
     """
 
     context_tokens: int
@@ -162,7 +165,7 @@ class EstimateTerms(Struct, frozen=True):
 
 
 def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
-    """Read a model's files; blocks for some milliseconds.
+    """Estimate a model by its files. Blocks for some milliseconds.
 
     Raises:
         EstimateError: the files can't be understood.
@@ -181,7 +184,7 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
     if options.adapter is not None:
         found = _with_adapter(found, adapter_bytes(options.adapter))
     if options.draft is not None:
-        # An engine may quantize the draft model's caches; here they count as if it did not.
+        # An engine may quantize the draft model's caches; here they count as not quantized.
         alone = msgspec.structs.replace(
             terms, process_bytes=0, measured_fixed_bytes=None, options=_NO_OPTIONS
         )
@@ -192,7 +195,7 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
 def of_ranks(
     model: Estimate, config: dict[str, Any], weights: Weights, options: LoadOptions
 ) -> Estimate:
-    """The estimate of the ranks of a model on this machine, each as large as the largest."""
+    """The estimate of all ranks of a model on this machine. Each counts as large as the largest."""
     part = part_of(language_of(config), options.ranks, options.split)
     ranks = options.ranks_here
     own_bytes = weights.bytes - weights.layer_bytes + weights.layer_bytes * part.weights
@@ -219,7 +222,7 @@ def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
 
 
 def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
-    """The two models compute one after the other."""
+    """Add a draft model. The models compute in turns, so only the larger working space counts."""
     return msgspec.structs.replace(
         model,
         draft_bytes=draft.weight_bytes,
@@ -233,10 +236,11 @@ def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
 def estimated(
     config: dict[str, Any], weights: Weights, terms: EstimateTerms, name: str
 ) -> Estimate:
-    """The estimate of the model alone, from its configuration; errors call that `name`.
+    """The estimate of a model without adapter and draft model. `name` is the name of the
+    configuration in errors.
 
     Raises:
-        EstimateError: it can't be understood.
+        EstimateError: the configuration can't be understood.
     """
     text = language_of(config)
     context_tokens = terms.context_tokens
@@ -280,7 +284,8 @@ def estimated(
 
 
 def model_key(folder: Path, python: str | None, options: LoadOptions = _NO_OPTIONS) -> str:
-    """The key that measurements are kept by: the state of these files, and the interpreter.
+    """The key by which a model's measurements are kept. It has the state of the files, the
+    interpreter, and options that change the memory.
 
     Raises:
         OSError: the folder can't be read.

@@ -1,4 +1,4 @@
-"""Estimates of the models that are configured, with the context that is possible beside others."""
+"""Estimates of the configured models, with the contexts that are possible beside other models."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ logger = logging.getLogger(__name__)
 
 # A disk that sleeps takes seconds to wake up.
 _ANSWER_S: Final = 10.0
-# These errors say that the system lacks something now, and nothing of the files.
+# These errors say that the system lacks resources now. They say nothing about the files.
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 class UnreadableFilesError(Exception):
-    """The files can't be read now, and may be later; the message says why."""
+    """The files of a model can't be read now, and may be later. The message says why."""
 
 
 class AbsentError(UnreadableFilesError):
-    """Their disk isn't mounted; `gateway.models.watch` looks out for it."""
+    """The disk of a model's files isn't mounted. `gateway.models.watch` looks out for the disk."""
 
 
 class Estimated(Struct, frozen=True):
-    """An estimate, and the `key` that measurements of the model are kept by."""
+    """An estimate, and the `key` by which the model's measurements are kept."""
 
     key: str
     estimate: Estimate
 
 
 class RoughEstimate(Struct, frozen=True):
-    """Bytes to ask for where the files aren't understood, and `why` they aren't."""
+    """The bytes to ask for if a model's files aren't understood, and `why` they aren't."""
 
     bytes: int
     why: str
 
 
 def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | RoughEstimate:
-    """Raises: UnreadableFilesError; OSError: the system lacks something now that reading takes."""
+    """Raises: UnreadableFilesError; OSError: the system lacks resources for reading now."""
     settings = model.settings
     for place in _places(model):
         if (absent := away(place)) is not None:
@@ -85,7 +85,7 @@ def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated
         return RoughEstimate(guessed_bytes, why)
     except Exception as error:
         _raise_what_may_pass(error)
-        # The worker will say better what is wrong.
+        # The worker will report the fault better, once it has room to start.
         return RoughEstimate(learned.process_bytes, why)
 
 
@@ -103,12 +103,12 @@ def _raise_what_may_pass(error: BaseException) -> None:
         raise cause
 
 
-# A worker that holds less than this part of the estimate hasn't read all weights yet.
+# A worker that holds less than this share of the estimate hasn't read all weights yet.
 _PLAUSIBLE: Final = 0.9
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """The estimates of one model, for another gateway to go on from."""
+    """The estimates of one model, which a gateway hands over to the next gateway."""
 
     key: str | None
     estimate: Estimate | None
@@ -117,8 +117,9 @@ class Known(Struct, frozen=True, kw_only=True):
 
 
 class Estimator:
-    """The estimates of all models. It runs on the event loop. Each model's files are read in a lane
-    of its own: a disk that hangs delays its own models alone, and takes one thread.
+    """Makes and keeps the estimates of all models, on the event loop. The files of each source are
+    read in a lane of their own: a disk that hangs delays only its own models, and takes one thread
+    for each source.
     """
 
     def __init__(
@@ -130,19 +131,19 @@ class Estimator:
         self._learned = learned
         self._events = events
         self._lanes: dict[str, Lane] = {}
-        # With the context in force, and with the whole one.
+        # The estimates by models: with the context in force, and with the whole context.
         self.all: dict[str, Estimate] = {}
         self._whole: dict[str, Estimate] = {}
         self._keys: dict[str, str] = {}
-        # The most that each could get in the last round.
+        # The most bytes that each loaded model could get in the last round.
         self._attainable: dict[str, int] = {}
 
     async def _estimate(self, model: Model) -> Estimated | RoughEstimate:
         """Estimate a model with its whole context.
 
         Raises:
-            UnreadableFilesError: no answer comes in time, the files aren't there, the system denies
-                access, or there are no threads or descriptors left.
+            UnreadableFilesError: the disk doesn't answer in time, the files aren't there, the
+                system denies access, or there are no threads or descriptors left.
         """
         lane = self._lanes.setdefault(model.source, Lane(f"estimate {model.id}"))
         read = functools.partial(_estimate, model, self.ordinary_tokens, self._learned)
@@ -154,10 +155,10 @@ class Estimator:
             raise UnreadableFilesError(f"{model.source} can't be read now: {error}.") from error
 
     async def needed_bytes(self, model: Model) -> int:
-        """The floor that a model asks for; the estimate is remembered.
+        """The floor that a model asks for. The estimate is remembered.
 
         Raises:
-            UnreadableFilesError: its files can't be read now.
+            UnreadableFilesError: the model's files can't be read now.
         """
         found = await self._estimate(model)
         if isinstance(found, RoughEstimate):
@@ -174,7 +175,7 @@ class Estimator:
         """The floor that a model would ask for now.
 
         Raises:
-            UnreadableFilesError: its files can't be read now.
+            UnreadableFilesError: the model's files can't be read now.
         """
         found = await self._estimate(model)
         if isinstance(found, RoughEstimate):
@@ -186,7 +187,7 @@ class Estimator:
         """The outline of a model; None if its files aren't understood.
 
         Raises:
-            UnreadableFilesError: they can't be read now.
+            UnreadableFilesError: the files can't be read now.
         """
         found = await self._estimate(model)
         if isinstance(found, RoughEstimate):
@@ -197,10 +198,10 @@ class Estimator:
         return outline_of(found.estimate, max(0, possible_bytes), kept_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:
-        """The key to keep its worker's `fixed_bytes` by; None: they aren't to be kept."""
+        """The key by which to keep the `fixed_bytes` of a model's worker; None: don't keep them."""
         key, estimated = self._keys.get(model_id), self.all.get(model_id)
         if estimated is None or fixed_bytes < estimated.calculated_fixed_bytes * _PLAUSIBLE:
-            # Not all weights are in memory yet: the next floor would be too small.
+            # Not all weights are in memory yet: with this number the next floor would be too small.
             return None
         return key
 
@@ -213,7 +214,7 @@ class Estimator:
         )
 
     def adopt(self, model_id: str, known: Known) -> None:
-        """Go on from the state of an earlier gateway."""
+        """Go on from the estimates of an earlier gateway."""
         if known.key is not None:
             self._keys[model_id] = known.key
         if known.estimate is not None and known.whole is not None:
@@ -222,11 +223,13 @@ class Estimator:
             self._attainable[model_id] = known.attainable_bytes
 
     def gone(self, model_id: str) -> None:
-        """Its process has ended: it can get no memory."""
+        """Forget the attainable bytes of a model whose process has ended."""
         self._attainable.pop(model_id, None)
 
     def follow(self, model_id: str) -> None:
-        """Fit a model's context anew, if pins, the budget or stranded memory changed its room."""
+        """Fit a loaded model's context anew if the bytes that it could get have changed, as by
+        pins, by the budget or by stranded memory.
+        """
         bytes_ = self._admission.attainable_bytes(model_id)
         before_bytes = self._attainable.get(model_id)
         if bytes_ is None or bytes_ == before_bytes:

@@ -1,6 +1,4 @@
-"""The models as the memory scheduler knows them: decisions of admission are carried out on each,
-and groups are loaded together.
-"""
+"""Carries the decisions of `Admission` out on the models, and has groups loaded together."""
 
 from __future__ import annotations
 
@@ -41,19 +39,21 @@ class NoRoomError(OSError):
 
 
 class OtherHosts(Protocol):
-    """The machines beside this one that ranks of models run on."""
+    """The other machines that ranks of models run on."""
 
     async def check_room(self, places: Sequence[RankPlace], each_bytes: int) -> None:
         """Check that the other hosts of these ranks have so many bytes for each, by their figures.
 
         Raises:
-            NoRoomError: one of them hasn't.
-            OSError: one can't be asked, or has other versions.
+            NoRoomError: a host has less.
+            OSError: a host can't be asked, or has other versions.
         """
 
 
 class ScheduledModel(Protocol):
-    """A model: decisions on it are told to it, and it is asked what they depend on."""
+    """A model as the scheduler sees it. The scheduler asks it for the facts that decisions depend
+    on, and tells it the decisions.
+    """
 
     model: Model
 
@@ -62,59 +62,63 @@ class ScheduledModel(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Requests run or wait."""
+        """Whether requests run or wait in the model."""
 
     @property
     def last_used(self) -> float:
-        """On the clock of `gateway.system.clock`."""
+        """The time of the model's last use, on the clock of `gateway.system.clock`."""
 
     @property
     def reload_s(self) -> float:
-        """How long its last load took."""
+        """How many seconds the model's last load took."""
 
     @property
     def waits_for_memory(self) -> bool: ...
 
     @property
     def asleep(self) -> bool:
-        """It could be loaded, and no request or order asks for that."""
+        """Whether the model could be loaded, and no request or order asks for it."""
 
     @property
     def brings_along(self) -> bool:
-        """It waits or loads for its own sake, so the models that it is loaded with do, too."""
+        """Whether the model waits or loads for its own sake, so that its companions, the models
+        that are loaded together with it, have to be loaded too.
+        """
 
     def load_along(self) -> None:
-        """A model that it is loaded with waits for memory."""
+        """Load the model too, since a companion waits for memory."""
 
     def note_wait(self, reason: str) -> None:
-        """Why there is no room for it yet."""
+        """Note why there is no room for the model yet."""
 
     def admitted(self, floor_bytes: int) -> None: ...
 
     def take_limit(self, limit_bytes: int) -> None:
-        """Its worker may hold so much from now on."""
+        """Note the limit of the model's worker."""
 
     def tell_worker(self) -> None:
-        """Tell its worker the present limit, unless the worker knows it."""
+        """Tell the model's worker the present limit, unless the worker knows it."""
 
     def replace(self, reason: str) -> None:
-        """Its worker is to be replaced by another one, which goes on with its requests."""
+        """Replace the model's worker by another one, which goes on with the requests."""
 
     def hangs(self, reason: str) -> None:
-        """Its worker doesn't answer."""
+        """Note that the model's worker hangs, since it doesn't answer a recall."""
 
     def has_no_room(self, refusal: Refusal) -> None: ...
 
     def cannot_be_read(self, reason: str, *, watched: bool) -> None:
-        """Its files can't be read now, and may be later. `watched`: their disk is awaited."""
+        """Note that the model's files can't be read now, and may be later. `watched`: their disk is
+        being waited for.
+        """
 
     def evict(self, reason: str) -> None: ...
 
     def lost_memory(self, missing_bytes: int) -> None:
-        """Its last worker left so many bytes stranded."""
+        """Note that the model's last worker left so many bytes stranded."""
 
 
-# A limit that moves by less than either is no event.
+# A change of a limit is an event only if it is no smaller than both.
 _NEWS_BYTES: Final = 64_000_000
 _NEWS_SHARE: Final = 0.05
 
@@ -125,20 +129,20 @@ class Execution:
     def __init__(
         self, ledger: Ledger, models: Mapping[str, ScheduledModel], events: EventLog
     ) -> None:
-        """`models` are those that there are at any time, by their ids."""
+        """`models` are the present models by their ids. The caller keeps them up to date."""
         self._ledger = ledger
         self._models = models
         self._events = events
-        # The limits that the last events told of.
+        # The limits in the last events, by models.
         self._told_limits: dict[str, int] = {}
         self._clock = present_clock()
 
     def gone(self, model_id: str) -> None:
-        """The model's process has ended, and its limit with it."""
+        """Forget the limit of a model whose process has ended."""
         self._told_limits.pop(model_id, None)
 
     def perform(self, decision: Decision, claims: dict[str, Claim], reason: str) -> None:
-        """`reason` is why a model has to go, if not for another model."""
+        """Carry out a decision. `reason` says why a model is evicted, if not for another model."""
         model_id, ledger = decision.model_id, self._ledger
         scheduled = self._models[model_id]
         match decision:
@@ -193,7 +197,9 @@ class Execution:
                 scheduled.has_no_room(explain.no_room(ledger, decision))
 
     def _tell_of_limit(self, model_id: str, limit_bytes: int, *, recall: bool) -> None:
-        """Sequences grow all the time, and loans with them: small steps are no events."""
+        """Emit an event if the limit has changed enough. Loans grow with sequences all the time, so
+        small changes are no events.
+        """
         allocation = self._ledger.allocation(model_id)
         known_bytes = self._told_limits.get(model_id)
         if allocation is None:
@@ -214,8 +220,8 @@ class Execution:
 
 
 class GroupLoading:
-    """Has the models of a group ask for memory together, and learns the floors of all members; on
-    the event loop. A member that is held, has failed, or can't be read stays out, and the others
+    """Has the models of a group ask for memory together, and learns the floors of all members, on
+    the event loop. A member that is held, has failed, or can't be read stays out: the other members
     are loaded without it.
     """
 
@@ -226,8 +232,8 @@ class GroupLoading:
         floor_bytes: Callable[[Model], Awaitable[int]],
         tasks: Tasks,
     ) -> None:
-        """`models` are those that there are at any time, by their ids. `floor_bytes` reads a
-        model's files, and raises UnreadableFilesError.
+        """`models` are the present models by their ids. The caller keeps them up to date.
+        `floor_bytes` reads a model's files, and raises UnreadableFilesError.
         """
         self._admission = admission
         self._models = models
@@ -235,7 +241,7 @@ class GroupLoading:
         self._tasks = tasks
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Take other groups, or other settings of their models."""
+        """Replace the groups, or take other settings of their models."""
         ledger = self._admission.ledger
         # Floors of loaded models stay as they are.
         ledger.floors = {each.model_id: each.floor_bytes for each in ledger.allocations}
@@ -245,11 +251,11 @@ class GroupLoading:
             self._tasks.start(self._learn(members), "floors of groups")
 
     async def learn(self, model_id: str) -> None:
-        """Learn the floors of other models that have to be known before this one may ask."""
+        """Learn the floors of other models that must be known before this model may ask."""
         await self._learn(self._admission.ledger.groups.concerned(model_id))
 
     def bring_along(self) -> None:
-        """Have the models that are loaded with one that waits for memory wait, too."""
+        """Have the companions of each model that waits for memory wait for memory too."""
         for claim in list(self._admission.claims):
             if not self._models[claim.model_id].brings_along:
                 continue
@@ -263,7 +269,7 @@ class GroupLoading:
                     self._admission.expect(name)
 
     def is_wanted_along(self, model_id: str) -> bool:
-        """Whether a model that this one is loaded with waits or loads for its own sake."""
+        """Whether a companion of the model waits or loads for its own sake."""
         names = self._admission.ledger.groups.companions(model_id)
         return any(name in self._models and self._models[name].brings_along for name in names)
 

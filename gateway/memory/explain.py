@@ -1,4 +1,4 @@
-"""The account of memory in sentences: why a model waits, and why it can't be loaded."""
+"""Sentences from the account of memory: why a model waits, and why it can't be loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gateway.system.refusal import Refusal
 
 
 def waiting(ledger: Ledger, claim: Claim) -> str:
-    """Why a model waits: causes first; numbers if memory is a cause, or if there is no other."""
+    """Why a model waits. Rivals and ending models come first. Numbers of bytes follow if too little
+    is free, or if there is no other cause.
+    """
     causes = [*_obstacles(ledger, claim.model_id)]
     if not causes or claim.needed_bytes > ledger.free_bytes:
         causes.append(
@@ -24,7 +26,7 @@ def waiting(ledger: Ledger, claim: Claim) -> str:
 
 
 def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
-    """Rivals and ending models, which it waits for."""
+    """Phrases on the rivals and the ending models that the model waits for."""
     for rival in ledger.rivals([model_id]):
         if (group := ledger.groups.between(model_id, rival.model_id)) is not None:
             yield _place_of(rival, group)
@@ -33,7 +35,7 @@ def _obstacles(ledger: Ledger, model_id: str) -> Iterator[str]:
 
 
 def _group_remarks(ledger: Ledger, model_id: str) -> Iterator[str]:
-    """Memory that is needed beside its own, because of groups."""
+    """Phrases on the memory that is needed beside the model's own, because of groups."""
     groups = ledger.groups
     companions = [
         each for each in sorted(groups.companions(model_id)) if ledger.allocation(each) is None
@@ -58,7 +60,7 @@ def _place_of(rival: Allocation, group: Group) -> str:
 
 
 def displaced(model_id: str, other_id: str, group: Group) -> str:
-    """Why a model had to go for another one of its group."""
+    """Why a model was evicted for another model of its group."""
     return (
         f"{other_id!r} has taken its place, as {label_of(group)} has one loaded at a time (swap); "
         f"the next request for it, or `bulkhead load {model_id}`, takes it back; to have both "
@@ -67,7 +69,9 @@ def displaced(model_id: str, other_id: str, group: Group) -> str:
 
 
 def _kept_from(ledger: Ledger, model_ids: set[str]) -> int:
-    """Bytes that groups keep, or have for loaded members, and that these models can't get."""
+    """Bytes that these models can't get because of groups: room that is kept, and the floors of
+    loaded members with reserved room.
+    """
     rivals = ledger.groups.rivals(model_ids)
     there = (
         each.floor_bytes
@@ -88,13 +92,13 @@ def _and(names: list[str]) -> str:
 
 
 def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
-    """Why requests wait for memory in a loaded model; None if none does."""
+    """Why requests wait for memory in a loaded model; None if no request waits."""
     allocation = ledger.allocation(model_id)
     if not requests or allocation is None:
         return None
     wanted_bytes = allocation.need.wanted_bytes - allocation.limit_bytes
     if wanted_bytes <= 0:
-        return None  # It was lent just now, and is used from the next step on.
+        return None  # The memory was lent just now. The worker uses it from its next step on.
     who = "1 request waits" if requests == 1 else f"{requests} requests wait"
     text = f"{who} for memory: {format_size(wanted_bytes)} more is wanted"
     if allocation.returning_bytes:
@@ -103,7 +107,7 @@ def short(ledger: Ledger, model_id: str, requests: int) -> str | None:
 
 
 def returning(ledger: Ledger, model_id: str) -> str | None:
-    """A sentence on a loan that is being called back; None if none is."""
+    """A phrase on the model's loan that is being called back; None if nothing is called back."""
     allocation = ledger.allocation(model_id)
     if allocation is None or not allocation.returning_bytes:
         return None
@@ -111,7 +115,7 @@ def returning(ledger: Ledger, model_id: str) -> str | None:
 
 
 def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
-    """Why a loaded model can't get more than so many bytes."""
+    """Why a loaded model can't get more than `bytes_`."""
     keeping = [
         f"{each.model_id} keeps {format_size(each.floor_bytes)} (pinned)"
         for each in ledger.allocations
@@ -128,7 +132,9 @@ def at_best(ledger: Ledger, model_id: str, bytes_: int) -> str:
 
 
 def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
-    """Why a model can't be admitted. Models that aren't pinned are no reason, as they would go."""
+    """Why a model can't be admitted. Models that aren't pinned are no reason: they would be
+    evicted.
+    """
     pinned = [each for each in ledger.allocations if each.pinned]
     reasons = [
         f"{each.model_id} holds {format_size(each.committed_bytes)} (pinned)" for each in pinned

@@ -1,5 +1,5 @@
-"""What fits: the budget of this machine, the memory that a model asks for at its load, and the
-context that it gets.
+"""Fits models into memory: the budget of this machine, the memory that a model asks for at its
+load, and the context that the model gets.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gateway.system.state_file import read_state, write_state
 
 logger = logging.getLogger(__name__)
 
-# A worker with its imports done and no model, until one was measured here. The figures of the CPU
-# and of CUDA were measured; that of Metal is a guess on the safe side.
+# The bytes of a worker with its imports done and no model, until a worker was measured here. The
+# figures of the CPU and of CUDA were measured. The figure of Metal is a guess on the safe side.
 PROCESS_BYTES: Final = {
     BackEnd.CPU: 60_000_000,
     BackEnd.CUDA: 900_000_000,
@@ -38,9 +38,10 @@ class _LearnedFile(Struct, frozen=True):
 
 class Learned:
     """Measurements of workers on this machine, in one file. A damaged file counts as empty, since
-    all of it can be measured again.
+    all its content can be measured again.
 
-    `measured_process_bytes` is a worker with its imports and no model.
+    `measured_process_bytes` are the bytes of a worker with its imports and no model; None: not
+    measured.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,20 +52,22 @@ class Learned:
 
     @property
     def process_bytes(self) -> int:
-        """A worker without a model: as measured, or what is assumed until then."""
+        """The bytes of a worker without a model: as measured, or as assumed until then."""
         return self.measured_process_bytes or PROCESS_BYTES[back_end()]
 
     def fixed_bytes(self, key: str) -> int | None:
-        """A worker with its weights, by the key of `model_key`."""
+        """The measured bytes of a worker with its weights, by the key of `model_key`; None: not
+        measured.
+        """
         return self._fixed_bytes.get(key)
 
     def put(self, key: str, fixed_bytes: int) -> None:
-        """Remember it; to be called off the event loop."""
+        """Store the bytes of a worker with its weights. To be called off the event loop."""
         self._fixed_bytes[key] = fixed_bytes
         self._write()
 
     def put_process(self, process_bytes: int) -> None:
-        """Remember it; to be called off the event loop."""
+        """Store the bytes of a worker without a model. To be called off the event loop."""
         self.measured_process_bytes = process_bytes
         self._write()
 
@@ -72,9 +75,9 @@ class Learned:
         write_state(self._path, _LearnedFile(dict(self._fixed_bytes), self.measured_process_bytes))
 
 
-# The floor as a multiple of the weights, where only these are understood.
+# The floor without the process, as a multiple of the weights, where only weights are understood.
 _GUESS: Final = 1.3
-# A model is loaded with a shorter context, but with none shorter than this.
+# The context of a load may be shorter than configured, but no shorter than this.
 LEAST_CONTEXT_TOKENS: Final = 2048
 
 
@@ -86,10 +89,11 @@ def whole(
     learned: Learned,
     options: LoadOptions,
 ) -> tuple[str, Estimate]:
-    """The estimate with the whole context, after the key that measurements are kept by.
+    """The key by which the model's measurements are kept, and the estimate with the whole context.
 
     Raises:
-        EstimateError, OSError: the files can't be understood, or read.
+        EstimateError: the files can't be understood.
+        OSError: the files can't be read.
     """
     key = model_key(folder, python, options)
     terms = EstimateTerms(
@@ -104,7 +108,9 @@ def whole(
 
 
 def shortened(estimated: Estimate, most_bytes: int) -> Estimate:
-    """With as much of the context as one sequence can get, and no less than is worth a load."""
+    """The estimate with the part of the context that one sequence can fill within `most_bytes`, and
+    no less than `LEAST_CONTEXT_TOKENS`.
+    """
     least = min(LEAST_CONTEXT_TOKENS, estimated.context_tokens)
     tokens = max(least, estimated.longest_tokens(most_bytes))
     return msgspec.structs.replace(
@@ -115,8 +121,9 @@ def shortened(estimated: Estimate, most_bytes: int) -> Estimate:
 
 
 class Fit(Struct, frozen=True):
-    """Bytes that a model asks for at its load, the context that it gets with these, the whole
-    context, and the bytes that can be had.
+    """The memory and the context of a model at its load. The model asks for `needed_bytes`, and
+    gets `context_tokens` of its whole context, `wanted_tokens`. It can have `possible_bytes` at
+    most.
     """
 
     needed_bytes: int
@@ -126,27 +133,28 @@ class Fit(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """It fits with `context_tokens`."""
+        """Whether the model fits with `context_tokens`."""
         return self.needed_bytes <= self.possible_bytes
 
     @property
     def is_cut(self) -> bool:
-        """The whole context doesn't fit."""
+        """Whether the whole context doesn't fit."""
         return self.context_tokens < self.wanted_tokens
 
 
 def fit(whole: Estimate, possible_bytes: int) -> Fit:
-    """The floor and the context of a load, where it can have `possible_bytes`."""
+    """The floor and the context of a load that can have `possible_bytes`."""
     found = shortened(whole, possible_bytes)
     return Fit(found.floor_bytes, found.context_tokens, whole.context_tokens, possible_bytes)
 
 
 def guess(folder: Path, process_bytes: int, options: LoadOptions) -> int:
-    """The floor in bytes, where only the weights are understood. `process_bytes` is a worker
-    without a model.
+    """The floor in bytes, where only the weights are understood. A worker without a model takes
+    `process_bytes`.
 
     Raises:
-        EstimateError, OSError: not even the weights are understood, or read.
+        EstimateError: not even the weights are understood.
+        OSError: the folder can't be read.
     """
     weight_bytes = read_weights(folder).bytes
     if options.adapter is not None:
@@ -163,9 +171,10 @@ Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit
 
 class Outline(Struct, frozen=True):
     """An estimate for people, in bytes. A load with the whole context takes `floor_bytes`, the sum
-    of the parts, and one with the granted context `needed_bytes`. Of the budget `possible_bytes`
-    can be had, as pinned models and groups keep `kept_bytes`. `rows` counts the sequences that have
-    room at once, by their tokens. `company` are the floors of models that are loaded with it.
+    of the `parts`. A load with the granted context takes `needed_bytes`. The model can have
+    `possible_bytes` of the budget, since pinned models and groups keep `kept_bytes`. `rows` counts
+    the sequences that have room at once, by their tokens. `company` are the floors of the models
+    that are loaded together with this model.
     """
 
     context_tokens: int
@@ -186,7 +195,7 @@ class Outline(Struct, frozen=True):
 def outline_of(
     whole: Estimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
 ) -> Outline | None:
-    """None if its files don't tell the size of its sequences."""
+    """The outline of a model; None if its files don't tell the size of its sequences."""
     if not whole.shape.sequence_bytes(whole.context_tokens):
         return None
     found = fit(whole, possible_bytes)
@@ -211,13 +220,14 @@ def outline_of(
     )
 
 
-# The least part of its memory that macOS recommends to MLX: 10.7 GiB of 16 (ollama#17367 has more).
+# The least share of a machine's memory that macOS recommends to MLX: 10.7 of 16 GiB (ollama#17367
+# has more examples).
 _LEAST_SHARE: Final = 2 / 3
 
 
 def budget_bytes(memory: MemorySettings) -> int:
-    """The budget on this machine. For "auto" and shares the device is asked, in a process of its
-    own: iogpu.wired_limit_mb may have been set since the last start.
+    """The budget on this machine. For "auto" and for shares the device is asked at each start, in a
+    process of its own: iogpu.wired_limit_mb may have changed since the last start.
     """
     total_bytes = psutil.virtual_memory().total
     device = None
@@ -231,14 +241,14 @@ def budget_bytes(memory: MemorySettings) -> int:
 
 
 def unknown_device(total_bytes: int) -> DeviceMemory:
-    """What is assumed where MLX can't be asked. `total_bytes` is the machine's memory."""
+    """The device to assume where MLX can't be asked. `total_bytes` is the machine's memory."""
     return DeviceMemory(int(total_bytes * _LEAST_SHARE))
 
 
 def budget_of(memory: MemorySettings, total_bytes: int, device: DeviceMemory | None) -> int:
-    """The budget, on a machine with `total_bytes` of memory. The headroom is taken off an automatic
-    budget alone. A share is of the memory that models are in: the card's, where MLX computes on
-    one.
+    """The budget on a machine with `total_bytes` of memory. Only an automatic budget leaves the
+    headroom free. A share is a share of the memory that holds models: of the card's memory if MLX
+    computes on a card, otherwise of the machine's.
     """
     if device is not None and device.is_card:
         total_bytes = device.most_bytes

@@ -1,4 +1,4 @@
-"""What a load would bring about, before it is ordered."""
+"""Forecasts the effects of a load, before the load is ordered."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gateway.system.notation import format_size
 
 
 class Forecast(Struct, frozen=True):
-    """What the load of a model would bring about, in bytes. `loads` are the floors of the models
-    that would be loaded: its own, and those of its group. All models together have
-    `usable_bytes`. It `evicts` idle models at once, and `displaces` busy ones once it has waited
-    for `queue.max_wait_s`. `about` says all that in sentences. `outline` is None if the model's
-    files aren't understood.
+    """The effects that the load of a model would have; sizes are in bytes. `loads` are the floors
+    of the models that would be loaded: the model, and those that are loaded together with it. All
+    models together may have `usable_bytes`. The load `evicts` some models at once, and `displaces`
+    more models after it has waited for `queue.max_wait_s`. `about` tells all these effects in
+    sentences. `outline` is None if the model's files aren't understood.
     """
 
     model: str
@@ -42,7 +42,9 @@ class Forecast(Struct, frozen=True):
 def forecast(
     admission: Admission, model_id: str, floors: dict[str, int], priority: int, now: float
 ) -> Forecast:
-    """`floors` are its own and those of the models that are loaded with it, in bytes."""
+    """Forecast the load of a model. `floors` are the floors in bytes of the model, and of the
+    models that are loaded together with it.
+    """
     ledger = admission.ledger
     loads = {name: each for name, each in floors.items() if ledger.allocation(name) is None}
     at_once, later = admission.foresee(loads, priority, now)
@@ -71,7 +73,7 @@ def _evicted(decisions: Iterable[Decision]) -> tuple[str, ...]:
 def _sentences(
     found: Forecast, wanted: list[str], admission: Admission, *, admitted: bool
 ) -> Iterator[str]:
-    """`wanted` are the model and those that are loaded with it."""
+    """`wanted` are the model and the models that are loaded together with it."""
     if not found.loads:
         yield f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} loaded already."
         return
@@ -97,8 +99,8 @@ def _sentences(
 
 
 class Possible(NamedTuple):
-    """Bytes that can be had for a model, and bytes that pinned models and groups keep.
-    `companions` are the floors of the models that are loaded with it.
+    """The bytes that a model can have, and the bytes that pinned models and groups keep from it.
+    `companions` are the floors of the models that are loaded together with it.
     """
 
     bytes: int
@@ -109,8 +111,8 @@ class Possible(NamedTuple):
 def possible_beside(
     model: ModelSettings, settings: Settings, usable_bytes: int, learned: Learned
 ) -> Possible:
-    """The bytes that a model of the configuration could have. `usable_bytes` is the budget less the
-    stranded bytes. Pinned models count as loaded, with their floors, and groups keep their room.
+    """The bytes that a configured model could have. `usable_bytes` is the budget less the stranded
+    bytes. Other pinned models count as loaded, with their floors, and groups keep their room.
     """
     own = next((each for each, known in settings.models.items() if known is model), "")
     ledger = _ledger(settings, usable_bytes, learned, without=own)
@@ -148,7 +150,9 @@ def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator
 def _ledger(
     settings: Settings, usable_bytes: int, learned: Learned, *, without: str | None
 ) -> Ledger:
-    """A ledger with the floors of groups' members, and all pinned models but this one."""
+    """A ledger with the floors of all members of groups, and with all pinned models as loaded. The
+    model `without` is left out of both.
+    """
     ledger = Ledger(usable_bytes)
     groups = Groups(groups_of(settings))
     members = {name for each in groups.all for name in each.models}
@@ -165,7 +169,7 @@ def _ledger(
 
 
 def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:
-    """0 if the files can't be read or understood; `doctor` says why."""
+    """The floor of a model. 0 if its files can't be read or understood: `doctor` says why."""
     try:
         folder = find_folder(locate(model.path))
         _, found = whole(

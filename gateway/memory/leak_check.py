@@ -1,17 +1,17 @@
-"""Wired memory that a killed worker has left taken, by no process, until the next boot.
+"""Finds stranded memory: memory of a killed worker that stays wired for no process until a boot.
 
-macOS only (omlx#2184). The rule asks the machine's wired pages and the workers' footprints alone:
+macOS only (omlx#2184). The rule uses only the machine's wired pages and the workers' footprints:
 
 1. Once no model has been loaded for some seconds, the wired pages are those of the system and of
    other programs.
-2. A worker had wired at most its footprint, and at most the pages that were wired beyond these and
-   beyond the footprints of the other workers.
-3. If it was killed, or crashed, and half of that or more stays wired for a minute, the part that
-   neither other programs nor living workers can have wired is stranded.
+2. A worker had wired at most its footprint. It also had wired at most the wired pages less those
+   of rule 1 and less the footprints of the other workers.
+3. If a worker was killed or crashed, and half of its wired pages or more stay wired for a minute,
+   the part that neither other programs nor living workers can have wired is stranded.
 
-An exit in order needs no check: the worker unwires its memory before it ends. Less may be found
-than is stranded: living workers count with all that they hold, and pages that another program or
-worker unwires in that minute count as come back.
+An exit in order needs no check: the worker unwires its memory before it ends. The check may find
+less than is stranded: living workers count with their whole footprints, and pages that another
+program or worker unwires in that minute count as freed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from gateway.system.memory import host_memory
 from gateway.system.state_file import read_state, write_state
 
 _RETURNS_S: Final = 60.0
-# The pages of a process may come back so long before its end is known.
+# The pages of a process may be freed so long before its end is known.
 _TEARDOWN_S: Final = 15.0
-# Smaller losses are not looked for: a part of the worker's wired memory, and of the machine's.
+# A loss below this part of the worker's wired memory, or below that part of the machine's memory,
+# is ignored.
 _MISSING_SHARE: Final = 0.5
 _LEAST_SHARE: Final = 1 / 32
-# How often the figures are written down, for a gateway that finds this one and its workers dead.
+# How often the figures are stored, for the gateway that starts after this one and its workers died.
 _WRITTEN_EVERY_S: Final = 60.0
-# An older record says nothing: after two such times and a restart too much else may have moved.
+# The `claims` of an older record are ignored: other programs may have wired or freed too much
+# since.
 FRESH_S: Final = 120.0
 
 
 class LoadedWorker(NamedTuple):
-    """A worker that has a model, or loads it."""
+    """A worker that has a model, or loads one."""
 
     model_id: str
     footprint_bytes: int
@@ -75,9 +77,10 @@ class WiredClaim(NamedTuple):
 
 
 class StrandedRecord(Struct, frozen=True):
-    """For the next gateway of the same boot. `bytes` were stranded at the Unix time `at`, when the
-    machine had `wired_bytes`. While no model was loaded it had `unloaded_bytes`, without those that
-    are stranded; None: not known.
+    """The figures for the next gateway of the same boot. `bytes` were stranded at the Unix time
+    `at`, when the machine had `wired_bytes`. While no model was loaded, it had `unloaded_bytes`
+    wired, without stranded bytes; None: not known. `claims` are those of the workers that lived
+    then.
     """
 
     bytes: int = 0
@@ -93,7 +96,7 @@ class _BootRecord(Struct, frozen=True):
 
 
 def read_stranded(path: Path) -> StrandedRecord:
-    """The record of the present boot; empty if there is none."""
+    """The record of the present boot; an empty record if there is none."""
     record = read_state(path, _BootRecord)
     if record is None or record.boot != present_boot():
         return StrandedRecord()
@@ -109,7 +112,7 @@ def leak_check_at_start(
     path: Path, *, follows_crash: bool, takes_over: bool, platform: str = sys.platform
 ) -> LeakCheck | None:
     """A check that goes on from the record of an earlier gateway; None where nothing is ever
-    stranded. To be called before a model is loaded, unless this gateway `takes_over` loaded ones.
+    stranded. To be called before a model is loaded, unless this gateway `takes_over` loaded models.
     """
     if platform != "darwin":
         return None
@@ -132,7 +135,7 @@ class _Watch:
         self._before_bytes = self._lowest_bytes = before_bytes
 
     def observe(self, wired_bytes: int) -> None:
-        """Pages that are wired after a fall are another program's."""
+        """Take in a reading. Pages that are wired after a fall are another program's."""
         self._lowest_bytes = min(self._lowest_bytes, wired_bytes)
 
     @property
@@ -141,11 +144,11 @@ class _Watch:
 
 
 class LeakCheck:
-    """`bytes` are stranded, `undecided_bytes` may still come back. No I/O: readings are given."""
+    """Finds leaks in the readings that it gets, without I/O. `bytes` are stranded."""
 
     def __init__(self, total_bytes: int, record: StrandedRecord) -> None:
-        """With the machine's memory, and the record of an earlier gateway: the workers of its
-        `claims` were killed with it.
+        """`total_bytes` is the machine's memory. `record` is that of an earlier gateway, with which
+        the workers of its `claims` were killed.
         """
         self.bytes = max(0, record.bytes)
         self._unloaded_bytes = record.unloaded_bytes
@@ -158,12 +161,12 @@ class LeakCheck:
 
     @property
     def undecided_bytes(self) -> int:
-        """Bytes that are missing and may still come back, for a minute at most."""
+        """Bytes of killed workers that are still wired, and may yet be freed within a minute."""
         missing_bytes = sum(each.missing_bytes for each in self._watches)
         return min(missing_bytes, self._unowned_bytes(self._recent[-1])) if self._recent else 0
 
     def ended(self, pid: int, now: float) -> None:
-        """A worker was killed, or has crashed."""
+        """Note that a worker was killed or has crashed."""
         lives = [each for each in self._recent if pid in each.workers]
         if lives and self._unloaded_bytes is not None:
             before_bytes = max(each.wired_bytes for each in lives)
@@ -171,7 +174,7 @@ class LeakCheck:
             self._watch(_Watch(model_id, self._wired_by(pid), before_bytes, now))
 
     def observe(self, reading: WiredReading) -> list[Leak]:
-        """Take in a reading; returns the leaks that it proves."""
+        """Take in a reading. Returns the leaks that the reading proves."""
         now, wired_bytes = reading.at, reading.wired_bytes
         self._take_up(now)
         self._recent.append(reading)
@@ -191,8 +194,9 @@ class LeakCheck:
         return findings
 
     def due(self, at: float) -> StrandedRecord | None:
-        """The record to write at this Unix time, if it is time: at once if something was found,
-        loaded or has ended; else every minute while workers have something to lose.
+        """The record to write at this Unix time; None: none is due. A record is due when the
+        stranded bytes or the set of workers have changed. While a worker has wired enough for a
+        leak, a record is due every minute.
         """
         if not self._recent:
             return None
@@ -233,13 +237,15 @@ class LeakCheck:
         return Leak(watch.model_id, watch.held_bytes, missing_bytes)
 
     def _wired_by(self, pid: int) -> int:
-        """The most that a worker can have had wired in the last seconds."""
+        """The most bytes that a worker can have had wired in the last `_TEARDOWN_S`."""
         lives = [each for each in self._recent if pid in each.workers]
         held_bytes = max(each.workers[pid].footprint_bytes for each in lives)
         return min(held_bytes, max(self._unowned_bytes(each, but=pid) for each in lives))
 
     def _unowned_bytes(self, reading: WiredReading, but: int | None = None) -> int:
-        """Wired bytes beyond those without models, of living workers, and stranded already."""
+        """Wired bytes less those that were wired without models, those of living workers except the
+        worker `but`, and the stranded bytes.
+        """
         if self._unloaded_bytes is None:
             return 0
         owned_bytes = sum(

@@ -1,5 +1,5 @@
-"""The account of memory: what each model holds and waits for, what is left of the budget, and the
-decisions that change it.
+"""The account of memory: the bytes that models hold and wait for, the rest of the budget, and the
+decisions that change them.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -16,11 +16,11 @@ from gateway.memory.allocation import NEVER, Allocation
 
 
 class Claim(Struct):
-    """Memory that a model waits for, since when, and how much the requests behind it matter.
+    """A model's wait for `needed_bytes` of memory, since a time, and with a priority.
 
-    A model without a process claims its floor. A model that is loaded (`loan`) claims the bytes
-    without which its next sequence can't go on. Models that are loaded together have one claim,
-    named after one of them, with a part for each.
+    A model without a process claims its floor. A loaded model (`loan`) claims the bytes without
+    which its next sequence can't go on. Models that are loaded together have one claim, which has
+    the name of one of the models, and a part for each model.
     """
 
     model_id: str
@@ -33,7 +33,7 @@ class Claim(Struct):
 
     @property
     def each(self) -> tuple[Claim, ...]:
-        """Its parts, or itself if it has none."""
+        """The parts of the claim, or the claim itself if it has no parts."""
         return self.parts or (self,)
 
     @property
@@ -42,17 +42,19 @@ class Claim(Struct):
 
 
 class Ledger:
-    """All allocations, and the rest of the budget beside them."""
+    """All allocations, and the rest of the budget. Companions of a model are other models of its
+    groups that are loaded together with it.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.stranded_bytes = 0
-        # The part of that which may still come back.
+        # The part of `stranded_bytes` that may still come back.
         self.undecided_bytes = 0
-        # For workers without a model.
+        # The room that is kept for spares now.
         self.spare_bytes = 0
         self.groups = Groups()
-        # The floors of members of groups, as far as they are known.
+        # The floors that are known: of members of groups, and of models that asked for memory.
         self.floors: dict[str, int] = {}
         self._allocations: dict[str, Allocation] = {}
         self._asking: Collection[str] = ()
@@ -72,12 +74,12 @@ class Ledger:
 
     @property
     def coming_bytes(self) -> int:
-        """Bytes that are being freed, by models that end and by recalls."""
+        """Bytes that are being freed, by the ends of models and by recalls."""
         return sum(each.coming_bytes for each in self._allocations.values())
 
     @property
     def ending_bytes(self) -> int:
-        """The part of that which models that end hold."""
+        """The part of `coming_bytes` that ending models hold."""
         return sum(each.committed_bytes for each in self._allocations.values() if each.ending)
 
     @property
@@ -95,8 +97,8 @@ class Ledger:
         return self.possible_among(())
 
     def possible_among(self, model_ids: Collection[str]) -> int:
-        """The most bytes that these models could get together. Pinned models keep their floors, as
-        do those that room is kept for, and those that these are loaded with.
+        """The most bytes that these models could get together. Pinned models keep their floors, and
+        so do companions, and reserved models that aren't rivals.
         """
         going = self.groups.rivals(model_ids)
         companions = self.groups.companions_of(model_ids)
@@ -115,8 +117,8 @@ class Ledger:
         return self.usable_bytes - sum(staying.values()) - kept
 
     def possible_for(self, model_id: str) -> int:
-        """The most bytes that one model could get. The models that it is loaded with have room
-        beside it, whether they are loaded yet or not.
+        """The most bytes that one model could get beside the floors of its companions, whether the
+        companions are loaded yet or not.
         """
         companions = self.groups.companions(model_id)
         absent = [each for each in companions if not self.has_room(each)]
@@ -126,7 +128,7 @@ class Ledger:
         return self.possible_among({model_id}) - absent_bytes + counted_bytes
 
     def kept_beside(self, model_ids: Iterable[str]) -> int:
-        """Bytes to keep free beside these models, for reserved ones that aren't loaded."""
+        """Bytes to keep free beside these models, for reserved models that aren't loaded."""
         there = filter(self.has_room, self._allocations)
         return self._kept_bytes({*there, *model_ids})
 
@@ -139,19 +141,21 @@ class Ledger:
         return sum(kept_bytes(each, self.floors, present) for each in self.groups.reserving)
 
     def has_room(self, model_id: str) -> bool:
-        """It is loaded, or about to be, and isn't ending."""
+        """Whether a model is loaded, or about to be, and isn't ending."""
         allocation = self._allocations.get(model_id)
         return allocation is not None and not allocation.ending
 
     def arrange(self, groups: Groups) -> None:
-        """Take other groups."""
+        """Replace the groups."""
         self.groups = groups
         for each in self._allocations.values():
             each.reserved = groups.reserved(each.model_id)
             each.companions_busy, each.companions_used, each.companions_placed = False, NEVER, NEVER
 
     def share_companions(self, asking: Collection[str]) -> None:
-        """Note for each model how its companions are used; one that asks for memory is busy."""
+        """Note for each model how its companions are used. A companion that asks for memory counts
+        as busy.
+        """
         self._asking = asking
         for each in self._allocations.values() if self.groups.all else ():
             names = self.groups.companions(each.model_id)
@@ -162,12 +166,12 @@ class Ledger:
             each.companions_placed = max((other.own_place for other in companions), default=NEVER)
 
     def rivals(self, model_ids: Iterable[str]) -> list[Allocation]:
-        """Models that hold memory, and may not be loaded beside these."""
+        """Models that hold memory, and may not be loaded beside these models."""
         names = self.groups.rivals(model_ids)
         return [self._allocations[name] for name in names if name in self._allocations]
 
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
-        """The floors of those of these models that are loaded."""
+        """The sum of the floors of these models, without models that have no room or are ending."""
         allocations = map(self._allocations.get, model_ids)
         return sum(each.floor_bytes for each in allocations if each is not None and not each.ending)
 
@@ -175,7 +179,7 @@ class Ledger:
         return self._allocations.get(model_id)
 
     def enter(self, claim: Claim) -> None:
-        """Reserve a floor. The process may take it from now on."""
+        """Reserve the floor that is claimed. The model's process may take it from now on."""
         floor_bytes = claim.needed_bytes
         self._allocations[claim.model_id] = Allocation(
             claim.model_id,
@@ -194,7 +198,7 @@ class Ledger:
         self._allocations[allocation.model_id] = allocation
 
     def remove(self, model_id: str) -> Allocation | None:
-        """Its process has ended: its memory is free."""
+        """Remove a model whose process has ended. Its memory is free."""
         return self._allocations.pop(model_id, None)
 
 
@@ -206,7 +210,7 @@ class Admit(Struct, frozen=True):
 
 
 class LimitChange(Struct, frozen=True):
-    """The model's limit is now this: a higher one is a loan, a lower one a recall."""
+    """The model's limit is now `limit_bytes`: lowered by a `recall`, or raised by a loan."""
 
     model_id: str
     limit_bytes: int
@@ -214,8 +218,8 @@ class LimitChange(Struct, frozen=True):
 
 
 class Evict(Struct, frozen=True):
-    """The model has to end, for another one, or as the budget has no room for it any more. Nothing
-    is free until it has ended.
+    """The model has to end, for another model or because memory is short. Its memory is free only
+    when it has ended.
     """
 
     model_id: str
@@ -224,7 +228,9 @@ class Evict(Struct, frozen=True):
 
 
 class Replace(Struct, frozen=True):
-    """The worker holds more than its limit, did not shrink, and the budget has no room for that."""
+    """The worker has to be replaced: it holds more than its limit, did not shrink, and the budget
+    has no room for the difference.
+    """
 
     model_id: str
     footprint_bytes: int
@@ -232,15 +238,15 @@ class Replace(Struct, frozen=True):
 
 
 class Unanswered(Struct, frozen=True):
-    """The worker was told to give memory back, and has not answered for so long."""
+    """The worker was told to give memory back, and has not answered for so many seconds."""
 
     model_id: str
     seconds: float
 
 
 class Refuse(Struct, frozen=True):
-    """The model can't be admitted, whatever is evicted. `needed_bytes` are its floor and those of
-    the models that it is loaded `together` with.
+    """The model can't be admitted, whatever is evicted. `needed_bytes` are its floor and the floors
+    of the models `together` with which it is loaded.
     """
 
     model_id: str
@@ -252,7 +258,7 @@ class Refuse(Struct, frozen=True):
 Decision: TypeAlias = Admit | LimitChange | Evict | Replace | Unanswered | Refuse
 
 
-# A smaller difference between readings says nothing.
+# Numbers of bytes that differ by less count as equal, since readings vary.
 NOISE_BYTES: Final = 32_000_000
 
 
@@ -280,7 +286,7 @@ class MemoryOrders:
         self._set_limit(allocation, limit_bytes, recall=True)
 
     def recall_some(self, allocation: Allocation, wanted_bytes: int, most_bytes: int) -> int:
-        """Call back the wanted bytes, up to a bound; returns how many."""
+        """Call back `wanted_bytes`, at most `most_bytes`. Returns the bytes called back."""
         bytes_ = min(wanted_bytes, most_bytes)
         if bytes_ <= 0:
             return 0
@@ -297,7 +303,7 @@ class MemoryOrders:
         )
 
     def give_up(self, allocation: Allocation, seconds: float) -> None:
-        """The worker hasn't answered for so long."""
+        """End a model whose worker hasn't answered a recall for so many seconds."""
         self._end(allocation, Unanswered(allocation.model_id, seconds))
 
     def _end(self, allocation: Allocation, decision: Decision) -> None:
@@ -306,7 +312,7 @@ class MemoryOrders:
         self.decisions.append(decision)
 
     def _set_limit(self, allocation: Allocation, limit_bytes: int, *, recall: bool) -> None:
-        """Of several limits in one round only the last is told."""
+        """Set a model's limit. Of several limits in one round only the last becomes a decision."""
         allocation.limit_bytes = limit_bytes
         self._untell(allocation)
         self.decisions.append(LimitChange(allocation.model_id, limit_bytes, recall))

@@ -1,4 +1,4 @@
-"""Lends free memory that no model waits for, and calls loans back for models that should have more.
+"""Lends free memory that no claim waits for, and calls loans back for models with smaller shares.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -14,8 +14,8 @@ from msgspec import Struct
 from gateway.memory.allocation import Allocation
 from gateway.memory.ledger import NOISE_BYTES, Ledger, MemoryOrders
 
-# A worker may take so long to answer a recall, before it is taken to hang. It answers between two
-# steps, and a chunk of a prompt is bounded in time.
+# A worker that hasn't answered a recall for so long is taken to hang. Workers answer between two
+# steps, and the time of a step is bounded, even for a chunk of a prompt.
 RECALL_S: Final = 15.0
 
 
@@ -28,11 +28,11 @@ class Borrower(Struct, frozen=True):
 
 
 def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
-    """The loan that each should have of a pool, in bytes.
+    """The loan in bytes that each borrower should have of a pool.
 
-    A higher priority is served before a lower one. Among equals it is max-min fair: no model gets
-    more than it wants, or has less than another while it wants more (Bertsekas, Gallager: Data
-    Networks, 6.5.2).
+    Borrowers of a higher priority are served first. Among borrowers of one priority the shares are
+    max-min fair: no borrower gets more than it wants, or less than another one while it wants more
+    (Bertsekas, Gallager: Data Networks, 6.5.2).
     """
     result: dict[str, int] = {}
     left_bytes = max(0, pool_bytes)
@@ -46,18 +46,19 @@ def shares(pool_bytes: int, borrowers: Iterable[Borrower]) -> dict[str, int]:
     return result
 
 
-# A sequence that leaves its batch is computed anew. So loans move between equals no more often than
-# this, and only where one has less than this part of its fair share.
+# A sequence that leaves its batch has to be computed anew. So a model that was used lately gives
+# back memory of running sequences once in `REBALANCE_S` at most, and only for models that have less
+# than `_UNFAIR` of their shares.
 REBALANCE_S: Final = 5.0
 _UNFAIR: Final = 0.75
-# A model is idle for less than this between two requests of one client.
+# Between two requests of one client a model is idle for less than this.
 QUIET_S: Final = 1.0
 # A loan that was idle for so long is called back for a spare.
 IDLE_LOAN_S: Final = 10.0
 
 
 class Loans:
-    """Loans in one round of decisions, after the models that wait for memory had their turn."""
+    """Gives and recalls loans in one round of decisions, after the claims had their turn."""
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, now: float) -> None:
         self._ledger = ledger
@@ -65,24 +66,27 @@ class Loans:
         self._now = now
 
     def lend(self, free_bytes: int, coming_bytes: int, promised_bytes: Mapping[str, int]) -> None:
-        """Share the pool of bytes that are free and promised to no model, and of loans.
+        """Share out a pool: the free bytes that are promised to no model, and all loans.
 
-        `coming_bytes` are being freed, and promised to no model; if they are negative, models that
-        wait get the next ones. `promised_bytes` are being freed for these models.
+        `coming_bytes` are being freed and promised to no model. A negative number is a debt: claims
+        get so many of the next bytes that are freed. `promised_bytes` are being freed for the
+        models that they name.
         """
         steady = self._ledger.steady
         free_bytes = max(0, free_bytes)
         lent_bytes = sum(each.lent_bytes for each in steady)
-        # Without the coming bytes shares would shrink with each recall, and be called back again.
+        # Without the coming bytes each recall would make the pool smaller, and so lead to another.
         targets = self._targets(free_bytes + max(0, coming_bytes) + lent_bytes)
-        # Bytes that models lack of their targets; and those that are worth putting rows aside.
+        # `short_bytes` are all bytes that models lack of their targets. `unfair_bytes` are lacked
+        # by the models that have less than `_UNFAIR` of their targets.
         short_bytes = unfair_bytes = 0
         for each in sorted(steady, key=lambda e: (-e.priority, e.lent_bytes)):
             if self._now - each.outgrew_at < REBALANCE_S:
-                # It would outgrow a new loan too, and give it back at once.
+                # The model outgrew its limit lately. It would outgrow a new loan too, and give it
+                # back at once.
                 continue
             target_bytes = targets[each.model_id]
-            # A model that has work again keeps bytes that it was to give back to no model.
+            # A model that has work again keeps recalled bytes that no claim waits for.
             returning_bytes = min(each.returning_bytes, coming_bytes - self._ledger.ending_bytes)
             own_bytes = max(0, returning_bytes) if each.busy else 0
             given_bytes = min(target_bytes - each.lent_bytes, free_bytes + own_bytes)
@@ -98,7 +102,7 @@ class Loans:
         short_bytes -= coming_bytes
         unfair_bytes -= coming_bytes
         if coming_bytes < 0:
-            # Bytes that are called back now would go to the models that wait.
+            # The claims would get all bytes that are called back now.
             return
         for each in sorted(steady, key=self._is_quiet, reverse=True):
             wanted_bytes = short_bytes if self._is_quiet(each) else unfair_bytes
@@ -108,7 +112,9 @@ class Loans:
                 unfair_bytes -= given_bytes
 
     def _targets(self, pool_bytes: int) -> dict[str, int]:
-        """The loan that each should have: first for sequences, then for prompt caches."""
+        """The loan that each model should have: its shares for sequences and for prompt caches. The
+        sequences of all models come before the prompt caches.
+        """
         steady = self._ledger.steady
         rows = shares(
             pool_bytes,
@@ -132,7 +138,7 @@ class Loans:
         return {model_id: rows[model_id] + caches[model_id] for model_id in rows}
 
     def take_idle(self, missing_bytes: int) -> None:
-        """Call back loans of models that were idle for a while, for a spare."""
+        """Call back loans of models that were idle for `IDLE_LOAN_S`, to have room for a spare."""
         for each in self._ledger.steady:
             if self._is_idle(each, IDLE_LOAN_S):
                 missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
@@ -144,7 +150,9 @@ class Loans:
         return not allocation.busy and self._now - allocation.last_used >= seconds
 
     def _rebalance(self, allocation: Allocation, short_bytes: int, target_bytes: int) -> int:
-        """Call back the part of a loan that is beyond its share; returns how much."""
+        """Call back `short_bytes` of a loan, but no more than it has beyond `target_bytes`. Returns
+        the bytes that are called back.
+        """
         above_bytes = min(allocation.lent_bytes - target_bytes, allocation.rows_bytes)
         if above_bytes > allocation.loose_bytes:
             if self._now - allocation.rebalanced_at < REBALANCE_S:
@@ -152,6 +160,6 @@ class Loans:
             else:
                 allocation.rebalanced_at = self._now
         if min(short_bytes, above_bytes) <= NOISE_BYTES and above_bytes < allocation.lent_bytes:
-            # Shares move with each recall: the steps would become smaller without end.
+            # Targets move with each recall: ever smaller recalls would follow without end.
             return 0
         return self._orders.recall_some(allocation, short_bytes, above_bytes)

@@ -1,4 +1,4 @@
-"""Takes memory back from models, where that hurts least.
+"""Takes memory back from loaded models, first from those where it costs least.
 
 No I/O and no clock here; times are seconds on the caller's clock, sizes are bytes.
 """
@@ -11,19 +11,23 @@ from typing import Final
 from gateway.memory.allocation import Allocation
 from gateway.memory.ledger import Claim, Ledger, MemoryOrders
 
-# A busy model keeps its place for this part of the patience, and as long as its load took: two that
-# displace each other would otherwise do nothing but load.
+# A busy model can't be displaced for this share of `patience_s` after it got its memory, or for the
+# time that its load took, if that is longer. Otherwise two busy models could displace each other
+# without end.
 _SLICE: Final = 0.25
-# A model whose prompt would be computed anew is left alone for so many times the patience.
+# While a model computes a prompt, its memory isn't taken until the prompt has run for this many
+# times `patience_s`.
 _PROMPT: Final = 10.0
-# A model that was used just now isn't missed beyond all measure.
+# The least idle time in `worth`. A model that was used just now would have an endless worth.
 _SHORTEST_REST_S: Final = 1.0
-# Loads that take less are as cheap as each other.
+# The least load time in `worth`. Shorter loads count as equally cheap.
 _CHEAP_S: Final = 10.0
 
 
 class Reclaim:
-    """The memory that claims take in one round, in the order that `Admission` names."""
+    """Takes memory from loaded models for the claims of one round, in the order that `Admission`
+    lists. To displace a model is to evict it while it is busy.
+    """
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, now: float, patience_s: float) -> None:
         self._ledger = ledger
@@ -32,14 +36,18 @@ class Reclaim:
         self._patience_s = patience_s
 
     def make_room(self, claim: Claim, missing_bytes: int) -> bool:
-        """Call back and evict for a claim; False, with nothing done, if that can't bring enough."""
+        """Call back loans and evict models until `missing_bytes` are free for the claim. Return
+        False, and do nothing, if all that can be taken is too little.
+        """
         others = [each for each in self._ledger.steady if each.model_id not in claim.model_ids]
         others.sort(key=self._worth)
         rows = [each for each in others if self._may_take_rows(claim, each)]
         busy = [each for each in others if not each.idle and self._may_displace(claim, each)]
 
         def staying_bytes(allocation: Allocation) -> int:
-            """Bytes that it can give without being evicted while it is busy."""
+            """Bytes that the model gives if it isn't displaced: all if it is idle and may be
+            evicted, otherwise a part of its loan.
+            """
             if allocation.idle and self._may_go(claim, allocation):
                 return allocation.going_bytes
             return (
@@ -48,7 +56,7 @@ class Reclaim:
                 else allocation.loose_bytes
             )
 
-        # Where busy models have to go in any case, the others give only the bytes still missing.
+        # If busy models must be evicted, they go first. Other models then give only the rest.
         over_bytes = missing_bytes - sum(map(staying_bytes, others))
         going = enough_to_evict(
             busy, over_bytes, self._now, lambda each: each.going_bytes - staying_bytes(each)
@@ -69,8 +77,9 @@ class Reclaim:
         lenders: list[Allocation],
         rows: list[Allocation],
     ) -> int:
-        """Call back idle loans and then prompt caches, evict idle models, and call back the memory
-        of running sequences of `rows`, in this order. Returns the bytes still missing.
+        """Take the missing bytes, in this order: idle loans of `lenders`, memory of their prompt
+        caches, idle `lenders` (by eviction), memory of the running sequences of the models in
+        `rows`. Returns the bytes still missing.
         """
         for each in lenders:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
@@ -87,7 +96,9 @@ class Reclaim:
         return missing_bytes
 
     def evict_rivals(self, claim: Claim, rivals: list[Allocation]) -> bool:
-        """Evict the models that may not be loaded beside it; False, and none is, if one stays."""
+        """Evict all rivals of the claim's models. Return False, and evict none, if a rival must
+        stay.
+        """
         staying = [each for each in rivals if not each.ending]
         if not all(self._may_evict_rival(claim, each) for each in staying):
             return False
@@ -99,39 +110,48 @@ class Reclaim:
         return self._now - claim.since >= self._patience_s
 
     def keeps_place(self, allocation: Allocation) -> bool:
-        """It is busy, and got its place too recently to be displaced."""
+        """Whether the model is loading, or is busy and got its memory, or a companion got memory,
+        too recently for the model to be displaced.
+        """
         if allocation.ready_at is None:
             return True
         since = max(allocation.own_place, allocation.companions_placed)
         return not allocation.idle and self._now - since < self.kept_s(allocation)
 
     def fresh(self, allocation: Allocation) -> bool:
-        """It has just been loaded."""
+        """Whether the model has just been loaded."""
         return allocation.ready_at is not None and self._now - allocation.ready_at < self.kept_s(
             allocation
         )
 
     @property
     def slice_s(self) -> float:
-        """How long a model keeps memory that it has just got."""
+        """The least time in seconds for which a busy model can't be displaced."""
         return self._patience_s * _SLICE
 
     def kept_s(self, allocation: Allocation) -> float:
-        """How long this model keeps it: at least as long as its load took."""
+        """Seconds for which this model can't be displaced: `slice_s`, or the time of its load if
+        that is longer.
+        """
         return max(self.slice_s, allocation.reload_s)
 
     def _may_take_rows(self, claim: Claim, allocation: Allocation) -> bool:
-        """A floor comes before loans of equals, a loan only before those of a lower priority."""
+        """Whether the claim may take memory of the model's running sequences. An overdue claim may.
+        Before that, a claim for a floor may if the model has the same or a lower priority, and a
+        claim for a loan only if the model has a lower priority.
+        """
         if self.overdue(claim):
             return True
         if claim.loan:
             return claim.priority > allocation.priority
         if all(map(self._ledger.groups.reserved, claim.model_ids)):
-            return True  # The room is its own, and was lent until now.
+            return True  # A group keeps this room for the claim's models; it was only lent.
         return claim.priority >= allocation.priority
 
     def _may_go(self, claim: Claim | None, allocation: Allocation) -> bool:
-        """It yields, unless the claim is of a model that it is loaded with."""
+        """Whether the allocation may be evicted for the claim. A companion of the claim's models
+        may not: it is loaded together with them.
+        """
         if claim is None:
             return allocation.yields
         return allocation.yields and allocation.model_id not in self._companions(claim)
@@ -146,7 +166,7 @@ class Reclaim:
         return rival.leaves and (rival.idle or self._has_right(claim, rival))
 
     def _has_right(self, claim: Claim, allocation: Allocation) -> bool:
-        """Whether the claim may take a busy model's place."""
+        """Whether the claim may displace a busy model."""
         if self._is_left_alone(claim, allocation):
             return False
         return claim.priority > allocation.priority or self.overdue(claim)
@@ -155,7 +175,9 @@ class Reclaim:
         return worth(allocation, self._now)
 
     def _rows_bytes(self, claim: Claim | None, allocation: Allocation) -> int:
-        """Bytes that its sequences could give back; one keeps running while it keeps its place."""
+        """Bytes that the model's loan could give back while sequences run. A model that is left
+        alone keeps enough for one sequence.
+        """
         return (
             allocation.rows_bytes
             if self._is_left_alone(claim, allocation)
@@ -168,9 +190,11 @@ class Reclaim:
         )
 
     def _finishes(self, claim: Claim, allocation: Allocation) -> bool:
-        """Its first sequence computes a prompt that it began before the claim's turn. Without its
-        memory it would begin anew, and two models that take turns so would finish neither. When
-        the prompt is computed it may go on for as long as that took.
+        """Whether the claim has to wait for the model's first sequence. The prompt of the sequence
+        began before the claim was overdue, or the model has waited for memory for that prompt.
+        Without its memory the prompt would be computed from its start, and two models that take
+        memory from each other in turns would never finish a prompt. After its prompt the sequence
+        may run for as long as the prompt took.
         """
         prompt = allocation.prompt
         if prompt is None or not allocation.busy or claim.priority > allocation.priority:
@@ -184,9 +208,9 @@ class Reclaim:
 
 
 def worth(allocation: Allocation, now: float) -> tuple[int, float, float]:
-    """How much a model would be missed: the more, the longer its load took; the less, the longer it
-    was not used, as it will probably not be used for as long again. Of models that load equally
-    fast the least recently used one is missed least.
+    """The cost of a model's eviction, as a sort key: its priority, then the time of its load
+    divided by its idle time, then its last use. A model is expected to stay idle for as long again
+    as it has been idle.
     """
     rest_s = max(_SHORTEST_REST_S, now - allocation.used_at)
     return (allocation.priority, max(_CHEAP_S, allocation.reload_s) / rest_s, allocation.used_at)
@@ -198,8 +222,8 @@ def enough_to_evict(
     now: float,
     brings: Callable[[Allocation], int],
 ) -> list[Allocation]:
-    """Candidates that bring so many bytes, with none to spare: idle ones first, then those that are
-    missed least. All of them, if they bring less.
+    """Candidates that free `missing_bytes`, none of which could be left out. Idle candidates are
+    chosen first, and those with the least `worth`. All candidates, if they free too little.
     """
     chosen: list[Allocation] = []
     chosen_bytes = 0
@@ -208,7 +232,8 @@ def enough_to_evict(
             break
         chosen.append(allocation)
         chosen_bytes += brings(allocation)
-    # The last ones may have been large enough to spare some of the first; busy ones foremost.
+    # The candidates that were chosen last may make earlier ones needless. Spare these, busy ones
+    # first.
     for allocation in sorted(chosen, key=lambda each: (each.idle, -each.priority)):
         if chosen_bytes - brings(allocation) >= missing_bytes:
             chosen.remove(allocation)
@@ -219,10 +244,10 @@ def enough_to_evict(
 class IdleEviction:
     """Makes room for requests that wait in loaded models, after free bytes were lent in a round.
 
-    Other requests run in these models meanwhile, so no model is evicted at once. An idle model with
-    no higher priority goes when the requests have waited, and it was not used, for as long as it
-    would keep its place: at least as long as its load took. So a load in vain never costs more than
-    the requests have waited already. The spare goes before.
+    Other requests run in the loaded model meanwhile, so no idle model is evicted at once. An idle
+    model of the same or a lower priority is evicted when the requests have waited for its `kept_s`
+    and it was unused for its `kept_s`. This time is no shorter than its load, so a needless reload
+    costs no more time than the requests have waited. The room of the spare is lent earlier.
     """
 
     def __init__(self, ledger: Ledger, orders: MemoryOrders, reclaim: Reclaim, now: float) -> None:
@@ -232,8 +257,8 @@ class IdleEviction:
         self._now = now
 
     def serve(self, coming_bytes: int) -> None:
-        """`coming_bytes` are being freed, and promised to no model; if they are negative, models
-        that wait get the next ones.
+        """Make room for the loaded models in which requests wait. `coming_bytes` are being freed
+        and promised to no model. A negative number is a debt to claims: nothing is done then.
         """
         short = [
             each
@@ -241,7 +266,7 @@ class IdleEviction:
             if self._is_short(each) and not each.returning_bytes
         ]
         if coming_bytes < 0:
-            # Models that wait would get the room, and these would ask for more.
+            # The claims would get any room that is made here, and the requests would still wait.
             return
         for each in sorted(short, key=lambda e: (-e.priority, e.short_since)):
             missing_bytes = each.need.wanted_bytes - each.limit_bytes - coming_bytes
@@ -257,7 +282,7 @@ class IdleEviction:
         return allocation.short_since is not None
 
     def _make_room(self, allocation: Allocation, missing_bytes: int) -> int:
-        """Returns how many bytes of the room will be left."""
+        """Make room for a loaded model. Returns the bytes that will be freed beyond its need."""
         if self._ledger.spare_bytes and self._waited(allocation, self._reclaim.slice_s):
             given_bytes = min(missing_bytes, self._ledger.spare_bytes)
             self._ledger.spare_bytes = 0

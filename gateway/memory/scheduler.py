@@ -1,4 +1,4 @@
-"""Asks admission for memory on behalf of the models, and has its decisions carried out."""
+"""Asks `Admission` for memory on behalf of the models, and has its decisions carried out."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from protocol.life import Bound
 
-# A measurement that differs by less is not written down again.
+# A measurement that differs from the stored one by a smaller share isn't stored.
 _SAME: Final = 0.05
-# To write a small file of the state folder.
+# The longest time for writing a small file into the state folder.
 _WRITE_S: Final = 30.0
-# Until a host out of reach is tried again.
+# The time until a host that can't be reached is tried again.
 _REACH_AGAIN_S: Final = 2.0
 
 
 class AllocationState(Struct, frozen=True, kw_only=True):
-    """The memory of one model, for another gateway to go on from."""
+    """The memory of one model, which a gateway hands over to the next gateway."""
 
     allocation: Allocation
     known: Known
@@ -55,8 +55,8 @@ class AllocationState(Struct, frozen=True, kw_only=True):
 
 class MemoryLimits(Struct, frozen=True):
     """All workers together may hold `budget_bytes`. A model that has waited for `patience_s` may
-    displace busy ones. So many `spares` are wanted. At its load each model must have room for a
-    sequence of `ordinary_tokens`.
+    displace busy models. `spares` is the wanted number of spares. At its load each model must have
+    room for a sequence of `ordinary_tokens`.
     """
 
     budget_bytes: int
@@ -75,7 +75,9 @@ class MemoryLimits(Struct, frozen=True):
 
 
 class MemoryScheduler:
-    """The account at work. It runs on the event loop; files are read beside that."""
+    """Reports the models' events to `Admission` and has its decisions carried out, on the event
+    loop. Files are read and written on other threads.
+    """
 
     def __init__(
         self,
@@ -86,13 +88,13 @@ class MemoryScheduler:
         events: EventLog,
         hosts: OtherHosts,
     ) -> None:
-        """`leak_check` None: nothing is ever stranded here. `on_stranded` keeps its figures for the
-        next gateway, and is called off the event loop.
+        """`leak_check` None: nothing is ever stranded here. `on_stranded` keeps the figures of the
+        leak check for the next gateway, and is called off the event loop.
         """
         spare_bytes = limits.spares * learned.process_bytes
         self.admission = Admission(limits.budget_bytes, limits.patience_s, spare_bytes)
         self._hosts = hosts
-        # Execution and group loading look models up in this very object.
+        # `Execution` and `GroupLoading` share this dict, so it is only changed in place.
         self._models: dict[str, ScheduledModel] = {}
         self._on_stranded = on_stranded
         self._learned = learned
@@ -109,12 +111,12 @@ class MemoryScheduler:
             self.admission, self._models, self._estimator.floor_bytes, self._tasks
         )
         self._loop = asyncio.get_running_loop()
-        # While the machine sleeps no worker owes an answer, and no model waits.
+        # This clock stands still while the machine sleeps: workers and models don't wait then.
         self._clock = present_clock()
         self._decision: asyncio.Handle | None = None
         self._shortage = Shortage()
         self._frozen = False
-        # Models that wait for a host of their ranks.
+        # Models that wait because a host of their ranks can't be reached.
         self._out_of_reach: set[str] = set()
 
     def register(self, models: Iterable[ScheduledModel]) -> None:
@@ -122,17 +124,19 @@ class MemoryScheduler:
         self._models.update({each.model.id: each for each in models})
 
     def arrange(self, groups: Iterable[Group]) -> None:
-        """Take other groups."""
+        """Replace the groups."""
         self._group_loading.arrange(groups)
         self.decide_soon()
 
     def wanted_along(self, model_id: str) -> bool:
-        """Whether a model that this one is loaded with waits or loads for its own sake."""
+        """Whether a companion, a model that is loaded together with this one, waits or loads for
+        its own sake.
+        """
         return self._group_loading.is_wanted_along(model_id)
 
     def configure(self, limits: MemoryLimits) -> None:
-        """Take other limits. Models that no longer fit have to go, busy ones too, as an operator
-        wants it so. Floors of models that are loaded stay what they are.
+        """Replace the limits, as an operator wants. Models that no longer fit are evicted, even
+        busy models. The floors of loaded models stay as they are.
         """
         self._estimator.ordinary_tokens = limits.ordinary_tokens
         self._wanted_spares = limits.spares
@@ -160,14 +164,14 @@ class MemoryScheduler:
         self.decide_soon()
 
     def held(self, model_id: str) -> AllocationState | None:
-        """The memory of a model, for another gateway; None if it has none."""
+        """The memory of a model, for another gateway; None if the model has no memory."""
         allocation = self.admission.ledger.allocation(model_id)
         if allocation is None:
             return None
         return AllocationState(allocation=allocation, known=self._estimator.known(model_id))
 
     def adopt(self, state: AllocationState) -> None:
-        """Go on from the state of an earlier gateway."""
+        """Go on from the state of a model in an earlier gateway."""
         self.admission.ledger.adopt(state.allocation)
         self._estimator.adopt(state.allocation.model_id, state.known)
 
@@ -179,7 +183,9 @@ class MemoryScheduler:
     # From the models
 
     def ask(self, scheduled: ScheduledModel) -> None:
-        """Ask for a model's floor; `admitted`, `has_no_room` or `cannot_be_read` answers."""
+        """Ask for a model's floor. The answer is a call of the model's `admitted`, `has_no_room` or
+        `cannot_be_read`.
+        """
         self._tasks.start(self._ask(scheduled), f"memory for {scheduled.model.id}")
 
     def withdraw(self, model_id: str) -> None:
@@ -199,7 +205,9 @@ class MemoryScheduler:
         self.decide_soon()
 
     def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
-        """A model's process has ended, by itself if `clean`; `pid` None: there was none."""
+        """Note that a model's process has ended, with status 0 if `clean`; `pid` None: the model
+        had no process.
+        """
         self.admission.gone(model_id)
         self._execution.gone(model_id)
         self._estimator.gone(model_id)
@@ -208,7 +216,7 @@ class MemoryScheduler:
         self.decide_soon()
 
     def check_leaks(self, wired_bytes: int, workers: dict[int, LoadedWorker]) -> None:
-        """Look for memory that killed workers have stranded. `workers` are those that live, by
+        """Look for memory that killed workers have stranded. `workers` are the living workers by
         their pids. To be called every second.
         """
         check, ledger = self._leak_check, self.admission.ledger
@@ -239,33 +247,33 @@ class MemoryScheduler:
         self, model_id: str, footprint_bytes: int, kept_bytes: int, beside_more_bytes: int
     ) -> None:
         """Note a reading, which began while the worker kept to a limit of `kept_bytes`. The worker
-        holds `beside_more_bytes` more beside MLX's account than it was told. It is told after the
-        next decisions, perhaps along with a higher limit.
+        holds `beside_more_bytes` more beside MLX's account than it was told. The worker is told the
+        new number after the next decisions, perhaps along with a higher limit.
         """
         self.admission.note_footprint(model_id, footprint_bytes, kept_bytes)
         self.admission.note_beside(model_id, beside_more_bytes)
         self.decide_soon()
 
     def note_need(self, model_id: str, need: MemoryNeed, kept_bytes: int) -> None:
-        """Note what a worker could use, and the limit that it keeps to; answered at once."""
+        """Note a worker's need, and the limit that the worker keeps to. Decide at once."""
         self.admission.note_need(model_id, need, kept_bytes)
         self._decide_now()
 
     def learn(self, model_id: str, fixed_bytes: int) -> None:
-        """Remember what a worker took with its weights and no sequence, for the next load."""
+        """Remember the bytes of a worker with its weights and no sequence, for the next load."""
         key = self._estimator.key_of(model_id, fixed_bytes)
         if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
     def learn_process(self, process_bytes: int) -> None:
-        """Remember what a worker took without a model."""
+        """Remember the bytes of a worker without a model."""
         if not _same(process_bytes, self._learned.measured_process_bytes):
             self._write(functools.partial(self._learned.put_process, process_bytes), "learn")
             self.admission.reserve_spare(self._wanted_spares * process_bytes)
             self.decide_soon()
 
     async def forecast(self, scheduled: ScheduledModel, context_tokens: int) -> Forecast:
-        """What a load would bring about now, with an outline for a context of so many tokens.
+        """Forecast a load now, with an outline of the model for a context of `context_tokens`.
 
         Raises:
             UnreadableFilesError: the model's files can't be read now.
@@ -287,18 +295,18 @@ class MemoryScheduler:
         return msgspec.structs.replace(found, outline=outline)
 
     def remark(self, model_id: str, requests: int) -> str | None:
-        """A sentence on the memory of a loaded model in which so many requests wait for memory: why
-        they wait, or that a loan is being called back. None: neither.
+        """A phrase on a loaded model in which so many `requests` wait for memory: why they wait, or
+        that a loan of the model is being called back. None: neither is so.
         """
         ledger = self.admission.ledger
         return explain.short(ledger, model_id, requests) or explain.returning(ledger, model_id)
 
     def estimate_of(self, model_id: str) -> Estimate | None:
-        """The estimate with the context in force; None while none was made."""
+        """The estimate with the context in force; None: no estimate was made."""
         return self._estimator.all.get(model_id)
 
     def bound(self, model_id: str) -> Bound | None:
-        """The most that a loaded model can get; None if it isn't loaded."""
+        """The most that a loaded model can get; None if the model isn't loaded."""
         bytes_ = self.admission.attainable_bytes(model_id)
         if bytes_ is None:
             return None
@@ -308,13 +316,13 @@ class MemoryScheduler:
         return Bound(max(0, bytes_), tokens, reason)
 
     def decide_soon(self) -> None:
-        """Decide after the present callback: its caller is in the middle of a decision."""
+        """Decide after the present callback, which may be carrying out a decision."""
         if self._decision is None:
             self._decision = self._loop.call_soon(self._decide_now)
 
     def tick(self, pressure: Pressure | None) -> None:
-        """To be called a few times a second: with time alone models that wait get more rights, and
-        the machine may be short of memory, whichever program takes it.
+        """Decide by the present time and by the machine's memory. To be called a few times a
+        second: models that wait get more rights as time passes, and other programs may take memory.
         """
         if self._frozen:
             return
@@ -344,7 +352,7 @@ class MemoryScheduler:
                 scheduled.cannot_be_read(str(error), watched=isinstance(error, AbsentError))
             return
         if model_id in self._out_of_reach:
-            return  # Another ask waits for its host.
+            return  # An earlier `_ask` for this model waits for the host.
         if not await self._has_room_elsewhere(scheduled, needed_bytes):
             self.withdraw(model_id)
             return
@@ -359,8 +367,8 @@ class MemoryScheduler:
             self._decide_now()
 
     async def _has_room_elsewhere(self, scheduled: ScheduledModel, needed_bytes: int) -> bool:
-        """Other hosts admit the model's ranks there by their own figures. They are asked first, so
-        that no model is evicted here in vain.
+        """Whether the other hosts admit the model's ranks there, by their own figures. They are
+        asked before this machine, so that no model is evicted here in vain.
         """
         settings = scheduled.model.settings
         each_bytes = needed_bytes // sharing(settings.ranks_here)
@@ -389,7 +397,7 @@ class MemoryScheduler:
         return False
 
     def _note_out_of_reach(self, scheduled: ScheduledModel, error: OSError) -> None:
-        """Requests wait meanwhile, up to their own deadlines."""
+        """Note for which host the model waits. Its requests wait too, up to their own deadlines."""
         self._out_of_reach.add(scheduled.model.id)
         if scheduled.waits_for_memory:
             scheduled.note_wait(f"it waits for a host: {error}; it is tried again")

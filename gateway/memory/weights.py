@@ -18,19 +18,19 @@ from gateway.system.memory import BackEnd, back_end
 from protocol.life import RankSplit
 from protocol.model_files import Tensor, read_header
 
-# As mlx-lm tells them when it splits a model by layers.
+# The names of tensors that are in a layer, as mlx-lm tells when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
 _ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class EstimateError(Exception):
-    """Why nothing can be said of a model, in one sentence."""
+    """A model can't be estimated. The message says why, in one sentence."""
 
 
 class Weights(Struct, frozen=True):
-    """`element_bytes` is that of the floating-point type that most tensors have: activations and
-    caches have it too, as quantized layers compute in the type of their scales. `layer_bytes` are
-    in the layers, and not in embeddings or heads.
+    """The bytes of a model's weights. `element_bytes` is the size of the floating-point type that
+    most tensors have. Activations and caches have this type too, since quantized layers compute in
+    the type of their scales. `layer_bytes` are in the layers, and not in embeddings or heads.
     """
 
     bytes: int
@@ -39,14 +39,15 @@ class Weights(Struct, frozen=True):
 
 
 def read_weights(folder: Path) -> Weights:
-    """Sum up the shards that mlx-lm loads (model*.safetensors).
+    """Sum up the weight files that mlx-lm loads (model*.safetensors).
 
     Raises:
-        EstimateError: there are none, or one can't be read.
+        EstimateError: there are no weight files, or a file can't be read.
     """
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model*.safetensors")):
-        # mlx-lm too keeps one of tensors with the same name, as when shards lie beside their whole.
+        # Of tensors with the same name mlx-lm keeps one, too. Such tensors occur if a folder has
+        # the whole weights beside their shards.
         tensors |= _tensors(path)
     if not tensors:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")
@@ -57,11 +58,11 @@ def read_weights(folder: Path) -> Weights:
 
 
 def adapter_bytes(folder: Path) -> int:
-    """Bytes that a LoRA adapter adds. Full weights take the place of the model's, but both are in
-    memory while they are loaded.
+    """Bytes that an adapter adds. If it has full weights, these replace the model's, but both are
+    in memory during the load.
 
     Raises:
-        EstimateError: it can't be read.
+        EstimateError: the adapter can't be read.
     """
     return sum(each.bytes for each in _tensors(folder / "adapters.safetensors").values())
 
@@ -74,9 +75,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 class RankPart(Struct, frozen=True):
-    """The part of the largest rank: its shares of the layers' weights and of the caches, and how
-    many of its layers keep something. Each rank has all weights that are in no layer, as the
-    embedding.
+    """The part of a model that the largest rank has: its shares of the layers' weights and of the
+    caches, and the number of its layers. Each rank also has all weights outside the layers, such as
+    the embedding.
     """
 
     weights: float
@@ -85,33 +86,34 @@ class RankPart(Struct, frozen=True):
 
 
 def part_of(text: Mapping[str, Any], ranks: int, split: RankSplit) -> RankPart:
-    """`text` is the configuration of the language model.
+    """The part of the largest rank. `text` is the configuration of the language model.
 
     Raises:
-        ValueError: it makes no sense.
+        ValueError: the configuration makes no sense.
     """
     layers = len(layers_of(text))
     if split == "pipeline":
-        # mlx-lm gives the first ranks the layers that are left over.
+        # If the layers can't be divided evenly, mlx-lm gives the first ranks the remaining layers.
         own = -(-layers // ranks)
         share = own / max(1, layers)
         return RankPart(share, share, own)
-    # Heads are divided; a latent is one for all of them.
+    # Ranks divide the heads of a cache among them. Each rank keeps a latent whole.
     latent = first(text, "kv_lora_rank") and text.get("model_type") not in DECOMPRESSED
     return RankPart(1 / ranks, 1.0 if latent else 1 / ranks, layers)
 
 
 def sharing(ranks: int) -> int:
-    """How many of a model's `ranks` on this machine share its budget. On cards each rank has a card
-    of its own, and the budget is that of the first card, which has rank 0 and is the fullest.
+    """How many of a model's `ranks` on this machine share the machine's budget. On cards each rank
+    has a card of its own. The budget is then that of the first card, which has rank 0 and is the
+    fullest.
     """
     return 1 if back_end() is BackEnd.CUDA else ranks
 
 
 class LoadOptions(Struct, frozen=True):
-    """The options of a load that an estimate depends on. So many `ranks` compute the model, and
-    `ranks_here` of them share the budget of this machine. The adapter and the draft model are
-    folders.
+    """The options of a load that an estimate depends on. `ranks` is the number of ranks that
+    compute the model, and `ranks_here` of these share the budget of this machine. The adapter and
+    the draft model are folders.
     """
 
     kv_bits: int | None = None
@@ -139,7 +141,7 @@ def options_in(settings: ModelSettings) -> LoadOptions:
     """The options of a model whose files were not looked for yet.
 
     Raises:
-        ValueError: the adapter or the draft model isn't there; with a sentence for the operator.
+        ValueError: the adapter or the draft model isn't there. The message is for the operator.
     """
     return LoadOptions(
         settings.kv_bits,

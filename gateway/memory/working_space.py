@@ -1,9 +1,9 @@
-"""Bytes that computing takes beside weights and caches, at the peak of a long prompt.
+"""Working space: the bytes of a step beside weights and caches, at the peak of a long prompt.
 
-The worker takes a prompt in chunks (worker.engines.pace), over all rows no more tokens than one
-chunk has, and the last chunk, which sees all tokens before it, takes most. The counts of arrays on
-the CPU are those that MLX's own peak showed for mlx-lm's models in chunks of 256, 512 and 1,024
-tokens; those of GPUs follow from which attention runs in one kernel there.
+The worker computes prompts in chunks (worker.engines.pace). In one step all rows together get no
+more tokens than one chunk has. The last chunk takes most memory, since it sees all tokens before
+it. On the CPU the numbers of arrays were found from MLX's own peak, for mlx-lm's models in chunks
+of 256, 512 and 1,024 tokens. On GPUs they depend on which attention runs in one kernel.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from gateway.system.memory import BackEnd
 from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 
-# Freed buffers that MLX and the allocator keep, whatever the model.
+# Freed buffers that MLX and the allocator keep for any model.
 _BUFFERS_BYTES: Final = 4_000_000
 # Scans within a step are computed in single precision.
 _SINGLE_BYTES: Final = 4
-# Sizes of heads whose attention over a chunk runs in one kernel on Metal, with whatever mask (MLX
-# 0.32, metal/scaled_dot_product_attention.cpp). Newer ones know more; 192 and 256 are left out for
-# speed, but for masks that batches don't have.
+# The head sizes with which attention over a chunk runs in one kernel on Metal, with any mask (MLX
+# 0.32, metal/scaled_dot_product_attention.cpp). Newer versions of MLX have more sizes. Kernels for
+# 192 and 256 would be slower, and run only with masks that batches don't have.
 _FUSED_ON_METAL: Final = (64, 80, 128)
-# mlx-lm's scan (ssm_attn) goes by steps. It holds so many matrices of a step's tokens by its tokens
-# for each head, one more for each step of the chunk, and vectors of so many times the inner width.
+# mlx-lm's scan (ssm_attn) goes over a chunk in steps. For each head it holds matrices of a step's
+# tokens by the step's tokens: `_SCAN_MATRICES`, and one more for each step of the chunk. For each
+# token of the chunk it holds `_SCAN_VECTORS` vectors of the inner width.
 _SCAN_STEP_TOKENS: Final = 256
 _SCAN_MATRICES: Final = 5
 _SCAN_VECTORS: Final = 15
 _SCANNED: Final = ("mamba2", "falcon_h1", "nemotron_h", "granitemoehybrid", "plamo2")
-# gpt_oss's sinks are put beside the scores where these are written out.
+# Where scores are written out, the sinks of these models are put beside the scores.
 _WITH_SINKS: Final = ("gpt_oss",)
 
 
@@ -51,8 +52,8 @@ def working_bytes(
     *,
     quantized: bool = False,
 ) -> int:
-    """Bytes that a chunk at the end of so many tokens takes; `config` is that of the language
-    model, and its caches may be `quantized`.
+    """Bytes that the last chunk of `context_tokens` takes. `config` is the configuration of the
+    language model. With `quantized` the model's caches are quantized.
     """
     largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     chunk = min(largest, context_tokens)
@@ -81,10 +82,10 @@ def _attention_bytes(
     *,
     written: bool,
 ) -> int:
-    """Scores of each token of a chunk with each token that it sees, if they are `written` out; and
-    the keys and values that a latent becomes.
+    """Bytes of the scores of each token of a chunk with each token that it sees, if the scores are
+    `written` to memory, and of the keys and values that are computed from a latent.
     """
-    # The last layer computes no scores for a prompt, but only what its cache keeps.
+    # In a prompt the last layer computes no scores, but only the entries of its cache.
     computed = layers_of(config)[:-1]
     if Layer.FULL in computed or Layer.BOTH in computed:
         seen_tokens = context_tokens
@@ -98,7 +99,7 @@ def _attention_bytes(
         copies = 3
     latent = 0
     if first(config, "kv_lora_rank") and config.get("model_type") not in DECOMPRESSED:
-        # The scores of positions come as a mask, whatever the kernel.
+        # The scores of positions are an array of their own, the mask, whatever the kernel.
         copies += 1
         nope, value = first(config, "qk_nope_head_dim"), first(config, "v_head_dim")
         latent = heads * (nope + value) * seen_tokens * element_bytes
@@ -106,7 +107,7 @@ def _attention_bytes(
 
 
 def _in_one_kernel(config: Mapping[str, Any], system: BackEnd) -> bool:
-    """Whether attention over a chunk needs no room for its scores."""
+    """Whether attention over a chunk runs in one kernel, and so needs no memory for its scores."""
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
     hidden = first(config, "hidden_size", "d_model", "n_embd", "dim")
     size = first(config, "qk_nope_head_dim", "head_dim") or (hidden // heads if heads else 0)
@@ -117,7 +118,7 @@ def _in_one_kernel(config: Mapping[str, Any], system: BackEnd) -> bool:
         case BackEnd.METAL:
             return size == value and size in _FUSED_ON_METAL
         case BackEnd.CUDA | BackEnd.CPU:
-            # On CUDA cuDNN could; workers turn that off (`worker.back_end`).
+            # On CUDA cuDNN could, but workers turn its attention off (`worker.__main__`).
             return False
 
 
@@ -135,8 +136,8 @@ def _beyond_windows_bytes(
     chunk: int,
     context_tokens: int,
 ) -> int:
-    """A window is cut back with the first token of the answer; until then its layers keep the last
-    chunk, too (mlx-lm's RotatingKVCache).
+    """Bytes that layers with a window keep beyond the window: the last chunk. The window is cut
+    back with the first token of the answer (mlx-lm's RotatingKVCache).
     """
     count = sum(each is Layer.WINDOW for each in layers)
     if not count:
@@ -148,7 +149,9 @@ def _beyond_windows_bytes(
 def _convolved_bytes(
     config: Mapping[str, Any], layers: list[Layer], element_bytes: int, chunk: int
 ) -> int:
-    """A convolution's state is a slice of its whole input, which thereby stays until the next."""
+    """Bytes of the convolutions' inputs. A convolution's state is a slice of its whole input, which
+    therefore stays in memory until the next state.
+    """
     if "linear_num_value_heads" in config:
         return 0
     count = sum(each in (Layer.STATE, Layer.BOTH) for each in layers)
@@ -169,8 +172,8 @@ def _activation_bytes(config: Mapping[str, Any], element_bytes: int, chunk: int)
 NO_CACHES: Final = SequenceCache(
     full_token_bytes=0, window_token_bytes=0, window_tokens=0, state_bytes=0
 )
-# mlx-embeddings writes attention's scores out, sums and normalizes them in arrays of their own, and
-# XLM-R does so in single precision.
+# mlx-embeddings has arrays of their own for the scores of attention, for their sums and for their
+# normalized values; for XLM-R in single precision.
 _SCORES: Final = 3
 # States are pooled in single precision.
 _WIDTHS: Final = 8
@@ -180,7 +183,7 @@ _INNER: Final = 3
 def encoder_bytes(
     config: Mapping[str, Any], element_bytes: int, tokens: int, system: BackEnd
 ) -> int:
-    """Bytes beside the weights, for a batch whose longest text has so many tokens."""
+    """Bytes of an encoder beside its weights, for a batch whose longest text has `tokens`."""
     largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     batch = max(largest, tokens)
     heads = first(config, "num_attention_heads", "n_heads", "n_head")
@@ -191,16 +194,17 @@ def encoder_bytes(
     return _BUFFERS_BYTES + scores + batch * states
 
 
-# Red, green and blue, and once more while a picture is turned or laid on white.
+# A byte each for red, green and blue; twice, since a picture is copied to turn it or lay it on
+# white.
 _DECODED_BYTES: Final = MOST_PIXELS * 3 * 2
-# In single precision: a processor's array and MLX's copy of it, for the request that runs, and for
-# the one that is prepared meanwhile.
+# Three colours in single precision, in a processor's array and in MLX's copy of it. This is for two
+# requests: one runs, and the next is being prepared.
 _ARRAY_BYTES: Final = 3 * 4 * 2 * 2
 _PATCH: Final = 14
 
 
 def picture_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Bytes of a request with one picture of the largest size that is looked at."""
+    """Bytes that a request with one picture takes, of the largest size that a model gets."""
     vision = config.get("vision_config")
     seen = vision if isinstance(vision, dict) else {}
     patch = first(seen, "patch_size", "spatial_patch_size") or _PATCH

@@ -1,4 +1,4 @@
-"""The folder of a store: whether it can be used, and the leftovers of killed processes in it."""
+"""The folder of a prompt store: opens it if it can be used, and removes the leftovers in it."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from protocol.prompt_store.payloads import Payloads, blocks_of, key_of
 
 logger = logging.getLogger(__name__)
 
-# Only stores make files with such names, so whatever is below them may be removed.
+# Only prompt stores make files whose names begin so. They may remove all that is below such names.
 _NAME: Final = "bulkhead-prompts"
 _ASIDE: Final = f"{_NAME}.aside-"
 _LOCK: Final = f"{_NAME}.lock"
 _INDEX: Final = "index.sqlite"
 _LOCK_S: Final = 2.0
 _LOCK_POLL_S: Final = 0.01
-# Other processes can't write while so many files or rows are looked at.
+# So many files or rows are looked at in one transaction, while other processes can't write.
 _SWEPT_AT_ONCE: Final = 64
 
 T = TypeVar("T")
 
 
 class UntrustedError(Exception):
-    """The folder must not be used. The text says why, and how to mend it."""
+    """The folder must not be used. The text says why, and how to mend that."""
 
 
 class Home:
-    """An opened index and its payloads."""
+    """An open store: its index and its payloads."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the store in the folder, or make one. A damaged store, or one of another version, is
-        replaced.
+        """Open the store in the folder, or make one. A store that is damaged, or of another
+        version, is replaced.
 
         Raises:
-            UntrustedError: it belongs to another account, or other accounts may write to it.
-            OSError, sqlite3.Error: it can't be opened.
+            UntrustedError: the folder belongs to another account, or others may write to it.
+            OSError, sqlite3.Error: the store can't be opened.
         """
         _make(folder)
         inside = folder / _NAME
@@ -112,7 +112,7 @@ def _open(inside: Path) -> Index:
     try:
         return Index(inside / _INDEX, new=True)
     except BaseException:
-        # A half-made one would be taken for a damaged one.
+        # A half-made store would be taken for a damaged store.
         shutil.rmtree(inside, ignore_errors=True)
         raise
 
@@ -124,7 +124,7 @@ def _set_aside(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Only one process opens at a time.
+    """Hold the folder's lock: only one process at a time opens a store or sets it aside.
 
     Raises:
         OSError: the lock can't be had in time.
@@ -148,14 +148,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def sweep(home: Home, until: float) -> int:
-    """Remove the leftovers of killed processes: files without a row, and rows without a file. It
-    ends at the time `until` of the monotonic clock. Returns how many bytes on disk were freed.
+    """Remove the leftovers of killed processes: files without a row, and rows without a file. The
+    sweep ends at the time `until` of the monotonic clock. Returns how many bytes on disk were
+    freed.
 
     Raises OSError or sqlite3.Error.
     """
     freed = home.payloads.remove_abandoned()
     folders = dict(home.payloads.folders())
-    # In another order each time, so that each folder is reached some time.
+    # Each sweep takes the folders in another order, so that in time each folder is reached.
     for first in random.sample(range(256), 256):
         known = home.index.keys(first)
         files = list(folders[first].iterdir()) if first in folders else []

@@ -1,7 +1,7 @@
 """The index of the stored blocks: a database that all processes share.
 
-Files change their names only within a write transaction, which excludes all other processes. So a
-row and its file come and go together, unless a process is killed in between.
+Files of blocks come and go only within a write transaction, which excludes all other processes. So
+a row and its file come and go together, unless a process is killed in between.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from protocol.prompt_store.payloads import KEY_BYTES, Entry
 _APPLICATION_ID: Final = 0x42485043
 _SCHEMA_VERSION: Final = 2
 _BUSY_S: Final = 2.0
-# A longer log is cut back to this.
+# SQLite cuts a longer log back to this size.
 _LOG_BYTES: Final = 4 << 20
 _MINUTES: Final = 60
-# Other processes can't write while so many are given back.
+# So many pages are given back at once, while other processes can't write.
 _PAGES: Final = 1000
 
-# A block's last use is the tick of its last reading or writing. Only leaves are evicted, and one
-# that goes hands its last use on to its parent: using a block counts as using its ancestors.
+# `used` is the tick of a block's last reading or writing. Only leaves, blocks without children, are
+# evicted. A leaf that is removed hands its last use on to its parent, so that the use of a block
+# counts as use of its ancestors.
 _SCHEMA: Final = """
 CREATE TABLE block (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -69,7 +70,7 @@ CREATE TRIGGER block_goes AFTER DELETE ON block BEGIN
 END;
 """
 _ENTRY: Final = "SELECT key, parent, token_ids, payload_bytes, kind FROM block "
-# The index is gone, no database, or not one of ours.
+# These errors say that the index is gone, is no database, or has other tables.
 _DAMAGE: Final = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -85,8 +86,8 @@ class Bounds(NamedTuple):
 
 
 class Speeds(NamedTuple):
-    """The measured speeds at which a model's blocks are read and its prompts computed; None: not
-    known.
+    """The measured speeds at which a model's blocks are read and its prompts are computed; None:
+    not known.
     """
 
     read_bytes_per_s: float | None = None
@@ -104,10 +105,10 @@ class Victim(NamedTuple):
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error is of a damaged database, which stays damaged."""
+    """Whether an error comes from a damaged database, which stays damaged."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        # Python raises it for text that isn't UTF-8.
+        # Python raises OperationalError without a code for text that isn't UTF-8.
         return isinstance(error, sqlite3.OperationalError)
     return code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
 
@@ -122,12 +123,12 @@ class Index:
         """Open the database, or make one.
 
         Raises:
-            DamagedError: it is missing, or no index, or of another version.
-            OSError, sqlite3.Error: it can't be opened.
+            DamagedError: the file is missing, is no index, or is of another version.
+            OSError, sqlite3.Error: the database can't be opened.
         """
         self._path = str(path)
         if new:
-            # SQLite would follow the umask.
+            # If SQLite made the file, its mode would follow the umask.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         self._identity = _identity(self._path)
         self._looking = threading.Lock()
@@ -164,11 +165,11 @@ class Index:
         for each in (self._looker, self._writer):
             each.execute("PRAGMA synchronous = NORMAL")
             each.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-            # A missing table is an error here, and not later.
+            # If a table is missing, the error comes here and not later.
             each.execute("SELECT tick FROM common").fetchone()
 
     def in_place(self) -> bool:
-        """Whether the file is still where other processes look for it."""
+        """Whether the open file is still at the path where other processes look for it."""
         try:
             return _identity(self._path) == self._identity
         except (DamagedError, OSError):
@@ -192,7 +193,7 @@ class Index:
         return bool(self._look("SELECT 1 FROM block WHERE key = ?", key))
 
     def owners(self) -> dict[str, int]:
-        """The bytes on disk of each owner that has any."""
+        """The bytes on disk of each owner that has blocks."""
         return dict(self._look("SELECT name, disk_bytes FROM owner"))
 
     def speeds(self, model: bytes) -> Speeds:
@@ -220,7 +221,7 @@ class Index:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Begin a transaction, after a short wait for other processes and threads. An exception
-        undoes it.
+        undoes the transaction.
         """
         if not self._writing.acquire(timeout=_BUSY_S):
             raise TimeoutError("another thread of this process writes")
@@ -231,8 +232,8 @@ class Index:
             self._writing.release()
 
     def try_to_mark(self, keys: list[bytes]) -> bool:
-        """Note a use of these blocks, in this order, unless another process or thread writes
-        now.
+        """Note a use of these blocks, in this order. Return False, and note nothing, if another
+        process or thread writes now.
         """
         if not self._writing.acquire(blocking=False):
             return False
@@ -253,7 +254,7 @@ class Index:
         return True
 
     def shrink(self) -> None:
-        """Give back the space of removed rows, as long as no other process is in the way."""
+        """Give back the space of removed rows, until another process is in the way."""
         with self._writing:
             (free,) = self._writer.execute("PRAGMA freelist_count").fetchone()
             for _ in range(0, free, _PAGES):
@@ -262,15 +263,15 @@ class Index:
 
 
 class Transaction:
-    """Changes that are made together, while no other process or thread writes."""
+    """Changes to the index that are made together, while no other process or thread writes."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._undoing: list[Callable[[], object]] = []
 
     def undo_by(self, action: Callable[[], object]) -> None:
-        """Have `action` undo a change of files if the transaction is undone, before others
-        write.
+        """If the transaction is undone, call `action` to undo a change of files. No other process
+        can write before that.
         """
         self._undoing.append(action)
 
@@ -300,7 +301,7 @@ class Transaction:
         return self._connection.execute(query, (key,)).fetchone() is not None
 
     def add(self, entry: Entry, owner: str, disk_bytes: int) -> None:
-        """Add a block. Blocks that follow it may be stored already."""
+        """Add a block. Its children may be stored already."""
         self._connection.execute("UPDATE common SET tick = tick + 1")
         self._connection.execute(
             "INSERT INTO block (key, parent, token_ids, payload_bytes, kind, disk_bytes, owner,"
@@ -318,7 +319,7 @@ class Transaction:
         )
 
     def remove(self, key: bytes) -> bool:
-        """Remove a block. False if there was none."""
+        """Remove a block. Return False if there was no such block."""
         return self._connection.execute("DELETE FROM block WHERE key = ?", (key,)).rowcount > 0
 
     def mark(self, key: bytes) -> None:
@@ -333,7 +334,7 @@ class Transaction:
         self._connection.execute(query, (model, *measured))
 
     def oldest_leaf(self, spared: bytes | None) -> Victim | None:
-        """The block without successors that was used least recently, other than `spared`."""
+        """The least recently used block of all blocks without children, except `spared`."""
         query = "SELECT key, disk_bytes FROM block WHERE children = 0 ORDER BY used LIMIT 2"
         for row in self._connection.execute(query).fetchall():
             if row[0] != spared:
@@ -341,8 +342,8 @@ class Transaction:
         return None
 
     def some_of(self, owner: str | None, last_number: int, most: int) -> list[Victim]:
-        """Blocks of an owner, or of all owners, up to this number. The newest come first, since
-        most are newer than their parents.
+        """At most `most` blocks of an owner, or of all owners, with numbers up to `last_number`.
+        The newest blocks come first, since most blocks are newer than their parents.
         """
         last = " ORDER BY number DESC LIMIT ?"
         query = "SELECT key, disk_bytes FROM block WHERE number <= ?"

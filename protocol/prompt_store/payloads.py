@@ -1,4 +1,4 @@
-"""The files that hold payloads, one for each block: a file is complete, or it isn't there."""
+"""The payloads of blocks in files, one for each block. A file is complete, or it isn't there."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KEY_BYTES: Final = 16
 
 
 class Entry(Struct, frozen=True):
-    """A block, as far as it is known without its payload. It follows its parent's tokens with
+    """A block without its payload. The block's tokens, which follow those of its parent, are
     `token_ids`, packed by `protocol.message`.
 
-    Both keys have `KEY_BYTES` bytes and are digests of all that the payload depends on: model,
-    format, and every token up to the end of the block. A parent need not be stored: the first
-    block's parent is the root, which stands for the model alone. Only workers know the meaning of
-    `kind` and payload.
+    The keys of block and parent have `KEY_BYTES` bytes. A key is a digest of all that the payload
+    depends on: model, format, and every token up to the end of the block. A parent need not be
+    stored: the parent of the first block is the root, which stands for the model alone. Only
+    workers know the meaning of `kind` and payload.
     """
 
     key: bytes
@@ -40,7 +40,7 @@ class Entry(Struct, frozen=True):
 MAGIC: Final = b"BHPROMPT"
 FORMAT_VERSION: Final = 1
 
-# Magic, version, key, payload's length, checksum.
+# The magic number, the version, the key, the payload's length, the checksum.
 _HEADER: Final = struct.Struct("<8sI16sQ16s")
 # The block's row in the index is part of the checksum. So a row that is damaged, or belongs to
 # another block, doesn't match the payload.
@@ -61,7 +61,7 @@ _UNFIT_ERRORS: Final = {
 
 
 class UnfitError(Exception):
-    """A file doesn't hold its block's payload. The text says why."""
+    """A file doesn't hold the payload of its block. The text says why."""
 
 
 def disk_bytes(payload_bytes: int) -> int:
@@ -74,10 +74,10 @@ def blocks_of(file_bytes: int) -> int:
 
 
 class Payloads:
-    """The files below one folder: 256 folders named by a key's first byte, and one for unfinished
-    files.
+    """The files below one folder. They are in 256 folders, which are named by the first byte of
+    keys, and in a folder for unfinished files.
 
-    With 200,000 files each has about 780.
+    With 200,000 files each of the 256 folders has about 780.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,8 +93,8 @@ class Payloads:
         """A block's payload.
 
         Raises:
-            UnfitError: it is missing, torn, foreign, of another version or not this block's.
-            OSError: it can't be read for another reason.
+            UnfitError: the file is missing, torn, foreign, of another version or another block's.
+            OSError: the file can't be read for another reason.
         """
         path = self.path(entry.key)
         _require_folder(path.parent)
@@ -127,7 +127,7 @@ class Payloads:
 
     @contextlib.contextmanager
     def unfinished(self, entry: Entry, parts: Sequence[memoryview]) -> Iterator[Path]:
-        """A file with a block's payload, under a temporary name until `place` gives it its own.
+        """A file with a block's payload. It has a temporary name until `place` renames it.
 
         Raises OSError, and leaves no file behind then.
         """
@@ -137,7 +137,7 @@ class Payloads:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
         try:
-            # Marks the file as in use until the process ends, in whatever way.
+            # The lock marks the file as in use, at most until the process ends, in whatever way.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             header = _HEADER.pack(
                 MAGIC, FORMAT_VERSION, entry.key, entry.payload_bytes, _checksum(entry, parts)
@@ -151,16 +151,16 @@ class Payloads:
                 path.unlink()
 
     def place(self, unfinished: Path, key: bytes) -> None:
-        """Raises OSError."""
+        """Rename an unfinished file to the file of its block. Raises OSError."""
         path = self.path(key)
         _make_folder(path.parent)
         unfinished.replace(path)
 
     def remove(self, key: bytes) -> bool:
-        """Remove a block's file. False if there was none; a folder of that name stays.
+        """Remove a block's file. Return False if there was no file; a folder of that name stays.
 
         Raises:
-            OSError: it can't be removed.
+            OSError: the file can't be removed.
         """
         path = self.path(key)
         try:
@@ -169,15 +169,15 @@ class Payloads:
         except UnfitError:
             return False
         except OSError as error:
-            # For a folder macOS says EPERM.
+            # If the path is a folder, macOS says EPERM.
             if isinstance(error, FileNotFoundError | IsADirectoryError) or path.is_dir():
                 return False
             raise
         return True
 
     def identity(self, key: bytes) -> tuple[int, int] | None:
-        """The identity of the block's file, which a later file doesn't share; None: there is no
-        file.
+        """The identity of a block's file, which a later file of the block doesn't share; None:
+        there is no file.
         """
         with contextlib.suppress(OSError):
             found = self.path(key).lstat()
@@ -225,7 +225,7 @@ def _require(condition: bool, otherwise: str) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Raises UnfitError if the path isn't a folder itself. A link to a folder isn't one."""
+    """Raises UnfitError if the path isn't a folder. A link to a folder is no folder."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -278,7 +278,7 @@ def _checksum(entry: Entry, payload: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _read_chunks(descriptor: int, offset: int, length: int) -> Iterator[bytes]:
-    """Up to `length` bytes, fewer where the file ends."""
+    """Read `length` bytes from `offset` on, or fewer if the file ends before."""
     end = offset + length
     while offset < end:
         chunk = os.pread(descriptor, min(end - offset, _CHUNK_BYTES), offset)

@@ -21,32 +21,33 @@ logger = logging.getLogger(__name__)
 Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
-# Small models have small blocks, so the number of files is bounded too. So many rows of 256 tokens
-# take an index of about 250 MB.
+# Small models have small blocks, so the number of files is bounded too. With so many rows of 256
+# tokens the index takes about 250 MB.
 MOST_FILES: Final = 200_000
-# Other processes can't write while so many files are removed.
+# So many files are removed in one transaction, while other processes can't write.
 _BATCH: Final = 64
-# If a block needs more evictions, it isn't stored.
+# A block that needs more batches of evictions isn't stored.
 _MOST_BATCHES: Final = 16
 _REST_S: Final = 60.0
 _REOPEN_S: Final = 5.0
 _OPENING_S: Final = 5.0
 _SWEEP_S: Final = 10.0
-# So many marks of use wait for other processes. The oldest of more are lost.
+# So many marks of use may wait until no other process writes. If there are more, the oldest are
+# lost.
 _MOST_MARKS: Final = 10_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PromptStore:
-    """A tree of blocks, each with a payload, bounded in bytes. The least recently used block goes
-    first, but never before the blocks that follow it.
+    """A tree of blocks, each with a payload, bounded in bytes. The least recently used block is
+    evicted first, but never before the blocks that follow it.
 
-    Several processes may use one folder, and several threads one store. The store may be killed at
-    any moment. A failure of the disk or the folder costs only stored prompts: it is logged, once
-    for each kind, and methods find and write nothing.
+    Several processes may use one folder, and several threads one store. A process may be killed at
+    any moment. A failure of the disk or the folder costs only stored prompts: the failure is
+    logged, once for each kind, and methods find and write nothing.
 
-    Every method waits for the disk, and for other processes for up to some seconds: call none of
-    them on an event loop or between two steps of an engine. The first call opens the files.
+    Every method waits for the disk, and up to some seconds for other processes. So call no method
+    on an event loop, or between two steps of an engine. The first call opens the files.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class PromptStore:
     ) -> None:
         """`folder` may hold other files too. Its mode becomes 0700.
 
-        The bounds count files in whole blocks of the disk, without the index, for all processes
-        together. The store that was opened last sets them, and evicts the blocks beyond them. At
-        most `most_bytes_per_hour` are written in any hour, even if they are removed again. `clock`
-        gives seconds since the epoch.
+        The bounds hold for all processes together. They count files in whole blocks of the disk,
+        without the index. The store that was opened last sets the bounds, and evicts the blocks
+        beyond them. At most `most_bytes_per_hour` are written in any hour, even if the files are
+        removed again. `clock` gives seconds since the epoch.
         """
         self._folder = folder
         self._bounds = Bounds(most_bytes, most_bytes_per_hour)
@@ -89,21 +90,21 @@ class PromptStore:
         return self._attempt(lambda home: home.index.children(parent), [])
 
     def has(self, key: bytes) -> bool:
-        """Whether the index has the block. Its file isn't looked at."""
+        """Whether the index has the block. The block's file isn't looked at."""
         return self._attempt(lambda home: home.index.has(key), False)
 
     def read(self, key: bytes) -> bytes | None:
-        """The payload as it was written, or None. Counts as use of the block and its ancestors. A
-        damaged block is dropped and logged.
+        """The payload as it was written; None: there is none. The call counts as use of the block
+        and its ancestors. A damaged block is dropped and logged.
         """
         return self._attempt(lambda home: self._read(home, key), None)
 
     def write(self, entry: Entry, parts: Sequence[Buffer], owner: str) -> bool:
         """Store a block whose payload is these parts, one behind the other, for the model `owner`.
 
-        Evicts other blocks first, but never the block's parent. False if the block is stored
-        already, doesn't fit, would exceed the bytes of this hour, or can't be written. After a full
-        disk nothing is written for a minute.
+        Other blocks are evicted first if need be, but never the block's parent. Return False if the
+        block is stored already, doesn't fit, would exceed the bytes of this hour, or can't be
+        written. After a full disk nothing is written for a minute.
 
         Raises:
             ValueError: the entry doesn't describe this payload, or has keys of a wrong length.
@@ -124,20 +125,20 @@ class PromptStore:
         self._attempt(lambda home: self._note_speeds(home, model, measured), None)
 
     def used_bytes(self, owner: str | None = None) -> int:
-        """The bytes on disk of one owner, or of all."""
+        """The bytes on disk of one owner, or of all owners."""
         owners = self.owners()
         return sum(owners.values()) if owner is None else owners.get(owner, 0)
 
     def owners(self) -> dict[str, int]:
-        """The bytes on disk of every owner that has any."""
+        """The bytes on disk of every owner that has blocks."""
         return self._attempt(lambda home: home.index.owners(), {})
 
     def clear(self, owner: str | None = None) -> int:
-        """Remove all blocks of one owner, or of all, that were stored before the call. Returns how
-        many bytes on disk were freed.
+        """Remove all blocks of one owner, or of all owners, that were stored before the call.
+        Returns how many bytes on disk were freed.
 
-        A payload that was written under two owners belongs to the first. On a slow disk with very
-        many files it takes minutes.
+        A block that two owners wrote belongs to the first owner. With very many files on a slow
+        disk the call takes minutes.
         """
         freed = _Freed()
         self._attempt(lambda home: self._clear(home, owner, freed), None)
@@ -145,9 +146,9 @@ class PromptStore:
 
     def sweep(self) -> int:
         """Remove the leftovers of killed processes: files without a row, and rows without a file.
-        Returns how many bytes on disk were freed. It takes 10 s at most.
+        Returns how many bytes on disk were freed. The sweep takes about 10 s at most.
 
-        Only one process may sweep at a time; others may use the store meanwhile.
+        Only one process may sweep at a time. Other processes may use the store meanwhile.
         """
         freed = _Freed()
         self._attempt(lambda home: self._sweep(home, freed), None)
@@ -193,7 +194,7 @@ class PromptStore:
         except sqlite3.Error as error:
             if is_damage(error):
                 raise
-            # The payload has been read anyway.
+            # The mark is lost, but the payload has been read.
             self._failed(error, home)
             return
         if marked:
@@ -227,8 +228,8 @@ class PromptStore:
                 transaction.set_speeds(model, measured)
 
     def _make_room(self, home: Home, entry: Entry, needed: int) -> bool:
-        """Evict until the block fits. If it may be written, count its bytes as written, and return
-        True.
+        """Evict blocks until this block fits. If it may be written, count its bytes as written, and
+        return True.
         """
         for _ in range(_MOST_BATCHES):
             with home.index.transaction() as transaction:
@@ -259,7 +260,9 @@ class PromptStore:
     def _evict(
         self, home: Home, transaction: Transaction, needed: int, spared: bytes | None
     ) -> bool:
-        """Evict blocks until so much fits, a batch at most. Whether any block was evicted."""
+        """Evict blocks until `needed` bytes fit, a batch at most. Return whether a block was
+        evicted.
+        """
         for count in range(_BATCH):
             if self._fits(transaction, needed):
                 return count > 0
@@ -305,7 +308,7 @@ class PromptStore:
         return otherwise
 
     def _failed(self, error: Exception, home: Home | None) -> bool:
-        """Log a failure. Whether another attempt may succeed."""
+        """Log a failure. Return whether another attempt may succeed."""
         if isinstance(error, sqlite3.ProgrammingError):
             # Another thread has closed the index, since it was damaged or moved away.
             return True
@@ -324,8 +327,8 @@ class PromptStore:
         return True
 
     def _open(self) -> Home | None:
-        """The open store; None: it couldn't be opened a moment ago, or another thread is opening
-        it.
+        """The open store; None: the store couldn't be opened a moment ago, or another thread is
+        opening it.
 
         Raises UntrustedError, OSError or sqlite3.Error.
         """
@@ -365,7 +368,7 @@ class PromptStore:
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error) and is_damage(error):
                 raise
-            # Stored blocks can be read anyway.
+            # Blocks can be read, although those beyond the bounds were not evicted.
             self._failed(error, None)
 
     def _let_go(self) -> None:
@@ -377,12 +380,12 @@ class PromptStore:
         return self._since(self._full_at) < _REST_S
 
     def _since(self, then: float | None) -> float:
-        """Seconds since then; infinitely many if the clock was set back."""
+        """Seconds since `then`. Infinity if `then` is None, or if the clock was set back."""
         passed = inf if then is None else self._clock() - then
         return passed if passed >= 0 else inf
 
     def _log(self, kind: str, text: str, *values: object) -> None:
-        """Log a warning; the next ones of its kind, of which there may be thousands, only for
+        """Log a warning. Later warnings of its kind, which may be thousands, are only logged for
         debugging.
         """
         level = logging.DEBUG if kind in self._logged else logging.WARNING
@@ -391,7 +394,7 @@ class PromptStore:
 
 
 class _Freed:
-    """A count of freed bytes, which keeps those that were freed before a failure."""
+    """A count of freed bytes. After a failure it has the bytes that were freed before."""
 
     def __init__(self) -> None:
         self.disk_bytes = 0
