@@ -78,7 +78,7 @@ def schema() -> dict[str, Any]:
     tables = _as_toml(tables)
     top = tables.pop(Settings.__name__)
     del top["properties"]["discovery"]
-    # The name of a key may also be the id of a model.
+    # The name of a key in [models] may also be the id of a model.
     top["properties"][MODELS]["properties"] = {
         name: {"anyOf": [key, {"$ref": f"#/$defs/{ModelSettings.__name__}"}]}
         for name, key in tables.pop("DiscoverySettings")["properties"].items()

@@ -27,7 +27,7 @@ from gateway.system.notation import (
 # Ten years: the date at which a longer time ends could be out of range.
 _LONGEST_S: Final = 315_360_000.0
 _LARGEST: Final = (1 << 31) - 1
-# Every reader of JSON keeps integers exactly that aren't larger.
+# The largest integer that every reader of JSON keeps exactly.
 _LARGEST_EXACT: Final = (1 << 53) - 1
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _AT_ELEMENT: Final = re.compile(r" - at `\$\[(\d+)\][^`]*`$")
@@ -60,7 +60,7 @@ class UnexpectedError(ValueError):
 class Key(Struct, frozen=True):
     """The description of a key: its meaning, and the values that it accepts.
 
-    `example` is a valid value, if the default is empty or None. `unset` says what None means.
+    `example` is a valid value, given if the default is empty or None. `unset` says what None means.
     `restart`: the running gateway can't apply a new value. `prepare` converts the value in the file
     to the value of the setting. It raises ValueError for mistakes that types, bounds and patterns
     don't find.
@@ -124,13 +124,13 @@ def memory_budget(about: str, **said: Any) -> Meta:
 
 
 def arguments(about: str, **said: Any) -> Meta:
-    """The annotation of a dict. Its names and values are passed on; only JSON is accepted."""
+    """The annotation of a dict. Its names and values are not checked, but must be JSON."""
     expected = "a table, as { enable_thinking = false }"
     return _meta(Key(about, expected, prepare=_check_json, **said))
 
 
 def rank_places(about: str, most: int, **said: Any) -> Meta:
-    """The annotation of a tuple of `RankPlace`, of at most `most`."""
+    """The annotation of a tuple of `RankPlace`, with at most `most` elements."""
     expected = (
         'a list of ranks such as [{ host = "local" }, { host = "studio2", interfaces = '
         '["10.0.0.2"] }]'
@@ -148,7 +148,7 @@ def _meta(key: Key, **bounds: Any) -> Meta:
 
 
 def key_of(annotation: Any) -> Key:
-    """The description that the last annotation of a setting's type has."""
+    """The `Key` in the last annotation of a setting's type."""
     key: Key = annotation.__metadata__[-1].extra["key"]
     return key
 

@@ -90,8 +90,8 @@ def unexpected(key: Key, value: object) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message for an unknown name. `what` says of what: "table" or "key". The message names the
-    likeliest known name, or all known names.
+    """The message for the unknown name of a "table" or a "key", as `what` says. The message names
+    the likeliest known name, or all known names.
     """
     if name in _HOMES:
         return f"unknown here; it is a key of {_HOMES[name]}"
@@ -187,7 +187,7 @@ class Layers:
         return document
 
     def _overlay(self, origin: ValueSource, table: str, key: str, value: object) -> None:
-        """Replace the file's value by `value`, which a flag or variable gave. None: neither did."""
+        """Put `value`, of a flag or variable, in place of the file's value, unless it is None."""
         if value is None:
             return
         section = self.tables.setdefault(table, {})

@@ -106,9 +106,9 @@ def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, 
 def heads_complaints(
     settings: Settings, folders: Mapping[str, str], places: Places
 ) -> Iterator[tuple[Place, str]]:
-    """Mistakes in the number of a model's ranks, which can't share its attention heads. `folders`
+    """Mistakes in models with a number of ranks that can't share the attention heads. `folders`
     maps the ids of models to their folders or repositories. If the files of a model can't be read
-    now, its load reports the mistake.
+    now, the load of the model reports the mistake.
     """
     looks: list[tuple[Place, Sought, Callable[[], str]]] = []
     for model_id, located in folders.items():
@@ -240,8 +240,8 @@ def _state_dir(settings: GatewaySettings) -> StateDir:
 
 
 def has_keys(settings: GatewaySettings) -> bool:
-    """Whether requests need an API key: the key file has keys, if only revoked ones. A key file
-    that can't be read counts as a file with keys, as the gateway's start fails on it anyway.
+    """Whether requests need an API key. They do if the key file has keys, revoked keys included. A
+    key file that can't be read counts as a file with keys: the gateway's start fails on it anyway.
     """
     try:
         return bool(KeyFile(_state_dir(settings).keys_path).read())

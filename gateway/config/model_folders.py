@@ -115,7 +115,7 @@ def check_holds_model(located: str) -> None:
     passes.
 
     Raises:
-        NotThereError: the model has no config.json.
+        NotThereError: the model has no config.json, or the repository no revision `main`.
     """
     try:
         folder = find_folder(located)

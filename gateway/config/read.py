@@ -45,8 +45,8 @@ _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
 
 
 class Located(msgspec.Struct, frozen=True):
-    """What the keys `path`, `adapter` and `draft_model` of a model lead to: absolute folders that a
-    worker loads. `path` may be a repository in the Hugging Face cache.
+    """The absolute folders that a worker loads for the keys `path`, `adapter` and `draft_model`.
+    `path` may also be a repository in the Hugging Face cache.
     """
 
     path: str
@@ -161,7 +161,7 @@ def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]
 
 
 class _Reading:
-    """Makes settings of tables, and collects the mistakes. `settings` is called first, and once."""
+    """Makes settings of tables, and collects the mistakes. Call `settings` first, and only once."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         self.layers = Layers(flags, environment)
@@ -199,7 +199,7 @@ class _Reading:
         return settings
 
     def check_network(self, settings: Settings, places: Places) -> None:
-        """Check the keys and certificates that an open port needs."""
+        """Check the API keys and certificates that a gateway needs if other machines reach it."""
         # A TLS key may seem to be missing because its name is misspelt, or its line isn't TOML.
         unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
         judged = {each.key for each in self._mistakes}

@@ -1,4 +1,4 @@
-"""TOML with the lines of its keys. The lines after an invalid one are still read."""
+"""Reads TOML, with the line of each key. The lines after an invalid line are still read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TomlDocument(Struct, frozen=True):
 
 
 class UnreadableFileError(Exception):
-    """The file can't be read. The text says why, as a sentence about "it" without a full stop."""
+    """The file can't be read. The text says why, in a clause without a full stop."""
 
 
 def read_document(path: Path) -> TomlDocument:
@@ -45,7 +45,7 @@ def read_document(path: Path) -> TomlDocument:
     try:
         mode = path.stat().st_mode
         # A pipe is refused. To open a pipe may take for ever, and a reload could not read its text
-        # again. A folder passes, as `open` reports it.
+        # again. A folder is not refused here, as `open` reports folders.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
             raise UnreadableFileError(
                 "it is a pipe or a device: name a file, which can be read again"

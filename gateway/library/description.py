@@ -144,7 +144,7 @@ def _template(folder: Path) -> str:
 
 
 def _missing(folder: Path) -> str | None:
-    """Why the model's files are incomplete: a file is missing, or cut off. None: none is."""
+    """Why the model's files are incomplete: one is missing, or cut off. None: all are complete."""
     if not any((folder / each).is_file() for each in _TOKENIZERS):
         return "it is not whole: there is no tokenizer"
     weights = {each.name for each in folder.glob("model*.safetensors")}

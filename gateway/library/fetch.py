@@ -46,8 +46,8 @@ class Patience:
         self._since = now
 
     def failed(self, now: float, asked_s: float | None = None) -> float | None:
-        """Seconds until the next attempt, at least `asked_s`, for which the source has asked. None:
-        give up.
+        """Seconds until the next attempt; None: give up. `asked_s` is the pause that the source has
+        asked for; up to a bound the result isn't shorter.
         """
         pause_s: float = min(self._first_s * 2**self._failures, _LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 30)

@@ -90,7 +90,7 @@ def _folders(root: Path) -> Iterator[Path]:
     while waiting and looked < _MOST_FOLDERS and found < _MOST_MODELS:
         folder, depth = waiting.pop()
         looked += 1
-        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - this one never raises.
+        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - Path.is_file may raise.
             found += 1
             yield folder
             continue

@@ -100,7 +100,7 @@ _REMOVE_S: Final = 600.0
 
 
 class Library:
-    """Lists and removes models, beside the event loop."""
+    """Lists and removes the models on the disks. All work on files is beside the event loop."""
 
     def __init__(
         self, finder: Finder, fleet: Fleet, reloader: Reloader, pulls: Pulls, last_used: LastUsed

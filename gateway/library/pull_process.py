@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from gateway.system.lane import start_thread
 
-# Why a pull fails.
+# The reasons why a pull fails.
 Code: TypeAlias = Literal[
     "not_found",
     "not_allowed",
@@ -38,8 +38,8 @@ Code: TypeAlias = Literal[
 
 
 class PullJob(Struct, frozen=True):
-    """What to pull: the first line of the input. If `folder` is given, the model is copied from
-    there, and the hub isn't asked.
+    """The order to pull a model: the first line of the input. If `folder` is given, the model is
+    copied from there, and the hub isn't asked.
 
     A connection is given up after `stall_s` without a byte. The first pause before another
     connection is `pause_s`. The pull is given up after `patience_s` without a byte. If the hub has

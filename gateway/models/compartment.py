@@ -1,8 +1,8 @@
-"""The compartment of one model: what requests, operators, the configuration, time and upgrades
-call.
+"""The compartment of one model, with methods for requests, operators, the configuration, time and
+upgrades.
 
-These calls become events, which `gateway.models.condition` handles. Other events come from the
-worker (`gateway.models.supervisor`), from the end of the worker and from deadlines
+Calls of these methods become events, which `gateway.models.condition` handles. Other events come
+from the worker (`gateway.models.supervisor`), from the end of the worker and from deadlines
 (`gateway.models.recovery`), and from the memory scheduler (`gateway.models.model_memory`).
 `gateway.models.performer` performs the effects of all events.
 """
@@ -33,7 +33,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     """The state of a model, from which another gateway goes on.
 
     `told` has the settings that the worker got at its load. `wanted`: the model waits for memory,
-    and is to be loaded even without requests. `running` and `waiting` number the requests.
+    and is to be loaded even without requests. `running` and `waiting` give each request a number.
     """
 
     id: str
@@ -235,7 +235,7 @@ class Compartment:
             self.condition.handle(ModelEvent.DEMAND)
 
     def tick(self, now: float, remind_after_s: float) -> None:
-        """To be called a few times a second."""
+        """Act on the time that has passed. To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
         unwanted = not (self.traffic.busy or self._performer.kept or self.model_memory.wanted_along)
         if self.state is State.WAITING and unwanted:

@@ -73,8 +73,8 @@ class Condition:
 
     @property
     def end_cause(self) -> ModelEvent | None:
-        """The event by which the present process drains or stops, or the last process did. None:
-        there was no such event.
+        """The event that led the present process, or the last one, to drain or stop. None: no event
+        did.
         """
         return self._end_cause
 
@@ -121,12 +121,12 @@ class Condition:
             await self._changed.wait()
 
     def leave(self, refusal: Refusal) -> None:
-        """Note that another gateway has the model: `until` doesn't wait, but raises `refusal`."""
+        """Give the model up to another gateway: `until` raises `refusal` now instead of waiting."""
         self._left = refusal
         self.notify()
 
     def notify(self) -> None:
-        """Have `until` check again what it waits for."""
+        """Have `until` call `reached` again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -192,7 +192,7 @@ class Condition:
         """Set the reason and the failure of the state that the event has led to."""
         match self.state:
             case State.DRAINING | State.STOPPING:
-                # An event that cuts a drain short gives the reason for the end, not the drain.
+                # If an event cuts a drain short, its reason replaces the reason of the drain.
                 self._reason = self._end_reason = reason or self._end_reason
                 return
             case State.HELD:

@@ -54,10 +54,10 @@ class Phase(StrEnum):
 
 
 class FleetStart(NamedTuple):
-    """The state of the machine at a fleet's start. `swept` are the workers that an earlier gateway
-    has left. `leak_check` is None where memory is never stranded. `caution` is the reason why
-    models with `preload` aren't loaded at the start; None: they are. `first_incarnation` is the
-    number of the first worker.
+    """The findings with which a fleet starts. `swept` are the workers that an earlier gateway has
+    left. `leak_check` is None where memory is never stranded. `caution` is the reason why models
+    with `preload` aren't loaded at the start; None: they are. `first_incarnation` is the number of
+    the first worker.
     """
 
     records: WorkerRecords
@@ -196,7 +196,7 @@ class Fleet:
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the gateway's start, by a clock that nobody sets."""
+        """Seconds since the gateway's start. A change of the system's clock doesn't alter them."""
         return self._loop.time() - self._began_at
 
     def now(self) -> float:
@@ -234,7 +234,7 @@ class Fleet:
         """Stop all decisions on memory, and wait until no worker starts, loads, drains or ends.
 
         Raises:
-            TimeoutError: the wait takes longer than `seconds`. Decisions are made again.
+            TimeoutError: the wait takes longer than `seconds`; decisions go on after that.
         """
         self.scheduler.freeze()
         try:

@@ -266,7 +266,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     },
 }
 
-# For an event while a process is draining or stopping: the new aim, by the aim until then.
+# The new aim of a process that is draining or stopping, by the event and by the aim until then.
 _REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
     ModelEvent.LOAD: dict.fromkeys(Aim, Aim.START),
     ModelEvent.RESTART: dict.fromkeys(Aim, Aim.START),

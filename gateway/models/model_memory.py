@@ -68,7 +68,8 @@ class ModelMemory:
         self._ready_at = 0.0
         self._read_again_at: float | None = None
         self._told_bound: Bound | None = None
-        # The worker holds other bytes beside MLX's account than it was told, and is to be told.
+        # The bytes that the worker holds beside MLX's account have changed: the worker is to be
+        # told.
         self._beside_moved = False
         # The loaded worker, which is told of limits.
         self._worker: Worker | None = None

@@ -111,7 +111,7 @@ def last_exit(status: ExitStatus, reason: str, log: WorkerLog) -> LastExit:
 logger = logging.getLogger(__name__)
 
 
-# The events that end a worker for another one, and their names in `Recovery.restarts_by`.
+# The events that end a worker before another start, and their names in `Recovery.restarts_by`.
 _CAUSES: Final = {
     ModelEvent.EXIT: "crashed",
     ModelEvent.HUNG: "hung",

@@ -99,7 +99,7 @@ class WorkerSupervisor:
         return workers.heartbeat_timeout_s, math.inf if loading else workers.stall_timeout_s
 
     def tick(self, now: float) -> None:
-        """To be called a few times a second."""
+        """End the worker if it hangs. To be called a few times a second."""
         if self._hang is None:
             return
         # Requests that wait for memory make no steps.
