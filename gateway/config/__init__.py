@@ -1,1 +1,1 @@
-"""The configuration: file, environment and flags, validated together."""
+"""The configuration: the values of file, environment and flags, validated together."""

@@ -1,7 +1,8 @@
 """Documents made from the definitions of the keys: an example, a JSON schema, tables in Markdown.
 
-Taplo, and Even Better TOML with it, uses the schema that a first line `#:schema PATH` names.
-`python -m gateway.config.documents` prints the tables of docs/configuration.md.
+If the first line of a TOML file is `#:schema PATH`, Taplo checks the file by that JSON schema, and
+so does the editor extension Even Better TOML. `python -m gateway.config.documents` prints the
+tables of docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _NAMES: Final[dict[type[Section], str]] = {
     ModelSettings: f"[models.{toml_text(DEMO_ID)}]",
     GroupSettings: "[groups.coding]",
 }
-# Examples of these are comments, as there may be no other machine, and no models to group.
+# The example has these tables as comments, as there may be no other machine, and no models to
+# group.
 _NOT_IN_FORCE: Final = (HostSettings, GroupSettings)
 
 
 def example() -> str:
-    """A valid file in TOML, which serves the embedded model with all defaults."""
+    """A valid configuration file in TOML, which serves the demo model with all defaults."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -53,8 +55,8 @@ def _keys(section: type[Section]) -> Iterator[str]:
 
 
 def _assignment(definition: KeyDefinition) -> str:
-    """The line of a key: its default, or an example if it has none. The example is a comment unless
-    the key is required.
+    """The line of a key, with its default. A key without a default has its example, as a comment
+    unless the key is required.
     """
     if definition.default is not None:
         return f"{definition.name} = {written_value(definition.default)}"
@@ -69,12 +71,14 @@ def _comment(text: str) -> Iterable[str]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema, of draft 2020-12. It can't express rules between keys."""
+    """The JSON schema of the configuration file, of draft 2020-12. A schema can't express rules
+    between keys.
+    """
     _, tables = msgspec.json.schema_components([Settings], ref_template="#/$defs/{name}")
     tables = _as_toml(tables)
     top = tables.pop(Settings.__name__)
     del top["properties"]["discovery"]
-    # A name of a key may also be the id of a model.
+    # The name of a key in [models] may also be the id of a model.
     top["properties"][MODELS]["properties"] = {
         name: {"anyOf": [key, {"$ref": f"#/$defs/{ModelSettings.__name__}"}]}
         for name, key in tables.pop("DiscoverySettings")["properties"].items()
@@ -88,7 +92,7 @@ def schema() -> dict[str, Any]:
 
 
 def _as_toml(schema: Any) -> Any:
-    """The schema for the values of a file: TOML has no null, and times may be text."""
+    """`schema` with the values that TOML has: no null, and text as well as numbers for times."""
     match schema:
         case {"anyOf": [only, {"type": "null"}], **said}:
             said.pop("default", None)
@@ -104,7 +108,7 @@ def _as_toml(schema: Any) -> Any:
 
 
 def key_tables() -> Iterator[str]:
-    """Lines of Markdown, with a table for each table of the file."""
+    """Lines of Markdown, with a Markdown table for each table of the configuration file."""
     for heading, section in HEADINGS.items():
         yield from (f"### `{heading}`", "", about(section), "")
         yield "| key | default | meaning | expected | a reload |"

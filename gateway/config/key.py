@@ -1,7 +1,7 @@
-"""A key of the configuration beside its name and type: bounds for msgspec, and words for people.
+"""The description of a configuration key: bounds for msgspec, and words for people.
 
-`text`, `whole` and so on make the last annotation of a setting's type. All floats are times, which
-a file may also write as text with a unit.
+The functions `text`, `whole` and so on make the last annotation of a setting's type. A setting that
+is a float is a time in seconds; a file may also write a time as text with a unit.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from gateway.system.notation import (
     parse_time,
 )
 
-# Ten years: with longer times the dates of the end would be out of range.
+# Ten years: the date at which a longer time ends could be out of range.
 _LONGEST_S: Final = 315_360_000.0
 _LARGEST: Final = (1 << 31) - 1
-# Every reader of JSON keeps integers up to this one exactly.
+# The largest integer that every reader of JSON keeps exactly.
 _LARGEST_EXACT: Final = (1 << 53) - 1
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _AT_ELEMENT: Final = re.compile(r" - at `\$\[(\d+)\][^`]*`$")
 
 # A path can't have a NUL, and a name should not.
 Text: TypeAlias = Annotated[str, Meta(pattern="^[^\\u0000]*$")]
-# Bytes, or text with a unit.
+# A number of bytes, or text with a unit.
 Size: TypeAlias = (
     Annotated[int, Meta(ge=0, le=LARGEST_BYTES)]
     | Annotated[str, Meta(pattern=rf"^\s*({SIZE_PATTERN})\s*$")]
@@ -47,7 +47,9 @@ Budget: TypeAlias = (
 
 
 class UnexpectedError(ValueError):
-    """A value that its key doesn't accept; `index` is its place in a list."""
+    """A key doesn't accept `value`. `index` is the index of `value` in a list; None: the value is
+    no element of a list.
+    """
 
     def __init__(self, value: object, index: int | None = None) -> None:
         super().__init__(value)
@@ -58,9 +60,10 @@ class UnexpectedError(ValueError):
 class Key(Struct, frozen=True):
     """The description of a key: its meaning, and the values that it accepts.
 
-    `example` is a value, for keys whose default is empty or None; `unset` says what None means.
-    With `restart` the running gateway can't apply a new value. `prepare` converts the file's value
-    to the setting's, and raises ValueError for mistakes that types, bounds and patterns don't find.
+    `example` is a valid value, given if the default is empty or None. `unset` says what None means.
+    `restart`: the running gateway can't apply a new value. `prepare` converts the value in the file
+    to the value of the setting. It raises ValueError for mistakes that types, bounds and patterns
+    don't find.
     """
 
     about: str
@@ -77,32 +80,32 @@ class Key(Struct, frozen=True):
 
 
 def text(about: str, what: str, **said: Any) -> Meta:
-    """For a `Text`; `what` describes its values."""
+    """The annotation of a `Text`. `what` describes the accepted values."""
     return _meta(Key(about, what, **said))
 
 
 def texts(about: str, what: str, **said: Any) -> Meta:
-    """For a tuple of `Text`."""
+    """The annotation of a tuple of `Text`. `what` describes the elements."""
     return _meta(Key(about, f"a list of {what}", **said))
 
 
 def switch(about: str, **said: Any) -> Meta:
-    """For a bool."""
+    """The annotation of a bool."""
     return _meta(Key(about, "true or false", **said))
 
 
 def whole(about: str, least: int = 0, most: int = _LARGEST, **said: Any) -> Meta:
-    """For an int."""
+    """The annotation of an int."""
     return _meta(Key(about, f"a whole number from {least} to {most}", **said), ge=least, le=most)
 
 
 def choice(about: str, *values: int | str, **said: Any) -> Meta:
-    """For a Literal with these values."""
+    """The annotation of a Literal with these values."""
     return _meta(Key(about, " or ".join(map(toml_value, values)), **said))
 
 
 def time(about: str, least_s: float = 0.0, zero: str | None = None, **said: Any) -> Meta:
-    """For a float, in seconds; `zero` says what 0 means."""
+    """The annotation of a float, in seconds. `zero` says what 0 means, if it isn't a time."""
     expected = f'a time of {least_s:g} s to 10 years, as 30, "30s" or "5m"'
     if zero is not None:
         expected += f", or 0 for {zero}"
@@ -110,24 +113,24 @@ def time(about: str, least_s: float = 0.0, zero: str | None = None, **said: Any)
 
 
 def byte_size(about: str, **said: Any) -> Meta:
-    """For a `Size`."""
+    """The annotation of a `Size`."""
     return _meta(Key(about, 'bytes, or a size as "2GB"', prepare=_check_size, **said))
 
 
 def memory_budget(about: str, **said: Any) -> Meta:
-    """For a `Budget`."""
+    """The annotation of a `Budget`."""
     expected = '"auto", bytes above 0, a size as "12GB", or a share of the memory as "75%"'
     return _meta(Key(about, expected, prepare=_check_budget, **said))
 
 
 def arguments(about: str, **said: Any) -> Meta:
-    """For a dict, whose names and values are passed on unchecked."""
+    """The annotation of a dict. Its names and values are not checked, but must be JSON."""
     expected = "a table, as { enable_thinking = false }"
     return _meta(Key(about, expected, prepare=_check_json, **said))
 
 
 def rank_places(about: str, most: int, **said: Any) -> Meta:
-    """For a tuple of `RankPlace`."""
+    """The annotation of a tuple of `RankPlace`, with at most `most` elements."""
     expected = (
         'a list of ranks such as [{ host = "local" }, { host = "studio2", interfaces = '
         '["10.0.0.2"] }]'
@@ -145,16 +148,16 @@ def _meta(key: Key, **bounds: Any) -> Meta:
 
 
 def key_of(annotation: Any) -> Key:
-    """The key in the last annotation of a type."""
+    """The `Key` in the last annotation of a setting's type."""
     key: Key = annotation.__metadata__[-1].extra["key"]
     return key
 
 
 def read_value(annotation: Any, value: object) -> Any:
-    """A setting's value from that of TOML, a flag or a variable.
+    """Make the value of a setting from the value in TOML, in a flag or in a variable.
 
     Raises:
-        UnexpectedError: the key doesn't accept it.
+        UnexpectedError: the key doesn't accept `value`.
     """
     prepare = key_of(annotation).prepare
     try:
@@ -166,7 +169,7 @@ def read_value(annotation: Any, value: object) -> Any:
 
 
 def written_value(value: Any) -> str:
-    """A setting's value in TOML, from which `read_value` makes the same value."""
+    """The value of a setting, written in TOML. `read_value` makes the same value from it."""
     if not isinstance(value, float):
         return toml_value(msgspec.to_builtins(value))
     if (text := format_time(value)) is not None:
@@ -184,7 +187,7 @@ def _check_size(value: Any) -> Any:
 
 
 def _check_budget(value: Any) -> Any:
-    # Of the largest total even the smallest share that can be written is more than 0.
+    # With the largest total, even the smallest share that can be written is above 0 bytes.
     if value != "auto" and not parse_size(value, LARGEST_BYTES):
         raise ValueError("nothing")
     return value
@@ -197,7 +200,7 @@ def _check_json(value: Any) -> Any:
 
 
 def _is_json(value: object) -> bool:
-    """Whether JSON has such values: not dates, times and infinities."""
+    """Whether JSON can express this value: not dates, times, infinities and very large integers."""
     match value:
         case dict():
             return all(map(_is_json, value.values()))
@@ -212,7 +215,7 @@ def _is_json(value: object) -> bool:
 
 
 def toml_value(value: object) -> str:
-    """Texts, numbers, truth values, lists and tables in one line of TOML."""
+    """A text, number, truth value, list or table, written in one line of TOML."""
     match value:
         case dict() if value:
             pairs = (f"{toml_key(name)} = {toml_value(each)}" for name, each in value.items())
@@ -228,14 +231,14 @@ def toml_value(value: object) -> str:
 
 
 def toml_text(text: str) -> str:
-    """A string in TOML. TOML has all escapes of JSON, and needs one for DEL, too."""
+    """A string, written in TOML. TOML has all escapes of JSON, and needs one for DEL, too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_key(name: str) -> str:
-    """A key in TOML, in quotes if it needs them."""
+    """The name of a key, written in TOML: in quotes if the name needs them."""
     return name if _BARE.fullmatch(name) else toml_text(name)
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the file's tables. The docstring of a table is its description in documents."""
+    """Base class of the file's tables. Documents describe a table by the docstring of its class."""

@@ -1,6 +1,6 @@
-"""A configuration's tables, the sources of their values, and mistakes in them.
+"""The tables of a configuration, the sources of their values, and mistakes in the values.
 
-The values of the environment replace those of the file, and those of flags replace both.
+An environment variable overrides the file, and a flag overrides both.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from gateway.system.notation import nearest
 
 
 class ValueSource(Struct, frozen=True):
-    """The source of a value. `name` is a file, a variable or a flag; `line` is that of a file, from
-    1 on.
+    """The source of a value. `name` is the name of a file, a variable or a flag. `line` is the
+    number of a line in the file; the first line is 1.
     """
 
     kind: Literal["default", "file", "environment", "flag"]
@@ -44,8 +44,8 @@ class ValueSource(Struct, frozen=True):
 
 
 class Mistake(Struct, frozen=True):
-    """A mistake in the configuration. `key` is empty if it isn't known, as in a file that isn't
-    TOML.
+    """A mistake in the configuration. `key` is empty if the mistake can't be traced to a key, as in
+    a file that isn't TOML.
     """
 
     source: ValueSource
@@ -66,14 +66,14 @@ class ConfigError(Exception):
 
 
 _SHOWN_CHARACTERS: Final = 40
-# The table of each key.
+# For each key the heading of its table.
 _HOMES: Final = {
     name: heading for heading, section in HEADINGS.items() for name in keys_of(section)
 }
 
 
 def sentence(message: str) -> str:
-    """A message with a full stop, as it stands behind its key."""
+    """The message with a full stop at its end, unless it has one or a question mark."""
     return message if message.endswith((".", "?")) else f"{message}."
 
 
@@ -90,7 +90,9 @@ def unexpected(key: Key, value: object) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message for an unknown "table" or "key", with the likeliest known name."""
+    """The message for the unknown name of a "table" or a "key", as `what` says. The message names
+    the likeliest known name, or all known names.
+    """
     if name in _HOMES:
         return f"unknown here; it is a key of {_HOMES[name]}"
     if found := nearest(name, known):
@@ -101,7 +103,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in TOML, shortened."""
+    """A value as TOML writes it, shortened."""
     match value:
         case str():
             shown = toml_text(value)
@@ -119,8 +121,8 @@ def _shown(value: object) -> str:
 
 
 def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, ValueSource | None]:
-    """The configuration file, and the flag or variable that names it. None: it is the platform's
-    default, and need not exist.
+    """The configuration file, and the flag or variable that names the file. None: no flag or
+    variable does. The file is then the platform's default file, and need not exist.
     """
     if flags.config is not None:
         return flags.config, ValueSource("flag", "--config")
@@ -130,10 +132,10 @@ def chosen_file(flags: Flags, environment: Mapping[str, str]) -> tuple[Path, Val
 
 
 class Layers:
-    """All values that are given, unchecked, and where each comes from.
+    """All values that are given, unchecked, and the source of each value.
 
-    `file` is None if none was read, and `digest` is a hash of its content. `left_out` has its lines
-    that can't be read.
+    `file` is the file that was read, or None. `digest` is the hash of its content. `left_out` has
+    the lines of the file that aren't TOML.
     """
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
@@ -159,7 +161,9 @@ class Layers:
             self._add_model(text)
 
     def source(self, place: Place) -> ValueSource:
-        """The source of the value at `place`, or else of the table that it belongs to."""
+        """The source of the value at `place`: the flag or variable that gave the value or its
+        table. Otherwise it is the file, with the line of the value, or of its table.
+        """
         for length in range(len(place), 0, -1):
             if origin := self._origins.get(place[:length]):
                 return origin
@@ -183,7 +187,7 @@ class Layers:
         return document
 
     def _overlay(self, origin: ValueSource, table: str, key: str, value: object) -> None:
-        """Replace a value of the file by one of the command line or the environment."""
+        """Put `value`, of a flag or variable, in place of the file's value, unless it is None."""
         if value is None:
             return
         section = self.tables.setdefault(table, {})

@@ -1,7 +1,7 @@
 """Rules between the configuration and the machine: whether folders, keys and certificates exist.
 
-Disks may not answer, so all paths are checked at once, with a deadline. Each rule yields the places
-of mistakes, with messages. Blocks.
+A disk may not answer, so all paths of a rule are checked at once, with a deadline. Each rule yields
+the place of each mistake in the configuration, with a message. The rules block.
 """
 
 from __future__ import annotations
@@ -26,25 +26,29 @@ from gateway.system.state_file import read_secret
 from gateway.system.tls import check, ends_soon
 from protocol.model_files import read_config, undivided
 
-# For all paths together, as they are checked at once. A disk that sleeps takes seconds.
+# The deadline of all paths that are checked at once. A disk that sleeps takes seconds to answer.
 _ANSWER_S: Final = 10.0
 
 
 class Sought(NamedTuple):
-    """A file or folder at `path`; `what` is the name of its key."""
+    """The check of a file or folder at `path`. `what` tells apart checks of the same path; mostly
+    it is the name of the key that has the path.
+    """
 
     what: str
     path: str
 
 
 class Places:
-    """Checks many paths at once."""
+    """Checks many paths at once. A check that hangs isn't begun a second time."""
 
     def __init__(self) -> None:
         self._inquiries: Inquiries[Sought, str] = Inquiries()
 
     def locate(self, looks: Mapping[Sought, Callable[[], str]]) -> dict[Sought, str | ValueError]:
-        """The result of each look, or an error with a sentence for the operator."""
+        """Call all functions in `looks`, each on a thread. Return the result of each, or an error
+        with a text for the operator.
+        """
         for sought, look in looks.items():
             self._inquiries.ask(sought, look, f"locate {sought.path}")
         return {sought: self._answer(sought) for sought in looks}
@@ -66,7 +70,7 @@ class Places:
 
 
 def picture_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """Mistakes in the folders of pictures whose paths are absolute."""
+    """Mistakes in `gateway.image_folders`."""
     yield from _complaints(
         places,
         [
@@ -76,7 +80,7 @@ def picture_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
                 functools.partial(find_pictures, folder),
             )
             for index, folder in enumerate(settings.gateway.image_folders)
-            # `rules` has yielded the others already.
+            # `gateway.config.rules` reports paths that aren't absolute.
             if expand_home(folder).is_absolute()
         ],
     )
@@ -93,7 +97,7 @@ def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, 
                 functools.partial(_read_key, host.key_file),
             )
             for name, host in settings.hosts.items()
-            # A missing key was yielded already.
+            # A missing `key_file` is reported elsewhere.
             if host.key_file
         ],
     )
@@ -102,8 +106,9 @@ def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, 
 def heads_complaints(
     settings: Settings, folders: Mapping[str, str], places: Places
 ) -> Iterator[tuple[Place, str]]:
-    """Mistakes in the ranks of the models in `folders`, which were found. For other models the load
-    reports them.
+    """Mistakes in models with a number of ranks that can't share the attention heads. `folders`
+    maps the ids of models to their folders or repositories. If the files of a model can't be read
+    now, the load of the model reports the mistake.
     """
     looks: list[tuple[Place, Sought, Callable[[], str]]] = []
     for model_id, located in folders.items():
@@ -126,7 +131,7 @@ def _complaints(
 
 
 def _read_key(path: str) -> str:
-    """Raises: ValueError."""
+    """Raises: ValueError: the key file can't be used."""
     file = expand_home(path)
     try:
         read_secret(file)
@@ -142,7 +147,7 @@ def _read_key(path: str) -> str:
 
 
 def _check_heads(located: str, size: int) -> str:
-    """Raises: ValueError."""
+    """Raises: ValueError: `size` ranks can't share the model's attention heads."""
     try:
         config = read_config(find_folder(located))
     except (OSError, ValueError):
@@ -172,7 +177,7 @@ def tls_files(settings: GatewaySettings) -> tuple[Path, Path] | None:
 
 
 def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """Mistakes in keys and certificates that an open port needs."""
+    """Mistakes in what a gateway needs if other machines reach it: API keys and certificates."""
     gateway = settings.gateway
     if exposed(gateway) and not has_keys(gateway):
         yield (
@@ -203,7 +208,7 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
 
 
 def network_cautions(settings: GatewaySettings) -> Iterator[str]:
-    """Warnings about a configuration without mistakes."""
+    """Warnings about the network settings of a configuration without mistakes."""
     files = tls_files(settings)
     if files is None:
         if exposed(settings):
@@ -217,8 +222,8 @@ def network_cautions(settings: GatewaySettings) -> Iterator[str]:
 
 
 def first_key(settings: GatewaySettings) -> str:
-    """The command that makes the first key. It names the state folder if the configuration does, as
-    the command doesn't read that.
+    """The command that makes the first API key. If the configuration sets the state folder, the
+    command names that folder, as `bulkhead key add` doesn't read the configuration.
     """
     command = "bulkhead key add NAME"
     if settings.state_dir is not None:
@@ -227,8 +232,8 @@ def first_key(settings: GatewaySettings) -> str:
 
 
 def has_keys(settings: GatewaySettings) -> bool:
-    """Whether requests need a key. Revoked keys are enough for that. A file that can't be read
-    counts as one with keys, as the start reports it and ends.
+    """Whether requests need an API key. They do if the key file has keys, revoked keys included. A
+    key file that can't be read counts as a file with keys: the gateway's start fails on it anyway.
     """
     try:
         return bool(KeyFile(StateDir.at(settings.state_dir).keys_path).read())

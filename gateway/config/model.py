@@ -13,8 +13,9 @@ from gateway.config.settings import Settings
 
 
 class Group(Struct, frozen=True):
-    """With `together` a load of one model loads all. With `swap` only one is loaded at a time. With
-    `reserve` other models' loads leave room for all of them, or with `swap` for the largest.
+    """A group of models. `together`: a load of one member loads all. `swap`: only one member is
+    loaded at a time. `reserve`: loads of other models leave room for all members, or with `swap`
+    for the largest member.
     """
 
     name: str
@@ -37,11 +38,11 @@ class Groups:
         self._reserved = frozenset(name for each in self.reserving for name in each.models)
 
     def companions(self, model_id: str) -> frozenset[str]:
-        """The other models that are loaded with this one."""
+        """The other models that are loaded together with this one."""
         return self._companions.get(model_id, frozenset())
 
     def companions_of(self, model_ids: Iterable[str]) -> frozenset[str]:
-        """All models that are loaded with one of these."""
+        """The companions of all of these models."""
         return frozenset().union(*map(self.companions, model_ids))
 
     def rivals(self, model_ids: Iterable[str]) -> frozenset[str]:
@@ -49,7 +50,7 @@ class Groups:
         return frozenset().union(*(self._rivals.get(each, ()) for each in model_ids))
 
     def reserved(self, model_id: str) -> bool:
-        """Whether room is kept for a model while it isn't loaded."""
+        """Whether room is kept for this model while it isn't loaded."""
         return model_id in self._reserved
 
     def between(self, model_id: str, other_id: str) -> Group | None:
@@ -58,8 +59,8 @@ class Groups:
         return next(both, None)
 
     def concerned(self, model_id: str) -> frozenset[str]:
-        """The other models whose floors count in the decision on a load of this one: those that are
-        loaded with it, and all for which room is kept.
+        """The other models whose floors count in the decision on a load of this one: its
+        companions, and all models for which room is kept.
         """
         return (self.companions(model_id) | self._reserved) - {model_id}
 
@@ -77,7 +78,7 @@ def kept_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -
     """The bytes that a group with `reserve` keeps free, beside the memory of the members that are
     `present`.
 
-    `floors` are those of the members that are known; nothing is kept for the others.
+    `floors` has the known floors by ids of models. Nothing is kept for members without one.
     """
     if group.swap:
         there = (floors.get(each, 0) for each in group.models if each in present)
@@ -91,7 +92,7 @@ def label_of(group: Group) -> str:
     return f"groups.{group.name}"
 
 
-# The keys that a worker gets at its load, beside the places of files.
+# The keys that a worker gets only at its load. It gets the folders of files at its load, too.
 _TOLD_AT_LOAD: Final = (
     "python",
     "context_tokens",
@@ -118,7 +119,7 @@ class Model(Struct, frozen=True):
 
     @property
     def draft_tokens(self) -> int:
-        """The number of tokens that are guessed at a time; 0 without a draft model."""
+        """The number of tokens that the draft model guesses at a time; 0 without a draft model."""
         return 0 if self.draft is None else self.settings.draft_tokens
 
     @property
@@ -130,7 +131,7 @@ class Model(Struct, frozen=True):
         return {name: repr(value) for name, value in told.items()}
 
     def same_for_workers(self, other: Model) -> bool:
-        """Whether a worker of this model can serve the other as well."""
+        """Whether a worker that has loaded this model can serve `other` as well."""
         return self.told == other.told
 
 

@@ -19,7 +19,7 @@ from protocol.model_files import read_file
 DEMO_ID: Final = "demo"
 DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
 
-# What mlx-lm's `load_adapters` opens.
+# The files that mlx-lm's `load_adapters` opens.
 _ADAPTER_FILES: Final = ("adapter_config.json", "adapters.safetensors")
 
 _LONGEST_REVISION: Final = 256
@@ -28,8 +28,8 @@ _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class NotThereError(ValueError):
-    """A folder or repository is missing, and may exist later: then a worker loads it from `place`.
-    The text is a sentence that says what is missing, and what to do.
+    """A folder or repository is missing, and may exist later. `place` is the folder or repository
+    that a worker would then load. The text is a sentence that says what is missing.
     """
 
     def __init__(self, message: str, place: str) -> None:
@@ -38,9 +38,9 @@ class NotThereError(ValueError):
 
 
 def model_from_flag(text: str) -> tuple[str, str]:
-    """(id, folder or repository) of `PATH_OR_REPO[=ID]`.
+    """Split the value of --model, `PATH_OR_REPO[=ID]`, into the id and the folder or repository.
 
-    An existing folder is taken as a whole, even if its name contains `=`.
+    If the whole value is the path of a folder that exists, an `=` in it belongs to the path.
     """
     source, separator, model_id = text.rpartition("=")
     if not separator or _is_folder(text):
@@ -51,30 +51,30 @@ def model_from_flag(text: str) -> tuple[str, str]:
 def _default_id(source: str) -> str:
     if _REPOSITORY.fullmatch(source) and not _is_folder(source):
         return source.rpartition("/")[2]
-    # Links are not resolved, as a link has a name of its own.
+    # A link is not resolved, as its own name becomes the id.
     return Path(os.path.abspath(expand_home(source))).name  # noqa: PTH100
 
 
 def expand_home(path: str) -> Path:
-    """The path without its `~`; with an unknown user it stays as it is."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - unlike Path's this one never raises.
+    """The path with the home folder in place of `~`. The `~NAME` of an unknown account stays."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser may raise.
 
 
 def _is_folder(text: str) -> bool:
     try:
         return Path(text).is_dir()
     except OSError:
-        return False  # Too long for a name, for one.
+        return False  # For example, the text is too long for a path.
 
 
 def locate(source: str) -> str:
-    """The absolute folder, or the repository in the Hugging Face cache, that a worker loads. A path
-    on a disk that isn't mounted, or that the system denies, is accepted unseen: it may be readable
-    later, and its load reports what is wrong.
+    """The absolute folder, or the repository in the Hugging Face cache, that a worker loads. If the
+    disk of a path isn't mounted, or the system denies the path, it is accepted without a look. It
+    may become readable later; if not, the load of the model reports the cause.
 
     Raises:
         ValueError: with a sentence that says what is wrong, and what to do. It is a NotThereError
-            if there is nothing by that name.
+            if no folder or repository has the name `source`.
     """
     if not source.strip():
         raise ValueError("It is empty: name a model's folder or a repository.")
@@ -89,7 +89,7 @@ def locate(source: str) -> str:
         return str(folder.resolve())
     if folder.is_absolute() and not_yet(folder):
         return str(folder)
-    if os.path.exists(folder):  # noqa: PTH110 - unlike Path's this one never raises.
+    if os.path.exists(folder):  # noqa: PTH110 - Path.exists may raise.
         raise ValueError(
             f"{source} is a file: name the folder that holds config.json and the weights."
         )
@@ -111,10 +111,11 @@ def not_yet(path: Path) -> bool:
 
 
 def check_holds_model(located: str) -> None:
-    """Check that a located model has a config.json.
+    """Check that a model that `locate` found has a config.json. A model that may be readable later
+    passes.
 
     Raises:
-        NotThereError: it has none.
+        NotThereError: the model has no config.json, or the repository no revision `main`.
     """
     try:
         folder = find_folder(located)
@@ -127,13 +128,13 @@ def check_holds_model(located: str) -> None:
             located,
         ) from None
     config = folder / "config.json"
-    if not os.path.isfile(config) and not not_yet(config):  # noqa: PTH113 - this one never raises.
+    if not os.path.isfile(config) and not not_yet(config):  # noqa: PTH113 - Path.is_file may raise.
         raise NotThereError(f"{folder} holds no model: there is no config.json.", located)
 
 
 def check_allowed(located: str, allowed: Iterable[str]) -> None:
-    """Check that a located model is in one of the allowed folders, or a repository that matches. If
-    `allowed` is empty, every model is.
+    """Check that a model that `locate` found is in an allowed folder, or is a repository that
+    matches an allowed pattern. If `allowed` is empty, every model is allowed.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -154,7 +155,8 @@ def find_model(path: str, allowed: Iterable[str]) -> str:
     """The folder or repository that a worker loads as a model.
 
     Raises:
-        ValueError: with a sentence for the operator.
+        ValueError: with a sentence for the operator. It is a NotThereError if the model is missing,
+            and would be allowed.
     """
     try:
         located = locate(path)
@@ -186,7 +188,7 @@ def find_draft(path: str, allowed: Iterable[str]) -> str:
 
 
 def find_adapter(path: str, allowed: Iterable[str]) -> str:
-    """The absolute folder of an adapter, which must be allowed as a model must.
+    """The absolute folder of an adapter. An adapter that can be read must be in an allowed folder.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -202,7 +204,7 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
     if not _is_folder(str(folder)):
         raise NotThereError(f"There is no adapter's folder {path}.", str(folder.absolute()))
     for name in _ADAPTER_FILES:
-        if not os.path.isfile(folder / name):  # noqa: PTH113 - this one never raises.
+        if not os.path.isfile(folder / name):  # noqa: PTH113 - Path.is_file may raise.
             raise NotThereError(
                 f"{path} holds no adapter: there is no {name}.", str(folder.absolute())
             )
@@ -210,7 +212,7 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
 
 
 def find_pictures(path: str) -> str:
-    """A folder in which requests may name pictures.
+    """The folder at `path`, in which requests may name pictures.
 
     Raises:
         ValueError: with a sentence for the operator.
@@ -222,10 +224,11 @@ def find_pictures(path: str) -> str:
 
 
 def find_folder(located: str) -> Path:
-    """The folder of a model that `locate` found: for a repository that of the revision `main`.
+    """The folder of a model that `locate` found. For a repository it is the folder of the revision
+    `main`.
 
     Raises:
-        OSError: the folder is gone.
+        OSError: the revision `main` of the repository can't be read.
     """
     folder = Path(located)
     if folder.is_absolute():
@@ -242,7 +245,9 @@ def find_folder(located: str) -> Path:
 
 
 def hugging_face_cache() -> Path:
-    """The cache as huggingface_hub finds it, which is too slow to import for this."""
+    """The folder of the Hugging Face cache, by the rules of huggingface_hub. An import of
+    huggingface_hub would take too long for this.
+    """
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -250,11 +255,11 @@ def hugging_face_cache() -> Path:
 
 
 def check_reach(located: str) -> None:
-    """Check that the files of a located model can be read. Blocks as long as the disk takes.
+    """Check that a model that `locate` found can be read. Blocks as long as the disk takes.
 
     Raises:
-        AwayError: their disk isn't mounted.
-        DeniedError: the system denies them to this program.
+        AwayError: the model's disk isn't mounted.
+        DeniedError: the system denies the model's files to this program.
     """
     folder = Path(located)
     if (absent := away(folder if folder.is_absolute() else hugging_face_cache())) is not None:

@@ -21,7 +21,7 @@ from gateway.config.key import (
 from gateway.config.model_folders import expand_home
 from protocol.life import RankBackend, RankSplit
 
-# The gateway's own machine.
+# The name of the gateway's own machine among the hosts.
 LOCAL: Final = "local"
 _Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 
@@ -156,7 +156,7 @@ class ModelSettings(Section, frozen=True):
 
     @property
     def places(self) -> tuple[RankPlace, ...]:
-        """The places of all its ranks."""
+        """The place of each rank of the model, rank 0 first."""
         return self.ranks or (RankPlace(LOCAL),) * self.local
 
     @property
@@ -165,7 +165,7 @@ class ModelSettings(Section, frozen=True):
 
     @property
     def interpreter(self) -> str | None:
-        """`python` without its `~`."""
+        """`python`, with the home folder in place of `~`."""
         return None if self.python is None else str(expand_home(self.python))
 
 

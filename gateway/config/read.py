@@ -36,7 +36,7 @@ from gateway.config.settings import DiscoverySettings, Flags, Settings
 from gateway.config.tables import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
 from gateway.config.toml_file import Place
 
-# The functions that find the folders that keys of models name.
+# For each key of a model that names a folder: the function that finds the folder.
 _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
     "path": find_model,
     "adapter": find_adapter,
@@ -45,8 +45,8 @@ _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
 
 
 class Located(msgspec.Struct, frozen=True):
-    """The absolute folders that a worker loads, by the names of the keys. `path` may be a
-    repository in the Hugging Face cache.
+    """The absolute folders that a worker loads for the keys `path`, `adapter` and `draft_model`.
+    `path` may also be a repository in the Hugging Face cache.
     """
 
     path: str
@@ -57,10 +57,11 @@ class Located(msgspec.Struct, frozen=True):
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration without mistakes, and the sources of its values.
 
-    `file` is the one that was read, and `digest` is a hash of its content. `located` has the
-    folders that workers load, by ids of models, and `absent` those that are missing, also by ids:
-    these models are served once the folders exist. `sources` has the keys that were given, as the
-    others have their defaults. `discovered` are the models without a table.
+    `file` is the file that was read, or None, and `digest` is a hash of its content. `located` maps
+    the id of each model to its folders. `absent` maps the id of each model with a missing folder to
+    a mistake that says so; such a model is served once the folder exists. `sources` maps the place
+    of each key that was given to the source of its value; other keys have their defaults.
+    `discovered` has the ids of models that were found on a disk and have no table.
     """
 
     settings: Settings
@@ -76,9 +77,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
-    """The settings in force: flags go before the environment, and that before the file.
-
-    Whether the models exist is not checked.
+    """The settings in force. A flag overrides an environment variable, and a variable overrides the
+    file. Whether the models exist is not checked.
 
     Raises:
         ConfigError: with all mistakes.
@@ -90,8 +90,8 @@ def read_settings(flags: Flags, environment: Mapping[str, str]) -> Settings:
 
 
 class DraftConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration with its mistakes. Wrong values are replaced by defaults, and models whose
-    path is wrong or missing are left out. `file` is None if none was read.
+    """A configuration with its mistakes. Defaults replace wrong values. Models whose `path` is
+    wrong or not given are left out. `file` is the file that was read, or None.
     """
 
     settings: Settings
@@ -101,7 +101,7 @@ class DraftConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_draft(flags: Flags, environment: Mapping[str, str]) -> DraftConfiguration:
-    """The valid part of a configuration. Whether the models exist is not checked."""
+    """Read the valid part of a configuration. Whether the models exist is not checked."""
     reading = _Reading(flags, environment)
     settings = reading.settings()
     return DraftConfiguration(
@@ -115,8 +115,9 @@ def read_draft(flags: Flags, environment: Mapping[str, str]) -> DraftConfigurati
 def read_configuration(
     flags: Flags, environment: Mapping[str, str], places: Places | None = None
 ) -> Configuration:
-    """The configuration with the folders of its models, at least one of which must exist, and the
-    sources of its values. A caller that reads it again passes the same `places`.
+    """Read the configuration, and find the folders of its models. At least one model must exist. A
+    caller that reads the configuration again passes the same `places`, so that a path that still
+    hangs isn't asked twice.
 
     Raises:
         ConfigError: with all mistakes.
@@ -142,13 +143,15 @@ def read_configuration(
 
 
 def raise_absent(absent: Iterable[Mistake]) -> None:
-    """Raises: ConfigError, if there are any."""
+    """Raise ConfigError with these mistakes if there are any."""
     if mistakes := list(absent):
         raise ConfigError(mistakes)
 
 
 def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]) -> None:
-    """Raises: ConfigError, if there are any. `found` are names of groups, with reasons."""
+    """Raise ConfigError if a group lacks room. `found` has the name of each such group, with the
+    reason.
+    """
     mistakes = []
     for name, why in found:
         place = (GROUPS, name, "models")
@@ -158,7 +161,7 @@ def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]
 
 
 class _Reading:
-    """Makes settings of tables, and collects the mistakes."""
+    """Makes settings of tables, and collects the mistakes. Call `settings` first, and only once."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         self.layers = Layers(flags, environment)
@@ -196,9 +199,8 @@ class _Reading:
         return settings
 
     def check_network(self, settings: Settings, places: Places) -> None:
-        """Check the keys and certificates that an open port needs."""
-        # An unknown key, or a line that can't be read, may be the reason why another key is
-        # missing.
+        """Check the API keys and certificates that a gateway needs if other machines reach it."""
+        # A TLS key may seem to be missing because its name is misspelt, or its line isn't TOML.
         unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
         judged = {each.key for each in self._mistakes}
         for place, message in network_complaints(settings, places):
@@ -211,7 +213,7 @@ class _Reading:
             self._complain(place, message)
 
     def locate_models(self, settings: Settings, places: Places) -> dict[str, Located]:
-        """Find the folders that workers load, without those of models whose path is wrong."""
+        """Find the folders of each model. Leave out models whose `path` is wrong."""
         sought = {
             (model_id, key): Sought(key, path)
             for model_id, model in settings.models.items()
@@ -244,17 +246,17 @@ class _Reading:
     def check_ranks(
         self, settings: Settings, located: Mapping[str, Located], places: Places
     ) -> None:
-        """Check the key files and heads that models of several ranks need."""
+        """Check the key files of hosts, and whether ranks can share the heads of their model."""
         folders = {model_id: each.path for model_id, each in located.items()}
         for place, message in key_complaints(settings, places):
             self._complain(place, message)
-        # The key `split` may be in a line that can't be read.
+        # The key `split` may be in a line that isn't TOML.
         if not any("split" in line for line in self.layers.left_out):
             for place, message in heads_complaints(settings, folders, places):
                 self._complain(place, message)
 
     def without_lost(self, settings: Settings) -> Settings:
-        """The settings without the models whose path isn't known."""
+        """The settings without the models whose `path` is wrong or not given."""
         models = {
             model_id: model
             for model_id, model in settings.models.items()
@@ -270,7 +272,7 @@ class _Reading:
         return sorted(self._mistakes, key=lambda each: each.source.line or 0)
 
     def count_absent(self) -> None:
-        """Missing models are mistakes if there are others, or if no model exists."""
+        """Count missing models among the mistakes."""
         self._mistakes += self.absent.values()
 
     def raise_mistakes(self) -> None:
@@ -278,7 +280,7 @@ class _Reading:
             raise ConfigError(self.mistakes)
 
     def _section(self, section: type[Section], table: Place, given: object) -> Section:
-        """The values of a table. A wrong value is a mistake, and its default is used."""
+        """The values of a table. A wrong value is a mistake, and the default replaces the value."""
         keys = keys_of(section)
         values = {name: each.assumed for name, each in keys.items()}
         if not isinstance(given, dict):
@@ -300,7 +302,7 @@ class _Reading:
         for name, definition in keys.items():
             if definition.required and name not in given:
                 self._wrong.add((*table, name))
-                # The key may be in a line that can't be read.
+                # The key may be in a line that isn't TOML.
                 if not any(name in line for line in self.layers.left_out):
                     self._complain((*table, name), missing(definition.key))
         return section(**values)
@@ -313,5 +315,5 @@ class _Reading:
 
 
 def _is_value(given: object) -> bool:
-    """Whether it is the value of a key, and not the table of a model."""
+    """Whether an entry of the table `models` is the value of a key, and not a model's table."""
     return given is not None and not isinstance(given, dict)

@@ -1,6 +1,6 @@
 """Rules between keys, which hold on every machine.
 
-Each rule yields the places of mistakes, with messages.
+Each rule yields the place of each mistake in the configuration, with a message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STEERING: Final = ("Cc", "Cs", "Zl", "Zp")
 
 
 def complaints(settings: Settings) -> Iterator[Complaint]:
-    """Mistakes in values that are valid one by one."""
+    """Mistakes in values that have the right type and keep their bounds."""
     yield from _host(settings)
     yield from _state_dir(settings)
     yield from _visitors(settings)
@@ -57,7 +57,7 @@ def _hosts(settings: Settings) -> Iterator[Complaint]:
                 f"{toml_text(name)} is no name of another host: 1 to 64 letters, digits or ._- "
                 f"that begin with a letter or digit, and not {toml_text(LOCAL)}, which is this one",
             )
-        # A missing key was reported already.
+        # A missing `url` or `fingerprint` is reported elsewhere.
         if host.url and not _AGENT.fullmatch(host.url):
             yield (
                 ("hosts", name, "url"),
@@ -105,7 +105,9 @@ def _state_dir(settings: Settings) -> Iterator[Complaint]:
 
 
 def _visitors(settings: Settings) -> Iterator[Complaint]:
-    """Hosts and origins have to be written as browsers send them: in lower case, without more."""
+    """Mistakes in allowed hosts and origins. They have to be written exactly as browsers send them,
+    in lower case.
+    """
     for index, host in enumerate(settings.gateway.allowed_hosts):
         if not _HOST_NAME.fullmatch(host):
             yield (
@@ -209,7 +211,9 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
 
 
 def _is_one_line(text: str) -> bool:
-    """Whether a text is one line, and can be encoded, unlike a folder's name that isn't UTF-8."""
+    """Whether a text is one line without control characters, and can be encoded. The name of a
+    folder can't be encoded if it isn't UTF-8.
+    """
     return not any(unicodedata.category(each) in _STEERING for each in text)
 
 
@@ -217,7 +221,7 @@ _KINDS = ("together", "swap", "reserve")
 
 
 def group_complaints(settings: Settings) -> Iterator[Complaint]:
-    """Mistakes in groups whose values are valid one by one."""
+    """Mistakes in groups whose values have the right types."""
     for name, group in settings.groups.items():
         yield from _members(name, group, settings)
         yield from _kinds(name, group, settings)
@@ -269,7 +273,9 @@ def _kinds(name: str, group: GroupSettings, settings: Settings) -> Iterator[Comp
 
 
 def _overlaps(settings: Settings) -> Iterator[Complaint]:
-    """A model may be in one group with together, in one with reserve, and in several with swap."""
+    """Mistakes in groups that share models. A model may be in one group with `together`, in one
+    with `reserve`, and in several with `swap`.
+    """
     names = list(settings.groups)
     for number, name in enumerate(names):
         group = settings.groups[name]

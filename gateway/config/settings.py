@@ -31,7 +31,7 @@ from gateway.system.notation import parse_size
 
 
 class Flags(Struct, frozen=True, kw_only=True):
-    """The flags of `serve`; None for those that are not given."""
+    """The flags of `bulkhead serve`; None: the flag isn't given."""
 
     config: Path | None = None
     host: str | None = None
@@ -170,18 +170,18 @@ class HubSettings(Section, frozen=True):
 
     @property
     def at(self) -> str | None:
-        """`folder` without its `~`."""
+        """`folder`, with the home folder in place of `~`."""
         return None if self.folder is None else str(expand_home(self.folder))
 
 
-# The value in `discover` that means the Hugging Face cache, wherever that is.
+# The value in `discover` that means the Hugging Face cache.
 HUGGING_FACE: Final = "huggingface"
 
 
 class DiscoverySettings(Section, frozen=True):
     """What holds for models that have no table of their own."""
 
-    # In the file these keys stand beside the tables of models, in the table that holds those.
+    # In the file these keys are in the table [models], beside the tables of models.
 
     discover: Annotated[
         tuple[Text, ...],
@@ -210,8 +210,8 @@ class QueueSettings(Section, frozen=True):
 class PromptCacheSettings(Section, frozen=True):
     """Computed prompts, kept for later ones with the same beginning."""
 
-    # Sizes are texts or numbers of the file. With the defaults, eight hours a day at the bound
-    # write 600 TB in five years, which makers of disks of 1 TB warrant.
+    # A size is kept as the text or number in the file. By default, eight hours a day at the bound
+    # write 600 TB in five years, for which makers of 1 TB disks give a warranty.
     disk: Annotated[
         Size,
         byte_size(
@@ -270,8 +270,8 @@ class MailboxSettings(Section, frozen=True):
 class MemorySettings(Section, frozen=True):
     """The memory of all workers together."""
 
-    # Sizes are texts or numbers of the file. A percentage is of the memory that models are in: the
-    # machine's, or a card's.
+    # A size is kept as the text or number in the file. A percentage is a share of the memory that
+    # models are in: the memory of the machine, or of a card.
     budget: Annotated[
         Budget,
         memory_budget(
@@ -302,7 +302,7 @@ class WorkersSettings(Section, frozen=True):
     """The processes that hold the models."""
 
     spare: Annotated[int, whole("Workers that have done their imports and wait for a model.")] = 1
-    # A time of 0 would leave none to load, or to make a step.
+    # Within a time of 0 no model could be loaded.
     load_timeout_s: Annotated[
         float, time("Longest time from a worker's start until the model answers.", least_s=0.1)
     ] = 600.0
@@ -324,7 +324,7 @@ class WorkersSettings(Section, frozen=True):
     stall_timeout_s: Annotated[
         float, time("A worker that has work and makes no step for so long is hung.", least_s=0.1)
     ] = 60.0
-    # No chunk can be shorter.
+    # No chunk of a prompt can take less time than `least_s`.
     prefill_stall_s: Annotated[
         float,
         time(

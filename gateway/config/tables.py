@@ -29,17 +29,19 @@ class KeyDefinition(Struct, frozen=True):
         return key_of(self.type)
 
     def read(self, value: object) -> Any:
-        """Raises: UnexpectedError."""
+        """Make the value of the setting. Raises: UnexpectedError: the key can't have `value`."""
         return read_value(self.type, value)
 
     @property
     def assumed(self) -> Any:
-        """The default; for a required key an empty value of its type."""
+        """The value in place of a wrong or missing value: the default, or for a required key an
+        empty value of its type.
+        """
         nothing = () if isinstance(self.key.example, tuple) else ""
         return nothing if self.required else self.default
 
     def shown(self, value: Any) -> str:
-        """A value in TOML, or words that say what no value means."""
+        """A value as TOML writes it. For None, the words that say what None means."""
         return str(self.key.unset) if value is None else written_value(value)
 
 
@@ -58,7 +60,7 @@ def keys_of(section: type[Section]) -> dict[str, KeyDefinition]:
 HOSTS: Final = "hosts"
 MODELS: Final = "models"
 GROUPS: Final = "groups"
-# Tables that hold tables by names.
+# Tables that hold further tables, whose names the user chooses.
 NAMED: Final[dict[str, type[Section]]] = {
     HOSTS: HostSettings,
     MODELS: ModelSettings,
@@ -68,7 +70,7 @@ NAMED: Final[dict[str, type[Section]]] = {
 SECTIONS: Final[dict[str, type[Section]]] = {
     each.name: each.type
     for each in msgspec.structs.fields(Settings)
-    # The keys of DiscoverySettings stand in the table of the models.
+    # The keys of DiscoverySettings are in the table [models].
     if each.name not in NAMED and each.type is not DiscoverySettings
 }
 TABLES: Final = (*SECTIONS, *NAMED)
@@ -88,7 +90,7 @@ def about(section: type[Section]) -> str:
 
 
 def tables_of(settings: Settings) -> Iterator[tuple[Place, Section]]:
-    """Every table with its place, in the order of the file."""
+    """Every table of the settings with its place, in the order of the file."""
     for name in SECTIONS:
         yield (name,), getattr(settings, name)
     for host, keys in settings.hosts.items():
@@ -101,7 +103,9 @@ def tables_of(settings: Settings) -> Iterator[tuple[Place, Section]]:
 
 
 def label(path: Iterable[str | int]) -> str:
-    """A place in the file as TOML has it: `models."a".aliases`, `gateway.port`."""
+    """A place in the file as TOML writes it: `models."a".aliases`, `gateway.port`. Indices of lists
+    are left out.
+    """
     parts = [each for each in path if isinstance(each, str)]
     return ".".join(
         # Ids are always quoted, as most of them have to be.
@@ -111,12 +115,13 @@ def label(path: Iterable[str | int]) -> str:
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """The changes that a new configuration makes. Keys are named as in the file, as `queue.depth`;
-    those of a model without its table.
+    """The changes that a new configuration makes. `added` and `removed` are ids of models.
+    `changed` has the names of changed keys by ids of models.
 
-    `live` keys can be applied while requests are served, `restart` ones only by the next start. A
-    group that has changed is one of the live keys. Models come in the order of the new settings,
-    `removed` ones in that of the old.
+    `live` and `restart` are other keys with their tables, as `queue.depth`. Live keys can be
+    applied while requests are served, restart keys only by the next start. A changed group is a
+    live key, a changed host a restart key. Models are in the order of the new settings; removed
+    models are in the order of the old settings.
     """
 
     added: tuple[str, ...] = ()
@@ -179,7 +184,7 @@ class Reloaded(Struct, frozen=True):
 
 
 class InForce:
-    """The settings in force. Code reads a setting here whenever it needs it, so that a reload takes
+    """Holds the settings in force. Code reads a setting here at each use, so that a reload takes
     effect at once.
     """
 

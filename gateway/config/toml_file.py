@@ -1,4 +1,4 @@
-"""TOML with the lines of its keys. The lines after an invalid one are still read."""
+"""Reads TOML, with the line of each key. The lines after an invalid line are still read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 
 class TomlDocument(Struct, frozen=True):
-    """`broken` has messages by lines. Those lines are blank in `text`, and kept in `left_out`."""
+    """A TOML text and its tables. `broken` maps the numbers of invalid lines to messages. Invalid
+    lines that could be left out are blank in `text`, and kept in `left_out`.
+    """
 
     text: str
     tables: dict[str, Any]
@@ -30,7 +32,7 @@ class TomlDocument(Struct, frozen=True):
 
 
 class UnreadableFileError(Exception):
-    """The file can't be read; the text is a sentence."""
+    """The file can't be read. The text says why, in a clause without a full stop."""
 
 
 def read_document(path: Path) -> TomlDocument:
@@ -42,7 +44,8 @@ def read_document(path: Path) -> TomlDocument:
     """
     try:
         mode = path.stat().st_mode
-        # Opening a pipe waits for a writer, and its text can be read only once, so not by a reload.
+        # A pipe is refused. To open a pipe may take for ever, and a reload could not read its text
+        # again. A folder is not refused here, as `open` reports folders.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
             raise UnreadableFileError(
                 "it is a pipe or a device: name a file, which can be read again"
@@ -65,8 +68,8 @@ def read_document(path: Path) -> TomlDocument:
 def parse(text: str) -> TomlDocument:
     """The tables of a text. Invalid lines are noted and left out.
 
-    After a mistake that concerns more than its line, as a list without an end, the lines that
-    follow can't be trusted, and there are no tables.
+    Some mistakes concern more than their line, as a list without an end. The lines after such a
+    mistake can't be trusted, so the result has no tables.
     """
     lines = text.split("\n")
     broken: dict[int, str] = {}
@@ -78,7 +81,7 @@ def parse(text: str) -> TomlDocument:
         except RecursionError:
             line, message = 1, "it is nested too deeply"
         except ValueError as error:
-            # An integer of thousands of digits is no TOMLDecodeError, and has no place.
+            # For an integer of thousands of digits, tomllib's error names no line.
             place = _PLACE.search(str(error))
             line = int(place[1]) if place is not None and place[1] else len(lines)
             message = _PLACE.sub("", str(error))
@@ -94,7 +97,9 @@ def parse(text: str) -> TomlDocument:
 
 
 def _begin(lines: list[str], end: int) -> int:
-    """The line where a mistake that shows at line `end` begins: the text before it is valid."""
+    """The line at which the invalid statement begins, if tomllib reports the mistake at line `end`.
+    All text before the returned line is valid.
+    """
     for well in range(end - 1, max(0, end - _LONGEST_STATEMENT), -1):
         if _parses("\n".join(lines[:well])):
             return well + 1
@@ -102,7 +107,9 @@ def _begin(lines: list[str], end: int) -> int:
 
 
 def _is_apart(lines: list[str], number: int, *, given_twice: bool) -> bool:
-    """Whether a line is invalid by itself, and is no part of a statement of several lines."""
+    """Whether a line is invalid by itself, and no part of a statement of several lines.
+    `given_twice`: the line is invalid because its key was given before.
+    """
     before, line, after = lines[: number - 1], lines[number - 1], lines[number:]
     if line.lstrip().startswith("[") or any(line.count(quotes) % 2 for quotes in _LONG_QUOTES):
         return False
@@ -112,7 +119,7 @@ def _is_apart(lines: list[str], number: int, *, given_twice: bool) -> bool:
         return False
     if _parses("\n".join(before)):
         return True
-    # The line is in the middle of a statement, and quotes in it may end that.
+    # The lines before are an unfinished statement. Long quotes in this line may end the statement.
     without = "\n".join([*before, "", *after])
     return not any(quotes in line for quotes in _LONG_QUOTES) and _parses(without)
 
@@ -132,10 +139,7 @@ _LANGUAGE: Final = Language(tree_sitter_toml.language())
 
 
 class Locations:
-    """The lines, from 1 on, of the places in a text that is valid TOML.
-
-    A place that the grammar doesn't find has the line of the table or list that it is in.
-    """
+    """The number of the line of each place in a valid TOML text; the first line is 1."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Place, int] = {}
@@ -151,7 +155,9 @@ class Locations:
                     self._note_pair(table, pair)
 
     def line(self, place: Place) -> int | None:
-        """The first line of a place, or else of the table or list that it would be in."""
+        """The first line of a place. If the text lacks the place, the line of the nearest table or
+        list around it; None: the text has none of these.
+        """
         while place:
             if place in self._lines:
                 return self._lines[place]

@@ -59,7 +59,9 @@ class Removed(Struct):
 
 
 class ServedModel(Struct, frozen=True):
-    """The state of a served model. A `loaded` one has a process; `failure` is its last trouble."""
+    """The state of a served model. `loaded`: the model has a process. `failure` says why the model
+    can't be served; None: nothing is wrong.
+    """
 
     state: str
     loaded: bool
@@ -67,13 +69,13 @@ class ServedModel(Struct, frozen=True):
 
 
 class Used(Struct, frozen=True):
-    """The last use of models: Unix times in seconds, by their sources."""
+    """The last use of each model. `at` maps the sources of models to Unix times in seconds."""
 
     at: dict[str, float]
 
 
 def with_configured(found: list[FoundModel], configuration: Configuration) -> list[FoundModel]:
-    """The found models, and those that only tables of the configuration name; blocks."""
+    """The found models, and further models that tables of the configuration name. Blocks."""
     known = {each.source for each in found}
     more = []
     for located in configuration.located.values():
@@ -94,7 +96,7 @@ def catalogue(
     served: Mapping[str, ServedModel],
     last_used_at: Mapping[str, float],
 ) -> list[ModelOnDisk]:
-    """All models, sorted by name. `served` are by ids, `last_used_at` by sources."""
+    """All models, sorted by name. `served` is by ids of models, `last_used_at` by sources."""
     entries = []
     for each in found:
         ids = tuple(k for k, v in configuration.located.items() if v.path == each.source)
@@ -122,7 +124,9 @@ def catalogue(
 
 
 def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
-    """The model with this id, repository or folder, or the only one whose source ends so."""
+    """The model with this id, repository or folder. Otherwise the only model with a source whose
+    last part is `name`. None: there is no such model.
+    """
     for each in entries:
         if name in each.ids or name in (each.source, each.path):
             return each
@@ -131,7 +135,7 @@ def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
 
 
 def unknown(entries: list[ModelOnDisk], name: str) -> str:
-    """The message for a name that no model has."""
+    """The message that no model has this name."""
     names = [each.name for each in entries]
     known = ", ".join(names) or "none"
     meant = suggestion(nearest_model(name, names))
@@ -144,7 +148,9 @@ def objection(
     served: Mapping[str, ServedModel],
     pulled: str | None,
 ) -> str | None:
-    """Why a model can't be removed, in a sentence; None if it can. `pulled` is its pull's id."""
+    """Why a model can't be removed, in a sentence; None: it can be removed. `pulled` is the id of
+    a running pull of the model, if there is one.
+    """
     if entry.source == str(DEMO_FOLDER):
         return "The demo model is a part of Bulkhead."
     if pulled is not None:
@@ -176,31 +182,34 @@ _ASIDE: Final = ".removing--"
 
 
 def put_aside(entry: ModelOnDisk) -> Path:
-    """Rename the folder, so that it is no model any more, as the removal itself takes time. Blocks.
+    """Rename the model's folder, so that no search finds it while its files are removed. Return the
+    renamed folder. Blocks.
 
     Raises:
-        ValueError: it is a link, or contains another model; the text is a sentence.
-        OSError: it can't be renamed.
+        ValueError: the folder is a link, or contains another model; the text is a sentence.
+        OSError: the folder can't be renamed.
     """
     folder = Path(entry.path)
-    if folder.is_symlink() and os.path.exists(folder):  # noqa: PTH110 - this one never raises.
+    if folder.is_symlink() and os.path.exists(folder):  # noqa: PTH110 - Path.exists may raise.
         raise ValueError(f"{folder} is a link to a folder elsewhere: remove that, or the link.")
     for parent, _, names in os.walk(folder):
         if Path(parent) != folder and "config.json" in names and entry.source.startswith("/"):
             raise ValueError(f"{folder} has another model in it, {parent}: remove it by hand.")
-    # The name of the folder may have the greatest length already.
+    # A hash, as the folder's own name may leave no room for a prefix.
     aside = folder.with_name(_ASIDE + hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16])
-    # It may be left from a removal that was interrupted.
+    # A removal that was interrupted may have left this folder.
     _delete(aside)
     folder.rename(aside)
     return aside
 
 
 def remove(aside: Path, entry: ModelOnDisk) -> None:
-    """Blocks for as long as the disk takes. Raises OSError."""
+    """Remove the files of a model that `put_aside` has renamed. Blocks for as long as the disk
+    takes. Raises OSError.
+    """
     _delete(aside)
     if not entry.source.startswith("/"):
-        # huggingface_hub's locks of its files.
+        # The locks that huggingface_hub has for the model's files.
         locks = aside.parent / ".locks" / Path(entry.path).name
         shutil.rmtree(locks, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -211,5 +220,5 @@ def _delete(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        # It may be something other than a folder.
+        # The path may be a link or a file.
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A model before it is loaded: a description from its files, and whether it will fit."""
+"""A model before its load: a description from the model's files, and whether it will fit."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 class Description(Struct, frozen=True):
     """A model by its files. `abilities` are text, tools, vision and embeddings; a load shows
-    whether it really has them. `context_tokens` is its own limit, null if it names none. `problem`
-    is why it isn't offered, null if it is.
+    whether the model really has them. `context_tokens` is the model's own limit, None if the files
+    name no limit. `problem` says why the model isn't offered, None if it is.
     """
 
     architecture: str | None
@@ -57,10 +57,12 @@ NOTHING: Final = Description(None, None, None, False, ())
 
 
 def describe(folder: Path) -> Description:
-    """Read the small files of a model; blocks. Errors become the `problem` of the description."""
+    """Describe a model by its small files. An error becomes the `problem` of the description.
+    Blocks.
+    """
     try:
         found = _whole(folder)
-        # Text that JSON can't have is no description.
+        # A description with text that JSON can't express becomes a problem, too.
         msgspec.json.encode(found)
         return found
     except Exception as error:
@@ -76,7 +78,7 @@ def _told(problem: str) -> str:
 
 
 def _whole(folder: Path) -> Description:
-    """Raises the exceptions of reading and of decoding."""
+    """The description of a model. Raises all exceptions of reading and of decoding."""
     try:
         config = read_config(folder)
     except (OSError, ValueError) as error:
@@ -108,7 +110,7 @@ def _described(folder: Path, config: dict[str, Any]) -> Description:
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
-    """The quantization, as mlx-community names it: 4bit, mxfp4, bf16."""
+    """The quantization, in the words of mlx-community: 4bit, mxfp4, bf16."""
     for key in ("quantization", "quantization_config"):
         if isinstance(given := config.get(key), dict):
             mode = given.get("mode")
@@ -142,7 +144,7 @@ def _template(folder: Path) -> str:
 
 
 def _missing(folder: Path) -> str | None:
-    """Why the files are incomplete: some are missing, or cut off. None if they are complete."""
+    """Why the model's files are incomplete: one is missing, or cut off. None: all are complete."""
     if not any((folder / each).is_file() for each in _TOKENIZERS):
         return "it is not whole: there is no tokenizer"
     weights = {each.name for each in folder.glob("model*.safetensors")}
@@ -165,7 +167,7 @@ def _missing(folder: Path) -> str | None:
 
 
 def _unknown(config: Mapping[str, Any]) -> str | None:
-    """Why no program here can load the model; None if one can."""
+    """Why neither mlx-lm nor mlx-embeddings loads the model here; None: one of them does."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "config.json names no model_type"
@@ -182,13 +184,15 @@ def _unknown(config: Mapping[str, Any]) -> str | None:
 
 @functools.cache
 def _architectures() -> frozenset[str]:
-    """The architectures of mlx-lm, by its files, as an import of it would import MLX."""
+    """The architectures that mlx-lm knows. They are read from the files of mlx-lm, as an import
+    would import MLX.
+    """
     found = find_spec("mlx_lm")
     if found is None or not found.submodule_search_locations:
         return frozenset()
     package = Path(next(iter(found.submodule_search_locations)))
     names = {each.stem for each in (package / "models").glob("*.py")}
-    # Other names of some of these.
+    # Further names of some architectures.
     text = (package / "utils.py").read_text("utf-8")
     if table := re.search(r"^MODEL_REMAPPING = \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
         names |= set(re.findall(r'"([^"]+)":', table[1]))
@@ -220,8 +224,8 @@ class Outlook(Struct, frozen=True):
 def outlook(
     planned: Planned, possible_bytes: int, process_bytes: int, ordinary_tokens: int
 ) -> Outlook | None:
-    """Whether a model that is to be pulled will fit; None if its configuration doesn't show that.
-    The headers of the weights' files count as weights, as they are small.
+    """Whether a model that is to be pulled will fit; None: its config.json doesn't show that. The
+    headers of the files count as weights, as headers are small.
     """
     try:
         found = estimated(

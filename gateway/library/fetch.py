@@ -1,4 +1,6 @@
-"""Fetches the files of a repository, checks their content, and puts them into the cache."""
+"""Fetches the files of a repository, checks their content, and puts them into the Hugging Face
+cache.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _LONGEST_ASKED_S: Final = 600.0
 
 
 class Patience:
-    """Pauses between attempts, which double until bytes arrive, and end after `patience_s`."""
+    """The pauses between attempts. The first is `first_s`, and each is twice the one before, until
+    bytes arrive. After `patience_s` without bytes there are no more attempts.
+    """
 
     def __init__(self, first_s: float, patience_s: float, now: float) -> None:
         self._first_s = first_s
@@ -42,7 +46,9 @@ class Patience:
         self._since = now
 
     def failed(self, now: float, asked_s: float | None = None) -> float | None:
-        """Seconds until the next attempt, at least `asked_s`; None: give up."""
+        """Seconds until the next attempt; None: give up. `asked_s` is the pause that the source has
+        asked for; up to a bound the result isn't shorter.
+        """
         pause_s: float = min(self._first_s * 2**self._failures, _LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 30)
         pause_s = max(pause_s, min(asked_s or 0.0, _LONGEST_ASKED_S))
@@ -59,8 +65,8 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, now: float, done_bytes: int) -> None:
-        """Note the bytes that are done. If a file was begun anew they are fewer, and earlier notes
-        are dropped.
+        """Note how many bytes are done. There are fewer than before if a file was begun anew; then
+        earlier notes are dropped.
         """
         if self._seen and done_bytes < self._seen[-1][1]:
             self._seen.clear()
@@ -70,7 +76,7 @@ class Pace:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None: it isn't known yet."""
+        """The present rate; None: the rate isn't known yet."""
         if not self._seen:
             return None
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
@@ -84,14 +90,14 @@ class Pace:
 
 
 _CHUNK_BYTES: Final = 1 << 20
-# A whole file with a wrong checksum is read once more, as memory and disks err, too.
+# A complete file with a wrong checksum is fetched once more, as memory and disks err, too.
 _WRONG_BEFORE: Final = 2
 _MISMATCHES: Final = 8
 
 
 class FileFetch:
-    """Fetches one file. `have_bytes` of it have arrived, and `trouble` is why no more arrive now.
-    With `over` the fetch ends at the next bytes.
+    """Fetches one file. `have_bytes` of the file have arrived. `trouble` says why no more bytes
+    arrive now. If another thread sets `over`, the fetch ends at the next bytes.
     """
 
     def __init__(
@@ -116,12 +122,12 @@ class FileFetch:
         self._digest: Digest = new_digest(file.digest, file.size_bytes)
 
     def run(self) -> None:
-        """Blocks until the blob is there.
+        """Fetch the file, and rename the part to the blob. Blocks until the blob is complete.
 
         Raises:
             PullError: the file doesn't arrive.
-            ChangedError: the file has changed at its source.
-            OSError: it can't be written.
+            ChangedError: the file has changed at its source, or `over` is set.
+            OSError: the file can't be written.
         """
         wrong = 0
         if self.over:
@@ -135,17 +141,17 @@ class FileFetch:
                     if wrong >= _WRONG_BEFORE:
                         raise ChangedError(f"{self._file.name} has a wrong checksum")
                 self._attempt(part)
-            # All tools trust a blob by its name, also after a power failure.
+            # All tools trust a blob by its name, so its bytes must outlast a power failure.
             part.flush()
             os.fsync(part.fileno())
         self._part.replace(self._blob)
 
     def _opened(self) -> BinaryIO:
-        # The file is not opened for appending, as new bytes may replace earlier ones.
+        # The part is not opened for appending, as it may have to be written from its start.
         return os.fdopen(os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
 
     def _read_back(self, part: BinaryIO) -> None:
-        """Add the bytes of an earlier process to the checksum."""
+        """Add the bytes that an earlier process has fetched to the checksum."""
         if os.fstat(part.fileno()).st_size > self._file.size_bytes:
             part.truncate(0)
         while chunk := part.read(_CHUNK_BYTES):
@@ -164,7 +170,7 @@ class FileFetch:
         self.have_bytes = 0
 
     def _attempt(self, part: BinaryIO) -> None:
-        """Fetch more bytes; returns after a piece, or after a pause."""
+        """Fetch more bytes of the file. Return after one answer of the source, or after a pause."""
         retry_after_s = None
         before = self.have_bytes
         try:
@@ -204,7 +210,7 @@ class FileFetch:
 
 
 def explained(error: OSError, folder: Path) -> PullError:
-    """The error of a pull for a failed write."""
+    """The error that ends a pull after a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return PullError(
             "disk_full",
@@ -214,15 +220,15 @@ def explained(error: OSError, folder: Path) -> PullError:
     return PullError("broken", f"{error.filename or folder} can't be written: {error.strerror}.")
 
 
-# As huggingface_hub named parts when it still resumed them.
+# The suffix of a part, as huggingface_hub named parts when it still resumed downloads.
 PART: Final = ".incomplete"
 _UNSUPPORTED: Final = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS)
 
 
 class CachedRepository:
     """A repository in the Hugging Face cache. `blobs/DIGEST` are the files, `snapshots/COMMIT/NAME`
-    links to them, and `refs/main` names the commit. That is written last, so that an incomplete
-    repository is never found.
+    are links to them, and `refs/main` names the commit. `refs/main` is written last, so that no
+    search finds a repository before it is complete.
     """
 
     def __init__(self, cache: Path, repository: str) -> None:
@@ -233,11 +239,11 @@ class CachedRepository:
     def acquire(self) -> None:
         """Make the folders, and keep other processes from pulling the same repository.
 
-        The lock is on the folder itself, so it leaves no file; it ends with the process.
+        The lock is on the folder itself, so there is no lock file. The lock ends with the process.
 
         Raises:
-            PullError: another process pulls it.
-            OSError: it can't be written.
+            PullError: another process pulls the repository.
+            OSError: the folders can't be made or opened.
         """
         for each in ("blobs", "snapshots", "refs"):
             (self.folder / each).mkdir(parents=True, exist_ok=True)
@@ -247,19 +253,19 @@ class CachedRepository:
         except BlockingIOError:
             raise PullError("busy", f"Another process pulls {self._repository} already.") from None
         except OSError:
-            # Some shares have no locks. Two pulls could then spoil each other's part, which the
-            # checksum shows.
+            # Some network shares have no locks. Two pulls could then spoil each other's parts, but
+            # the checksum shows that.
             return
 
     def release(self) -> None:
-        """Let other processes pull it."""
+        """Let other processes pull the repository."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def has(self, listing: Listing, file: RemoteFile) -> bool:
-        """Whether a file has been fetched: as a blob, or in the snapshot where links can't be
-        made.
+        """Whether a file has been fetched. The file is a blob, or in the snapshot if the disk can't
+        have links.
         """
         for path in (self.blob(file), self.snapshot(listing) / file.name):
             with contextlib.suppress(OSError):
@@ -283,7 +289,8 @@ class CachedRepository:
         return self.folder / "snapshots" / listing.commit
 
     def publish(self, listing: Listing) -> Path:
-        """Make the files visible to the gateway and all other tools, once all are fetched.
+        """Make the repository visible to the gateway and to all other tools. All files must be
+        fetched. Return the folder of the snapshot.
 
         Raises OSError.
         """
@@ -295,15 +302,15 @@ class CachedRepository:
         unfinished.write_text(listing.commit, "ascii")
         unfinished.replace(ref)
         for each in (self.folder / "blobs").glob(f"*{PART}"):
-            # It is a part of an earlier revision. Parts of other tools have longer names.
+            # A part with such a name is of an earlier revision. Other tools give longer names.
             if DIGEST.fullmatch(each.name.removesuffix(PART)):
                 each.unlink(missing_ok=True)
         return snapshot
 
 
 def _link(blob: Path, pointer: Path) -> None:
-    """Link to a blob. Where links can't be made, as on exFAT, the file itself is moved there, as
-    huggingface_hub does.
+    """Make `pointer` a link to a blob. If the disk can't have links, as with exFAT, move the blob
+    itself to `pointer`, as huggingface_hub does.
     """
     if not blob.exists() and pointer.is_file():
         return

@@ -1,4 +1,6 @@
-"""Finds models in folders and in the Hugging Face cache, and offers those without a table."""
+"""Finds models in folders and in the Hugging Face cache, and offers models that have no table in
+the configuration.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ _PREFIX: Final = "models--"
 
 
 class FoundModel(Struct, frozen=True):
-    """A model on a disk. A worker loads `source`: a repository or an absolute folder. `path` is its
-    folder on the disk, `size_bytes` the size of its files, and `part_bytes` the part of that which
-    is of a pull that has not ended.
+    """A model on a disk. A worker loads `source`: a repository or an absolute folder. `path` is the
+    folder of the model on the disk. `size_bytes` is the size of the model's files; `part_bytes` of
+    these are of a pull that has not ended.
     """
 
     source: str
@@ -45,7 +47,7 @@ class FoundModel(Struct, frozen=True):
 
 
 def search(place: str) -> list[FoundModel]:
-    """The models in a folder, or in the Hugging Face cache; blocks.
+    """The models in the folder `place`, or in the Hugging Face cache. Blocks.
 
     Raises OSError.
     """
@@ -80,13 +82,15 @@ def _in_folder(folder: Path) -> FoundModel:
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The folders with a config.json. Folders inside these are not searched."""
+    """The folders with a config.json in and below `root`. Folders inside a found folder are not
+    searched.
+    """
     waiting = [(root, 0)]
     looked = found = 0
     while waiting and looked < _MOST_FOLDERS and found < _MOST_MODELS:
         folder, depth = waiting.pop()
         looked += 1
-        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - this one never raises.
+        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - Path.is_file may raise.
             found += 1
             yield folder
             continue
@@ -109,12 +113,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        # It is a link that leads to itself.
+        # The entry may be a link that leads to itself.
         return False
 
 
 def _can_be_told(name: str) -> bool:
-    """Whether JSON can have a name: not one that isn't UTF-8."""
+    """Whether JSON can have this name of a file. It can't if the name isn't UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -123,8 +127,8 @@ def _can_be_told(name: str) -> bool:
 
 
 def sizes(folder: Path) -> tuple[int, int]:
-    """The bytes that the removal of a folder would free, and the part of these that is of pulls
-    that have not ended. Links take no space, and neither does a file that has other names.
+    """The bytes that the removal of a folder would free, and the bytes of these that belong to
+    pulls that have not ended. Links don't count, nor does a file with further hard links.
     """
     size_bytes = part_bytes = 0
     for parent, _, names in os.walk(folder):
@@ -141,12 +145,12 @@ def sizes(folder: Path) -> tuple[int, int]:
 
 logger = logging.getLogger(__name__)
 
-# For all places together: a disk that sleeps takes seconds, and a dead one never answers.
+# The deadline of all places together. A disk that sleeps takes seconds, a dead one never answers.
 _ANSWER_S: Final = 10.0
 
 
 class Finder:
-    """Searches all places at once."""
+    """Searches all places of `models.discover` at once."""
 
     def __init__(self) -> None:
         self._inquiries: Inquiries[str, list[FoundModel]] = Inquiries()
@@ -154,8 +158,8 @@ class Finder:
         self._said: set[str] = set()
 
     def find(self, settings: Settings) -> list[FoundModel]:
-        """All models, complete or not; blocks. For a place that can't be read these are the models
-        of its last search, so that no model ends because a share is away for a moment.
+        """All models, complete or not. If a place can't be read, the models of its last search
+        count, so that no model ends because a share is away for a moment. Blocks.
         """
         places = settings.discovery.discover
         for place in places:
@@ -167,8 +171,8 @@ class Finder:
         return list(found.values())
 
     def with_found(self, configuration: Configuration) -> Configuration:
-        """The configuration with all complete models that have no table; blocks. Models that were
-        found before and are gone are left out.
+        """The configuration, and all complete models that have no table in it. Models that an
+        earlier search found, and that are gone now, are left out. Blocks.
         """
         settings = configuration.settings
         own = {
@@ -213,8 +217,9 @@ def offered_ids(
     settings: Settings,
     found: list[FoundModel],
 ) -> dict[str, str]:
-    """The sources of models by the ids that they are offered under: the name, or the name with its
-    owner or folder if another model has the name.
+    """The sources of the models to offer, by their ids. The id of a model is its name. If the name
+    is taken, the id is the name with its owner or folder; a model isn't offered if that is taken
+    as well.
     """
     taken = {*own, *(alias for each in own.values() for alias in each.aliases)}
     served = {each.path for each in located.values()}

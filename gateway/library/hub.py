@@ -74,22 +74,23 @@ def is_offline() -> bool:
 
 
 def hub_cache() -> Path:
-    """The folder that all tools of the hub share."""
+    """The Hugging Face cache, which all tools of the hub share."""
     return Path(constants.HF_HUB_CACHE)
 
 
 class Hub:
     """The hub, read by HTTP. Only endpoint and token come from huggingface_hub.
 
-    That library's own download would not do. It writes to a file with a new name each time, which
-    it deletes when it fails and which a SIGKILL leaves behind, so no download is ever resumed. It
+    The download of huggingface_hub would not do. It writes to a file with a new name each time; an
+    error deletes the file, and a SIGKILL leaves it behind, so no download is ever resumed. It
     compares sizes, but no checksums, and gives a file up after several attempts.
     """
 
     def __init__(self, endpoint: str | None, stall_s: float) -> None:
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._stall_s = stall_s
-        # The token is for the hub's own host: httpx leaves it out of requests that are redirected.
+        # The token is for the hub's own host. If a request is redirected to another host, httpx
+        # leaves the token out.
         headers = build_hf_headers(library_name="bulkhead") | {"accept-encoding": "identity"}
         self._http = httpx.Client(
             headers=headers, timeout=httpx.Timeout(stall_s), follow_redirects=True
@@ -111,14 +112,14 @@ class Hub:
         return Listing(repository, found.sha, files, dtypes)
 
     def alike(self, reference: Reference) -> list[str]:
-        """Repositories with a similar name, for the message that one is missing."""
+        """Repositories with a similar name, for the message that `reference` is missing."""
         name = reference.repository.rpartition("/")[2]
         query: dict[str, str | int] = {"author": COMMUNITY, "search": name, "limit": _LISTED}
         try:
             answer = self._ask("/api/models", query, name)
             names = sorted(each.id for each in self._decoded(answer, list[_Named]))
         except (PullError, TroubleError):
-            # The message that the repository is missing doesn't need these.
+            # The message that the repository is missing doesn't need similar names.
             return []
         exact = [each for each in names if each.startswith(f"{COMMUNITY}/{name}-")]
         return (exact or names)[:_SHOWN]
@@ -182,7 +183,7 @@ class Hub:
         if status == 416:
             raise MismatchError(f"{file.name} has no {file.size_bytes} bytes")
         if response.history and status in (401, 403, 404, 410):
-            # Addresses at the CDN are signed, and expire.
+            # The addresses that the hub redirects to are signed, and expire.
             raise TroubleError(f"the CDN says {status}")
         if status in (404, 410):
             raise ChangedError(f"{file.name} is gone")
@@ -190,8 +191,8 @@ class Hub:
 
 
 def _refused(status: int, headers: httpx.Headers, repository: str, endpoint: str) -> Never:
-    """Raise the error for a status. The hub answers 401 for private and for missing
-    repositories.
+    """Raise the error for an HTTP status. The hub answers 401 for private repositories, and also
+    for missing ones.
     """
     if status in _FOR_A_WHILE or status >= 500:
         why = "says that we ask too often" if status == 429 else f"answers {status}"
@@ -222,5 +223,5 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 def _said(error: BaseException) -> str:
-    """The text of an error without addresses, as those of a CDN are signed and long."""
+    """The text of an error without addresses, as the addresses at a CDN are signed and long."""
     return re.sub(r"https?://\S+", "...", str(error)) or type(error).__name__

@@ -32,7 +32,7 @@ from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# Gives the models that exist when it is called.
+# Returns the models that exist at the call.
 Everyone: TypeAlias = Callable[[], Iterable[Compartment]]
 
 _EVERY_S: Final = 30.0
@@ -40,7 +40,9 @@ _DISK_S: Final = 5.0
 
 
 class LastUsed:
-    """The last use of models, written to a file now and then, and at the end."""
+    """The last use of each model, written to a file regularly and at the gateway's end. `at` maps
+    the sources of models to Unix times in seconds.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,12 +95,12 @@ class LastUsed:
 T = TypeVar("T")
 
 _LOOK_S: Final = 20.0
-# For very many files on a slow disk.
+# The removal of very many files from a slow disk takes long.
 _REMOVE_S: Final = 600.0
 
 
 class Library:
-    """Lists and removes models, beside the event loop."""
+    """Lists and removes the models on the disks. All work on files is beside the event loop."""
 
     def __init__(
         self, finder: Finder, fleet: Fleet, reloader: Reloader, pulls: Pulls, last_used: LastUsed
@@ -123,14 +125,14 @@ class Library:
         return catalogue(found, configuration, self._served(), self._last_used.at)
 
     async def find(self, name: str) -> ModelOnDisk:
-        """Raises: Refusal."""
+        """Raises: Refusal: no model on the disks has this name, or the disks don't answer."""
         entries = await self.entries()
         if (entry := look_up(entries, name)) is None:
             raise Refusal("model_not_found", unknown(entries, name))
         return entry
 
     async def check_removable(self, entry: ModelOnDisk) -> None:
-        """Raises: Refusal."""
+        """Raises: Refusal: the model can't be removed."""
         pulled = next(
             (
                 each.id
@@ -144,7 +146,12 @@ class Library:
             raise Refusal("invalid_request_error", reason)
 
     async def remove(self, entry: ModelOnDisk) -> None:
-        """Raises: Refusal."""
+        """Remove the files of a model.
+
+        Raises:
+            Refusal: the model can't be removed.
+            OSError: the disks didn't answer when models were looked for again.
+        """
         await self.check_removable(entry)
         aside = await self._beside(self._removals, lambda: put_aside(entry), _LOOK_S)
         await self._reloader.rediscover()

@@ -1,7 +1,8 @@
-"""The process of a pull, which the gateway or a command without one starts, and its messages.
+"""The process of a pull, and its messages. The gateway starts the process, or a command if no
+gateway runs.
 
-Each message is a line of JSON. The process ends when its standard input ends, and so with the
-process that started it.
+Each message is a line of JSON. The process ends when its standard input ends, so it never outlives
+the process that started it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from msgspec import Struct
 
 from gateway.system.lane import start_thread
 
-# Why a pull fails.
+# The reasons why a pull fails.
 Code: TypeAlias = Literal[
     "not_found",
     "not_allowed",
@@ -37,11 +38,13 @@ Code: TypeAlias = Literal[
 
 
 class PullJob(Struct, frozen=True):
-    """The first line of the input. If `folder` is given, models are copied from there, and the hub
-    isn't asked. A connection is given up after `stall_s` without a byte. The first pause before the
-    next is `pause_s`, and the pull is given up after `patience_s` without a byte. A hub that has
-    not answered at all is given up after `answer_s`, unless this pull `goes_on` with an earlier
-    one.
+    """The order to pull a model: the first line of the input. If `folder` is given, the model is
+    copied from there, and the hub isn't asked.
+
+    A connection is given up after `stall_s` without a byte. The first pause before another
+    connection is `pause_s`. The pull is given up after `patience_s` without a byte. If the hub has
+    never answered, the pull is given up after `answer_s` already, unless it `goes_on` with an
+    earlier pull.
     """
 
     model: str
@@ -54,13 +57,13 @@ class PullJob(Struct, frozen=True):
     goes_on: bool = False
 
 
-# The second line, which accepts the plan.
+# The second line of the input, which accepts the plan.
 GO: Final = b"go\n"
 
 
 class Planned(Struct, frozen=True, tag="planned"):
-    """The plan of a pull, which then waits for `GO`. `config` is the model's config.json. Elements
-    of the weights' most common floating-point type have `element_bytes`.
+    """The plan of a pull. After this message the process waits for `GO`. `config` is the model's
+    config.json. `element_bytes` is the size of the weights' most common floating-point type.
     """
 
     repository: str
@@ -75,7 +78,7 @@ class Planned(Struct, frozen=True, tag="planned"):
 
 
 class Progressed(Struct, frozen=True, tag="progressed"):
-    """`trouble` is why no bytes arrive now, None if they do."""
+    """How far the pull is. `trouble` says why no bytes arrive now; None: bytes arrive."""
 
     done_bytes: int
     total_bytes: int
@@ -85,7 +88,7 @@ class Progressed(Struct, frozen=True, tag="progressed"):
 
 
 class PullFinished(Struct, frozen=True, tag="finished"):
-    """All files have arrived, with the right content."""
+    """The pull has succeeded: all files have arrived, with the right content."""
 
     repository: str
     commit: str
@@ -93,7 +96,7 @@ class PullFinished(Struct, frozen=True, tag="finished"):
 
 
 class PullFailed(Struct, frozen=True, tag="failed"):
-    """`message` is a sentence for people: what has failed, why, and what to do."""
+    """The pull has failed. `message` is for people: what has failed, why, and what to do."""
 
     code: Code
     message: str
@@ -104,7 +107,7 @@ decode_said: Final = msgspec.json.Decoder(Said).decode
 
 
 class PullError(Exception):
-    """Why a pull ends without a model."""
+    """A pull ends without a model."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -128,7 +131,7 @@ _LONGEST: Final = 96
 
 
 class Reference(Struct, frozen=True):
-    """A model of the hub. `quantization` is as it was written: 4bit, 8bit, bf16, 4bit-DWQ."""
+    """A model of the hub. `quantization` is as the user wrote it: 4bit, 8bit, bf16, 4bit-DWQ."""
 
     repository: str
     quantization: str | None = None
@@ -139,10 +142,10 @@ class Reference(Struct, frozen=True):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The repositories that may be meant, the likeliest first.
+        """The repositories that the user may mean, the likeliest first.
 
-        For MLX a quantization is neither a file nor a branch of a repository, but a repository
-        whose name ends with it, and most belong to mlx-community.
+        For MLX each quantization is a repository, neither a file nor a branch. The name of the
+        repository ends with the quantization, and its owner is mostly mlx-community.
         """
         if self.quantization is None:
             return (self.repository,)
@@ -154,10 +157,10 @@ class Reference(Struct, frozen=True):
 
 
 def parse_reference(text: str) -> Reference:
-    """The model that a text names, as a name or as an address of the hub.
+    """The model of the hub that `text` names or has the address of.
 
     Raises:
-        ValueError: it names none; the text is a sentence with examples.
+        ValueError: `text` names no model. The message is a sentence with examples.
     """
     bare = text.strip()
     for prefix in _PREFIXES:
@@ -174,24 +177,26 @@ def parse_reference(text: str) -> Reference:
 
 
 _LAST_LINES: Final = 5
-# After so many deaths without a byte between them no other process is started.
+# After this number of deaths without a byte between them no other process is started.
 _MOST_DEATHS: Final = 5
 
 
 class PullProcess:
-    """One process of a pull. A thread reads its messages and reaps it."""
+    """One process of a pull. A thread reads the messages of the process, and reaps it."""
 
     def __init__(
         self, order: PullJob, on_said: Callable[[Said], None], on_end: Callable[[str], None]
     ) -> None:
-        """The thread calls `on_said` with each message, and `on_end` once, with how it ended.
+        """The thread calls `on_said` with each message. At the end of the process it calls `on_end`
+        once, with a text that says how the process ended.
 
         Raises:
             OSError: no process or no thread can be started.
         """
         self._on_said = on_said
         self._on_end = on_end
-        # The thread starts before the process, so that it reaps each; None: there is no process.
+        # The thread starts first, so that each process has a thread that reaps it. None tells the
+        # thread that no process was started.
         begun: Future[subprocess.Popen[bytes] | None] = Future()
         start_thread(lambda: self._read(begun), "pull")
         try:
@@ -207,15 +212,15 @@ class PullProcess:
         return self._popen.pid
 
     def agree(self) -> None:
-        """Accept its plan."""
+        """Accept the plan of the process."""
         self._write(GO)
 
     def kill(self) -> None:
-        """Kill it, unless it has ended."""
+        """Kill the process, unless it has ended."""
         self._popen.kill()
 
     def _write(self, line: bytes) -> None:
-        # The process may have ended. A pipe takes some lines without a wait.
+        # The process may have ended. The pipe takes these few lines without a wait.
         stdin = self._popen.stdin
         with contextlib.suppress(BrokenPipeError, ValueError):
             if stdin is not None:
@@ -231,7 +236,7 @@ class PullProcess:
             try:
                 said = decode_said(line)
             except msgspec.MsgspecError:
-                # It is a line of a traceback, as stderr is the same pipe.
+                # The line is of a traceback, as stderr is the same pipe.
                 other.append(line.decode("utf-8", "replace").rstrip())
                 continue
             self._on_said(said)
@@ -245,21 +250,21 @@ class PullProcess:
 
 
 class Deaths:
-    """Counts how often the process of a pull has died since bytes arrived."""
+    """Counts how often the process of a pull has died since the last bytes arrived."""
 
     def __init__(self) -> None:
         self._deaths = 0
         self._done_bytes = 0
 
     def another(self, done_bytes: int) -> bool:
-        """Whether to start another process after a death, when so many bytes are done."""
+        """Count a death, at which `done_bytes` were done. True: start another process."""
         self._deaths = 1 if done_bytes > self._done_bytes else self._deaths + 1
         self._done_bytes = done_bytes
         return self._deaths < _MOST_DEATHS
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # Without close_fds it is started by posix_spawn on macOS, as workers are.
+    # With close_fds=False Python starts the process by posix_spawn on macOS, as it does workers.
     return subprocess.Popen(
         [sys.executable, "-P", "-u", "-m", "gateway.library.puller"],
         stdin=subprocess.PIPE,

@@ -1,5 +1,5 @@
-"""The program that pulls one model: it reads an order from its input, writes messages to its
-output, and ends when the pull or its input does.
+"""The program that pulls one model. It reads an order from its standard input, and writes messages
+to its standard output. It ends when the pull ends, or when its input ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from gateway.system.notation import format_size
 
 # Requests to the gateway have priority.
 _NICE: Final = 5
-# Several, as a CDN bounds each connection; few, as they share one disk.
+# Several files at once, as a CDN bounds each connection; few, as all files go to one disk.
 _AT_ONCE: Final = 4
 _LARGEST_CONFIG_BYTES: Final = 10 << 20
 # Bytes that stay free on the disk for other programs.
@@ -62,8 +62,8 @@ _ELSEWHERE: Final = (
 
 
 class Download:
-    """The download of one model: its plan, which must be accepted, and then its files. Everything
-    here blocks, and only the end of the process ends it early.
+    """The download of one model: first its plan, which must be accepted, and then its files. All
+    methods block, and nothing but the end of the process cuts them short.
     """
 
     def __init__(
@@ -78,8 +78,7 @@ class Download:
         self._cache = cache
         self._say = say
         self._agreed = agreed
-        # The hub of an earlier pull has answered, and the files of a folder take as long as they
-        # take.
+        # The hub has answered the earlier pull. A folder has no hub, and its files may take long.
         self._answered = order.goes_on or order.folder is not None
         self._source: Hub | ModelFolder = (
             Hub(order.endpoint, order.stall_s)
@@ -88,7 +87,7 @@ class Download:
         )
 
     def run(self) -> PullFinished:
-        """Raises: PullError."""
+        """Pull the model. Raises: PullError."""
         try:
             reference = parse_reference(self._order.model)
         except ValueError as error:
@@ -108,7 +107,9 @@ class Download:
         return PullFinished(listing.repository, listing.commit, str(folder))
 
     def _fetch_newest(self, listing: Listing, repository: CachedRepository) -> Listing:
-        """Fetch all files; return their listing, which may be newer than the given one."""
+        """Fetch all files. Return the listing of the fetched files. It is newer than `listing` if
+        the repository has changed meanwhile.
+        """
         for _ in range(_MOST_LISTINGS):
             try:
                 self._fetch_all(listing, repository)
@@ -125,7 +126,7 @@ class Download:
         ) from change
 
     def _find(self, reference: Reference) -> Listing:
-        """The listing of the first repository that may be meant and that the hub has."""
+        """The listing of the first candidate of `reference` that the source has."""
         for candidate in reference.candidates:
             try:
                 return checked(self._patiently(lambda name=candidate: self._source.listing(name)))  # type: ignore[misc]
@@ -203,11 +204,11 @@ class Download:
                 return answer
 
     def _within(self, ask: Callable[[], Any], deadline: float) -> Any:
-        """Return what the call returns, or raise its exception. The call itself may take for ever,
-        as it looks up the name of a host.
+        """Return what `ask` returns, or raise its exception. `ask` may take for ever, as it looks
+        up the name of a host, for which there is no deadline.
 
         Raises:
-            UnreachableError: there is no answer until the deadline.
+            UnreachableError: `ask` hasn't returned by the deadline.
         """
         inquiries: Inquiries[str, Any] = Inquiries()
         inquiries.ask("hub", ask, "first question")
@@ -218,7 +219,7 @@ class Download:
             raise UnreachableError(f"{self._source} did not answer in {waited_s:g} s") from error
 
     def _fetch_all(self, listing: Listing, repository: CachedRepository) -> None:
-        """Raises: PullError, ChangedError, OSError."""
+        """Fetch the missing files of a listing. Raises: PullError, ChangedError, OSError."""
         files = sorted(_once(listing), key=lambda each: -each.size_bytes)
         missing = [each for each in files if not repository.has(listing, each)]
         fetches = [
@@ -267,7 +268,7 @@ class Download:
                 continue
             workers -= 1
             if isinstance(outcome, ChangedError):
-                # All threads must have stopped before these files are begun anew.
+                # All threads must have stopped before the files are fetched by another listing.
                 for fetch in fetches:
                     fetch.over = True
                 for _ in range(workers):
@@ -277,12 +278,12 @@ class Download:
 
 
 def _once(listing: Listing) -> list[RemoteFile]:
-    """Files with the same content are one blob."""
+    """The files of a listing, one of each content, as files of the same content are one blob."""
     return list({each.digest: each for each in listing.files}.values())
 
 
 def _free_bytes(folder: Path) -> int:
-    """The free bytes of the disk on which the folder is, or will be."""
+    """The free bytes of the disk that has the folder, or will have it."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(os.fspath(folder)).free
@@ -308,7 +309,7 @@ def main() -> int:
 
 
 def _watch_input(agreed: threading.Event) -> None:
-    """A line accepts the plan; the end of the input ends this process at once."""
+    """Watch the input. A line accepts the plan; the end of the input ends this process at once."""
     while sys.stdin.buffer.readline():
         agreed.set()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""The gateway's pulls, each in a process of its own, which ends with the gateway."""
+"""The gateway's pulls. Each pull has a process of its own, which ends with the gateway."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ class _Unfinished(Struct, frozen=True):
 
 
 class Pull:
-    """One pull, with its status, its process, and those that wait for a change."""
+    """One pull, with its status and its process. `agreed`: its plan was accepted. `finished`: all
+    its files have arrived.
+    """
 
     def __init__(self, pull_id: str, reference: Reference, *, force: bool, goes_on: bool) -> None:
         self.reference = reference
@@ -108,7 +110,9 @@ class Pull:
 
 
 class Pulls:
-    """All pulls. Everything runs on the event loop, but for the reading of messages."""
+    """All pulls of the gateway. All methods run on the event loop, except `_call`, which the
+    threads that read messages call.
+    """
 
     def __init__(self, fleet: Fleet, reloader: Reloader, state_path: Path) -> None:
         self._fleet = fleet
@@ -126,20 +130,22 @@ class Pulls:
 
     @property
     def statuses(self) -> list[PullStatus]:
-        """The newest last."""
+        """The status of each pull, the newest pull last."""
         return [each.status for each in self._pulls.values()]
 
     def find(self, pull_id: str) -> Pull:
-        """Raises: Refusal."""
+        """Raises: Refusal: there is no pull with this id."""
         if (pull := self._pulls.get(pull_id)) is None:
             raise Refusal("not_found", f"There is no pull {pull_id!r}, or not any more.")
         return pull
 
     def begin(self, model: str, *, force: bool, goes_on: bool = False) -> Pull:
-        """Start a pull, or return that of the same model. `goes_on`: an earlier gateway began it.
+        """Start a pull, or return the running pull of the same model. `force`: pull a model that
+        won't fit into memory, too. `goes_on`: an earlier gateway began the pull.
 
         Raises:
-            Refusal: `model` is no name of a model, or there are too many pulls.
+            Refusal: `model` is no name of a model, there are too many pulls, or no process can be
+                started.
         """
         try:
             reference = parse_reference(model)
@@ -180,7 +186,7 @@ class Pulls:
                 logger.warning("%s is not pulled on: %s", each.model, refusal.message)
 
     async def cancel(self, pull: Pull) -> None:
-        """Cancel a pull; returns at the end of its process. Bytes that have arrived are kept."""
+        """Cancel a pull. Return when its process has ended. Bytes that have arrived are kept."""
         if pull.status.over:
             return
         self._end(pull, "cancelled")
@@ -189,7 +195,7 @@ class Pulls:
             await self._ended(pull)
 
     async def close(self) -> None:
-        """End the processes; the next gateway goes on with them."""
+        """End the processes of all pulls. The next gateway goes on with these pulls."""
         self._closing = True
         running = [each for each in self._pulls.values() if not each.ended.is_set()]
         for each in running:
@@ -206,7 +212,7 @@ class Pulls:
             logger.error("The process of the pull of %s does not end", pull.status.model)
 
     def _start(self, pull: Pull) -> None:
-        """Raises: Refusal."""
+        """Start the process of a pull. Raises: Refusal: no process can be started."""
         settings = self._fleet.settings.hub
         known = pull.status.repository
         order = PullJob(
@@ -229,7 +235,7 @@ class Pulls:
             ) from error
 
     def _call(self, take: Callable[..., None], pull: Pull, what: object) -> None:
-        """Call `take` on the event loop, from a thread; the loop may be closed by now."""
+        """Have the event loop call `take`. To be called from a thread. The loop may be closed."""
         try:
             self._loop.call_soon_threadsafe(take, pull, what)
         except RuntimeError:
@@ -296,7 +302,7 @@ class Pulls:
             self._end(pull, "done", offered_as=offered_as)
 
     def _id_of(self, repository: str) -> str | None:
-        """The id by which requests can use a repository; None if there is none."""
+        """The id of the model that is this repository; None: requests can't use the repository."""
         for model_id, located in self._reloader.present.located.items():
             if located.path == repository:
                 return model_id

@@ -1,4 +1,4 @@
-"""The sources of a model's files: the hub or a mirror of it, and a folder of models."""
+"""The sources of a model's files: the hub, a mirror of the hub, and a folder of models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from msgspec import Struct
 from gateway.library.pull_process import PullError, Reference
 from gateway.system.notation import alike
 
-# The files that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), without programs, as
-# remote code is never trusted here. Encoders have their last layers in folders of their own.
+# The files that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), but no programs, as
+# remote code is never run here. Encoders have their last layers in folders beside config.json.
 _WANTED: Final = (
     "*.json",
     "model*.safetensors",
@@ -35,8 +35,8 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class RemoteFile(Struct, frozen=True):
-    """`digest` is a SHA-256 (64 digits), or git's SHA-1 of a blob (40): the hub's etag, and the
-    name that the file has among the cache's blobs.
+    """A file at the source. `digest` is a SHA-256 (64 digits), or git's SHA-1 of a blob (40). It is
+    the hub's etag for the file, and the name of the file's blob in the cache.
     """
 
     name: str
@@ -45,8 +45,8 @@ class RemoteFile(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """A repository at one commit. `dtypes` has the numbers of the weights' elements by type, and is
-    empty where the hub doesn't give them.
+    """A repository at one commit. `dtypes` maps each type of the weights' elements to the number of
+    these elements. It is empty if the source doesn't tell the numbers.
     """
 
     repository: str
@@ -71,17 +71,17 @@ class FileSource(Protocol):
         """Raises: PullError, TroubleError."""
 
     def alike(self, reference: Reference) -> list[str]:
-        """Repositories with a similar name, for the message that one is missing."""
+        """Repositories with a similar name, for the message that `reference` is missing."""
 
     def read(self, listing: Listing, file: RemoteFile, begin: int) -> AbstractContextManager[Body]:
-        """The bytes from `begin` on, or from 0 on if the source can't send a part.
+        """The bytes of a file from `begin` on, or from 0 on if the source can't send a part.
 
         Raises: PullError, TroubleError, ChangedError.
         """
 
 
 class TroubleError(Exception):
-    """An error that may pass, after `retry_after_s` if the source has said that."""
+    """An error that may pass. `retry_after_s` is the wait that the source has asked for."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -93,22 +93,23 @@ class UnreachableError(TroubleError):
 
 
 class MismatchError(TroubleError):
-    """The size differs from the listed one, as when a proxy sends a page of its own."""
+    """A file's size differs from the listed size, as when a proxy sends a page of its own."""
 
 
 class ChangedError(Exception):
-    """A file differs from the listed one."""
+    """A file differs from the listed file, or its fetch was ended because another file does."""
 
 
 class MissingError(PullError):
-    """There is no such repository, or the token may not read it."""
+    """The source has no such repository, or the token may not read the repository."""
 
 
 def checked(listing: Listing) -> Listing:
-    """The listing with the files that are wanted.
+    """The listing with only the files that are wanted.
 
     Raises:
-        PullError: a name is unsafe, a checksum is missing, or it is no model that MLX loads.
+        PullError: the name of a file is unsafe, a checksum is missing, or the repository is no
+            model that MLX loads.
     """
     repository = listing.repository
     if not _COMMIT.fullmatch(listing.commit):
@@ -148,8 +149,8 @@ def _kinds(names: list[str]) -> str:
 
 
 def element_bytes(listing: Listing, config: dict[str, Any]) -> int:
-    """The size of the most common floating-point type. `gateway.memory.weights` reads it
-    from the headers of files, which have not been fetched yet.
+    """The size of the weights' most common floating-point type, in bytes. After the pull
+    `gateway.memory.weights` reads the size from the headers of the files.
     """
     sizes = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
     counts = {each: count for each, count in listing.dtypes.items() if each in sizes}
@@ -177,15 +178,16 @@ def new_digest(expected: str, size_bytes: int) -> Digest:
 
 
 _CHUNK_BYTES: Final = 1 << 20
-# Larger files are in the hub's store of large files, by their SHA-256.
+# The hub keeps larger files in its store of large files, which knows files by their SHA-256.
 _LARGE_BYTES: Final = 10 << 20
 _SHA1_DIGITS: Final = 40
 
 
 class ModelFolder:
-    """A folder of models, as `OWNER/NAME` or as in a Hugging Face cache.
+    """A folder with models, each in `OWNER/NAME` or in the form of a Hugging Face cache.
 
-    Copies are compared with the checksums of an earlier reading, as a disk may err, too.
+    `listing` reads all files once for their checksums. Each copy is checked by these, as a disk may
+    err, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -199,7 +201,7 @@ class ModelFolder:
         except OSError as error:
             raise TroubleError(f"{folder} can't be read: {error.strerror}") from error
         if commit is None:
-            # It is made of the content: the same files are the same revision.
+            # The commit is made from the content, so the same files are the same revision.
             lines = "".join(f"{each.digest} {each.name}\n" for each in files)
             commit = hashlib.sha1(lines.encode(), usedforsecurity=False).hexdigest()
         return Listing(repository, commit, files, {})
@@ -208,7 +210,7 @@ class ModelFolder:
         try:
             return alike(reference.repository, self._repositories())
         except OSError:
-            # The message that the repository is missing doesn't need these.
+            # The message that the repository is missing doesn't need similar names.
             return []
 
     @contextmanager
@@ -229,7 +231,7 @@ class ModelFolder:
         return sorted((*inside, *map("/".join, cached)))
 
     def _find(self, repository: str) -> tuple[Path, str | None]:
-        """The folder, and its commit if that is known.
+        """The folder of a repository, and its commit; None: the commit isn't known.
 
         Raises: MissingError, PullError.
         """

@@ -1,1 +1,1 @@
-"""The models of a gateway: the life of each, and all of them together."""
+"""The models of a gateway: the life cycle of each model, and all models together."""

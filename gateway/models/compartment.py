@@ -1,8 +1,10 @@
-"""One model's compartment: called for requests, operators, the configuration, time and upgrades.
+"""The compartment of one model, with methods for requests, operators, the configuration, time and
+upgrades.
 
-Their calls become events of `gateway.models.condition`, beside those of the worker
-(`gateway.models.supervisor`), of its end and of deadlines (`gateway.models.recovery`), and of
-memory (`gateway.models.model_memory`). `gateway.models.performer` performs the effects.
+Calls of these methods become events, which `gateway.models.condition` handles. Other events come
+from the worker (`gateway.models.supervisor`), from the end of the worker and from deadlines
+(`gateway.models.recovery`), and from the memory scheduler (`gateway.models.model_memory`).
+`gateway.models.performer` performs the effects of all events.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from gateway.workers.worker_log import WorkerLog
 
 
 class ModelState(Struct, frozen=True, kw_only=True):
-    """A model, for another gateway to go on from. `told` are the settings that its worker got at
-    its load. `wanted`: it is to be loaded, whether or not a request waits. Requests have numbers.
+    """The state of a model, from which another gateway goes on.
+
+    `told` has the settings that the worker got at its load. `wanted`: the model waits for memory,
+    and is to be loaded even without requests. `running` and `waiting` give each request a number.
     """
 
     id: str
@@ -45,11 +49,11 @@ class ModelState(Struct, frozen=True, kw_only=True):
 
 
 class Compartment:
-    """Holds the parts of one model together: its condition, its requests, its hold on memory, its
-    recovery, and its worker while there is one.
+    """Holds the parts of one model together: its condition, its requests, its memory, its recovery,
+    and its worker while there is one.
 
-    Everything runs on the event loop, and no other code runs between two awaits, so a decision and
-    its effects are one step.
+    All methods run on the event loop. Other code can run only at an await, so a decision and its
+    effects are one step.
     """
 
     def __init__(self, model: Model, log: WorkerLog, gateway: GatewayParts) -> None:
@@ -62,11 +66,11 @@ class Compartment:
         self._starter = gateway.starter
         self._removed = False
 
-    # For all
+    # For every caller
 
     @property
     def model(self) -> Model:
-        """With the settings in force."""
+        """The model, with the settings in force."""
         return self._performer.model
 
     @property
@@ -80,44 +84,45 @@ class Compartment:
 
     @property
     def removed(self) -> bool:
-        """It isn't configured any more."""
+        """Whether the model was taken out of the configuration."""
         return self._removed
 
     @property
     def over(self) -> bool:
-        """It has no process, and waits for none."""
+        """Whether the model has no process, and doesn't wait for memory to start one."""
         return self.state in (State.UNLOADED, State.HELD, State.BACKOFF, State.FAILED)
 
     @property
     def _coming(self) -> bool:
-        """It is loaded, or will be without a request that asks for it."""
+        """Whether the model is loaded, or will be loaded without another request."""
         return self._performer.load_ordered or self.condition.lifecycle.on_its_way
 
     @property
     def _loaded(self) -> bool:
-        """Or about to be."""
+        """Whether the model is ready, or its worker starts or loads."""
         return self.state in (State.STARTING, State.LOADING, State.READY)
 
     async def until_idle(self) -> None:
         await self.condition.until(lambda: not self.traffic.busy)
 
     async def until_measured(self) -> None:
-        """Wait for the first footprint of the loaded worker."""
+        """Wait for the first reading of the worker after its load, or until there is no worker."""
         await self.condition.until(
             lambda: self.worker is None or self.worker.memory.footprint is not None
         )
 
     async def until_ended(self) -> None:
-        """Wait until no process is left, or the ladder has given up on one."""
+        """Wait until the worker has ended, or has survived its stop ladder."""
         performer = self._performer
         await self.condition.until(
             lambda: performer.supervisor is None or performer.supervisor.given_up
         )
 
     async def clear_prompts(self, deadline_s: float) -> int | None:
-        """Have its worker let go of the prompts in memory; returns the bytes that this freed, or
-        None if it takes longer. A worker that is ending may write prompts to the disk until it has
-        ended.
+        """Have the worker let go of the prompts in its memory.
+
+        Return the bytes that this freed, or None if the worker needs longer than `deadline_s`. A
+        worker that is ending may still write prompts to the disk, so its end is awaited.
         """
         match self.worker:
             case Worker() as worker if self.state is State.STOPPING:
@@ -131,11 +136,12 @@ class Compartment:
 
     @property
     def unsettled(self) -> bool:
-        """Its worker is starting, loading or ending: it can't be handed over."""
+        """Whether the worker starts, loads, drains or ends, and so can't be handed over."""
         return self.condition.lifecycle.alive and self.state is not State.READY
 
     def state_for(self, numbers: Callable[[Request], int], channel: Channel | None) -> ModelState:
-        """For another gateway, which listens for the worker at `channel`.
+        """The state of the model, for another gateway that listens for the worker at `channel`.
+        `numbers` returns the number of a request.
 
         Raises:
             ProcessGoneError, OSError: the worker has ended.
@@ -162,7 +168,8 @@ class Compartment:
         running: Iterable[Request],
         waiting: Iterable[Request],
     ) -> None:
-        """Go on where an earlier gateway was. The worker prints to `output`.
+        """Go on from the state of an earlier gateway. `output` is the descriptor that the worker
+        prints to.
 
         Raises:
             ProcessGoneError, OSError: the worker can't be taken over.
@@ -184,7 +191,9 @@ class Compartment:
             self.condition.restore(State.HELD, Refusal.of(state.held))
 
     def settle(self, *, wanted: bool) -> None:
-        """The model is this gateway's from now on."""
+        """Take charge of a model that an earlier gateway had. `wanted`: load the model even without
+        requests.
+        """
         if (supervisor := self._performer.supervisor) is not None:
             self.model_memory.keeps_to_limits(supervisor.worker)
             supervisor.settle()
@@ -194,8 +203,8 @@ class Compartment:
             self.condition.handle(ModelEvent.DEMAND)
 
     def leave(self) -> tuple[int, bytes] | None:
-        """Another gateway has the model. Returns the incarnation of its worker, if there is one,
-        and the part of an unfinished line that was read of it.
+        """Give the model up to another gateway. Return the incarnation of the worker, and the part
+        of an unfinished line that was read from its output; None without a worker.
         """
         self.traffic.forget()
         self._deadlines.disarm()
@@ -209,10 +218,11 @@ class Compartment:
     # Requests and time
 
     def submit(self, request: Request) -> None:
-        """Take a request in; it starts the model if need be.
+        """Take a request in, and start the model if need be.
 
         Raises:
-            Refusal: the queue is full, or this request has killed workers.
+            Refusal: the queue is full, the request has killed workers, the model lacks an ability
+                for it, or only an operator may load the model.
         """
         orders_only = not self.model.settings.on_request and not self.traffic.handed_over
         if orders_only and not self._coming:
@@ -225,7 +235,7 @@ class Compartment:
             self.condition.handle(ModelEvent.DEMAND)
 
     def tick(self, now: float, remind_after_s: float) -> None:
-        """To be called a few times a second."""
+        """Act on the time that has passed. To be called a few times a second."""
         self.traffic.tick(now, remind_after_s)
         unwanted = not (self.traffic.busy or self._performer.kept or self.model_memory.wanted_along)
         if self.state is State.WAITING and unwanted:
@@ -250,14 +260,15 @@ class Compartment:
         self.condition.handle(ModelEvent.LOAD)
 
     def preload(self) -> None:
-        """For the gateway's start."""
+        """Load the model without an operator's order, as at the gateway's start."""
         self._performer.load_ordered = self.state is not State.READY
         self.condition.handle(ModelEvent.PRELOAD)
 
     def unload(self, *, hold: bool, force: bool) -> None:
         self._performer.load_ordered = False
         self.model_memory.dont_read_again()
-        # Requests that wait would load it again, which only an operator may.
+        # Waiting requests would load the model again. If `on_request` is false, only an operator
+        # may do that.
         hold = hold or not self.model.settings.on_request
         self.condition.handle(
             ModelEvent.HOLD if hold else ModelEvent.UNLOAD, refusal=refusals.held(self.model.id)
@@ -285,13 +296,14 @@ class Compartment:
     # The configuration
 
     def configure(self, model: Model) -> None:
-        """Take the settings in force, and these of the model. Settings that a worker gets only at
-        its load take another worker: the present one is drained as for a restart.
+        """Take the gateway's settings in force, and `model` with its new settings. If a setting
+        has changed that a worker gets only at its load, the present worker is drained, and another
+        one starts.
         """
         same = self.model.same_for_workers(model)
         self._performer.configure(model)
         if self._removed:
-            # It was being removed, and is configured again.
+            # The model was being removed, and is configured again.
             self._removed = False
             self._forget_deaths()
             self._performer.load_ordered = True
@@ -299,20 +311,24 @@ class Compartment:
         elif not same:
             self._forget_deaths()
             if self._loaded:
-                # It is to be loaded again, although perhaps no request waits.
+                # Load the model again, even if no request waits.
                 self._performer.load_ordered = True
             self.condition.handle(ModelEvent.CHANGED, "its settings changed")
         elif self.state is State.UNLOADED:
             self.condition.handle(ModelEvent.CHANGED)
 
     def look_again(self) -> None:
-        """Its disk is there again: load it if requests wait, or if it is to be kept loaded."""
+        """Load the model, whose disk is mounted again, if requests wait or if the model is to be
+        kept loaded.
+        """
         if self.state in (State.UNLOADED, State.FAILED):
             self._forget_deaths()
             self.condition.handle(ModelEvent.CHANGED)
 
     def remove(self) -> None:
-        """It isn't configured any more: running requests may finish within the drain time."""
+        """Unload a model that isn't configured any more. Running requests may finish within the
+        drain time.
+        """
         self._removed = True
         self._performer.load_ordered = False
         self.condition.handle(
@@ -322,7 +338,9 @@ class Compartment:
         )
 
     def end(self) -> None:
-        """For the gateway's end: the polite ladder without a drain, and no start after it."""
+        """End the worker at the gateway's end: by the polite ladder, without a drain, and without
+        a start after it.
+        """
         self._performer.load_ordered = False
         self.condition.handle(
             ModelEvent.SHUTDOWN, "the gateway ends", refusal=refusals.shutting_down()

@@ -1,4 +1,4 @@
-"""A model's state, the reason for it, and waiting for another one: the life cycle at work."""
+"""The condition of a model: its state in the life cycle, and the reason for that state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
 from gateway.workers.verdicts import RestartVerdict
 
-# After these an operator wants to know why there is no process.
+# After these events an operator wants to know why the model has no process.
 _ENDS: Final = (ModelEvent.EXIT, ModelEvent.START_FAILED)
-# After these the model can't be loaded as things are.
+# After these events the model can't be loaded for now.
 _NOT_HAD: Final = (ModelEvent.NO_ROOM, ModelEvent.UNREADABLE)
 _LEAVING: Final = (State.DRAINING, State.STOPPING)
-# In these states an event may change the reason and leave the state.
+# In these states an event may change the reason without a change of the state.
 _AT_REST: Final = (State.UNLOADED, State.HELD)
 
 
@@ -26,17 +26,17 @@ class Effector(Protocol):
     def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances: ...
 
     def unavailable(self) -> Refusal:
-        """Why a request can't be served in the present state."""
+        """The refusal of requests that can't be served in the model's present state."""
 
     def entered(self, before: State) -> None:
-        """Another state than `before` was entered; its effects follow."""
+        """Note that the model has left the state `before`. `perform` is called after that."""
 
     def perform(self, effect: Effect, event: ModelEvent, refusal: Refusal) -> None: ...
 
 
 class Condition:
-    """All that happens to a model is told to `handle`, with the reason: what follows is decided
-    here alone.
+    """The condition of one model. Every event of the model is passed to `handle`, which alone
+    decides what follows.
     """
 
     def __init__(self, model_id: str, events: EventLog, effector: Effector) -> None:
@@ -59,19 +59,23 @@ class Condition:
 
     @property
     def reason(self) -> str | None:
-        """Why it is in its state, for the operator. Without a process it may be why the last one
-        ended.
+        """Why the model is in its state, for the operator. If the model has no process, this may be
+        why its last process ended.
         """
         return self._reason
 
     @property
     def end_reason(self) -> str | None:
-        """Why the present process is to end; None: it isn't, or the order needs no reason."""
+        """Why the present process is to end. None: the process isn't to end, or the order to end it
+        needs no reason.
+        """
         return self._end_reason
 
     @property
     def end_cause(self) -> ModelEvent | None:
-        """The event that has the present process, or had the last one, ended; None: none did."""
+        """The event that led the present process, or the last one, to drain or stop. None: no event
+        did.
+        """
         return self._end_cause
 
     @property
@@ -81,30 +85,32 @@ class Condition:
 
     @property
     def trouble(self) -> str | None:
-        """Why it can't be served, for the operator; None if nothing is wrong, or if it is held."""
+        """Why the model can't be served, for the operator. None: nothing is wrong, or the model is
+        held.
+        """
         if self._failure is None or self.state is State.HELD:
             return None
         return self._failure.message
 
     @property
     def hold(self) -> Refusal | None:
-        """The refusal of requests while the model is held; None: it isn't."""
+        """The refusal of requests while the model is held. None: the model isn't held."""
         return self._hold if self.state is State.HELD else None
 
     def restore(self, state: State, hold: Refusal | None) -> None:
-        """Go on where an earlier gateway was, in a state that is ready or held."""
+        """Go on from the state of an earlier gateway: ready, or held with the refusal `hold`."""
         self.lifecycle.state = state
         if state is State.HELD and hold is not None:
             self._hold = self._failure = hold
             self._reason = hold.message
 
     def describe(self) -> str:
-        """Its state, as the end of a sentence about the model."""
+        """The state and its reason, as the end of a sentence about the model."""
         state = "has failed" if self.state is State.FAILED else f"is {self.state}"
         return f"{state}: {self._reason}" if self._reason else state
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """Wait until this is true. The caller brings the deadline.
+        """Wait until `reached` returns True. The caller sets the deadline.
 
         Raises:
             Refusal: another gateway has the model now.
@@ -115,17 +121,17 @@ class Condition:
             await self._changed.wait()
 
     def leave(self, refusal: Refusal) -> None:
-        """Another gateway has the model: `until` raises this refusal."""
+        """Give the model up to another gateway: `until` raises `refusal` now instead of waiting."""
         self._left = refusal
         self.notify()
 
     def notify(self) -> None:
-        """Something has changed that `until` may wait for."""
+        """Have `until` call `reached` again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def progress(self, text: str) -> None:
-        """Note how far a load is, or what it waits for."""
+        """Note how far a load has come, or what the load waits for, as the reason of the state."""
         if self.lifecycle.on_its_way and self.state is not State.READY:
             self._reason = text
 
@@ -139,9 +145,9 @@ class Condition:
     ) -> None:
         """Take in an event, and have its effects performed.
 
-        `reason` is why it happened, if the event doesn't say that. `refusal` is for the requests
-        that end by it, if there is more to say than that the model is unavailable. `verdict` is
-        the restart policy's, on a death.
+        `reason` says why the event happened, if the event alone doesn't say that. `refusal` is the
+        answer to requests that the event ends; by default it says that the model is unavailable.
+        `verdict` is the verdict of the restart policy on a death.
 
         Raises:
             ImpossibleTransitionError: the event can't happen in this state.
@@ -175,16 +181,18 @@ class Condition:
 
     @property
     def _standing_refusal(self) -> Refusal | None:
-        """The refusal that was decided on already, for a model that is held or will be failed."""
+        """The refusal of an earlier event by which the model is held, or will be held or failed
+        when its process has ended; None: there was no such event.
+        """
         if self.lifecycle.holds:
             return self._hold
         return self._failure if self.lifecycle.fails else None
 
     def _explain(self, event: ModelEvent, reason: str | None, refusal: Refusal) -> None:
-        """Keep the reason and the failure for the state that an event has led to."""
+        """Set the reason and the failure of the state that the event has led to."""
         match self.state:
             case State.DRAINING | State.STOPPING:
-                # An event that cuts a drain short is the better reason for the end.
+                # If an event cuts a drain short, its reason replaces the reason of the drain.
                 self._reason = self._end_reason = reason or self._end_reason
                 return
             case State.HELD:

@@ -48,15 +48,16 @@ class Phase(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
-    # Another gateway has the models; clients that are connected here are served to their end.
+    # Another gateway has the models. Clients that are connected here are served to the end.
     LEAVING = "leaving"
     STOPPED = "stopped"
 
 
 class FleetStart(NamedTuple):
-    """With what a fleet begins. `swept` are the workers of an earlier gateway that were found;
-    `leak_check` is None where nothing is ever stranded. `caution` is why no model is loaded before
-    a request or an operator asks for it. Incarnations are counted from `first_incarnation` on.
+    """The findings with which a fleet starts. `swept` are the workers that an earlier gateway has
+    left. `leak_check` is None where memory is never stranded. `caution` is the reason why models
+    with `preload` aren't loaded at the start; None: they are. `first_incarnation` is the number of
+    the first worker.
     """
 
     records: WorkerRecords
@@ -67,9 +68,9 @@ class FleetStart(NamedTuple):
 
 
 class Fleet:
-    """`phase` is the gateway's own, `roster` has the models, `readings` the last measurements,
-    `prompts` those that are kept on disk, `faults` the failures inside the gateway, `lag` how late
-    its event loop was.
+    """All models of a gateway. `phase` is the phase of the gateway, `roster` has the models,
+    `readings` the last measurements, `prompts` the prompts on disk, `faults` the failures inside
+    the gateway, and `lag` the delays of its event loop.
     """
 
     def __init__(
@@ -144,8 +145,8 @@ class Fleet:
                 compartment.preload()
 
     def say_absent(self, model_ids: Iterable[str]) -> None:
-        """The folders of these models weren't there when the configuration was read: a load of each
-        says so, as it would to a request.
+        """Try to load these models, whose folders were missing when the configuration was read. The
+        attempt fails, and gives each model the reason that its status and its refusals name.
         """
         for model_id in model_ids:
             if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
@@ -167,7 +168,7 @@ class Fleet:
         return [*(each for each in models if each is not None), *self.spares]
 
     def configure(self, models: Iterable[Model], settings: Settings, budget_bytes: int) -> None:
-        """Take another configuration. Models that it leaves as they are don't notice."""
+        """Take another configuration. Models that haven't changed go on undisturbed."""
         before = self._in_force.settings
         self._in_force.settings = settings
         self.roster.configure(
@@ -186,24 +187,24 @@ class Fleet:
 
     @property
     def process_bytes(self) -> int:
-        """Bytes of a worker without a model, as measured here."""
+        """The bytes of a worker without a model: measured here, or assumed until then."""
         return self._learned.process_bytes
 
     def misfits(self, settings: Settings, budget_bytes: int) -> list[tuple[str, str]]:
-        """Groups that could not have the room they need, each with the reason; blocks."""
+        """The names of groups that can't have the room they need, each with the reason. Blocks."""
         return list(misfits(settings, budget_bytes, self._learned))
 
     @property
     def uptime_s(self) -> float:
-        """It doesn't depend on the clock on the wall."""
+        """Seconds since the gateway's start. A change of the system's clock doesn't alter them."""
         return self._loop.time() - self._began_at
 
     def now(self) -> float:
-        """The clock of deadlines, in seconds."""
+        """The present time in seconds, on the event loop's clock, which all deadlines use."""
         return self._loop.time()
 
     def check_serves(self) -> None:
-        """Raises: Refusal: no new request is taken any more."""
+        """Raises: Refusal: the gateway takes no new requests."""
         if self.phase not in (Phase.SERVING, Phase.LEAVING):
             raise refusals.shutting_down()
 
@@ -213,10 +214,10 @@ class Fleet:
             raise refusals.being_replaced()
 
     def submit(self, compartment: Compartment, *requests: Request) -> None:
-        """Take requests in.
+        """Take all of these requests in, or none.
 
         Raises:
-            Refusal: the gateway is shutting down, or the model's queue is full: none is taken.
+            Refusal: the gateway is shutting down, or the model refuses one of the requests.
         """
         self.check_serves()
         for index, each in enumerate(requests):
@@ -230,10 +231,10 @@ class Fleet:
     # From one gateway to the next
 
     async def until_settled(self, seconds: float) -> None:
-        """Wait until no worker starts, loads or ends, and let none begin that.
+        """Stop all decisions on memory, and wait until no worker starts, loads, drains or ends.
 
         Raises:
-            TimeoutError: that takes longer.
+            TimeoutError: the wait takes longer than `seconds`; decisions go on after that.
         """
         self.scheduler.freeze()
         try:
@@ -245,8 +246,8 @@ class Fleet:
             raise
 
     def hand_over(self, successor: Successor) -> dict[str, Channel]:
-        """Decide nothing more, and send nothing more to workers: requests go to the successor.
-        Returns a channel for each model with a worker, at which the successor can listen.
+        """Decide nothing more on the models, and send requests to `successor` instead of workers.
+        Return a channel for each model with a worker, at which the successor can listen.
         """
         self._handing_over = True
         for compartment in self.roster.everyone:
@@ -258,7 +259,7 @@ class Fleet:
         }
 
     def take_back(self) -> None:
-        """There is no successor after all."""
+        """Undo `hand_over`, as no successor has taken the models over."""
         self._handing_over = False
         for compartment in self.roster.everyone:
             if compartment.worker is not None:
@@ -271,12 +272,12 @@ class Fleet:
         return self._starter.next_incarnation
 
     def channel_address(self, channel: Channel) -> str:
-        """Raises: OSError: there can't be such a socket."""
+        """Raises: EndpointError: the path of the socket is too long, or isn't UTF-8."""
         return endpoint(self._state_dir.socket_path(channel.number))
 
     async def leave(self) -> list[tuple[int, bytes]]:
-        """Another gateway has all models. Returns the incarnation of each worker, with the part of
-        an unfinished line that was read of it.
+        """Give all models up to another gateway. Return the incarnation of each worker, with the
+        part of an unfinished line that was read from its output.
         """
         self.phase = Phase.LEAVING
         self._wakefulness.end()
@@ -290,11 +291,11 @@ class Fleet:
         return await self.roster.leave()
 
     async def end_spares(self) -> None:
-        """Each gateway has its own spares."""
+        """End the spares, which a gateway doesn't hand over."""
         await self._starter.spares.close()
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests, and wait until none is left, or for so many seconds."""
+        """Take no new requests, and wait for the end of all present ones, at most `seconds`."""
         self.phase = Phase.DRAINING
         idle = asyncio.Event()
         watch = self._tasks.start(self._watch_idle(idle), "drain")
@@ -312,7 +313,9 @@ class Fleet:
             compartment.traffic.refuse_all(refusals.shutting_down())
 
     async def stop(self) -> None:
-        """End all workers at once; returns when each has ended or survived its ladder."""
+        """End all workers at the same time. Return when each worker has ended, or has survived its
+        stop ladder.
+        """
         for compartment in self.roster.everyone:
             compartment.end()
         await asyncio.gather(
@@ -331,7 +334,7 @@ class Fleet:
         self.events.close()
 
     async def _tick(self) -> None:
-        """Each check runs even if another one fails."""
+        """Run the regular checks. Each check runs even if another one fails."""
         if self._handing_over:
             return
         now = self.now()

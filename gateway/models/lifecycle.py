@@ -1,7 +1,7 @@
-"""The life cycle of a model as a table: events in, a state and effects out.
+"""The life cycle of a model as a table: for a state and an event, the next state and the effects.
 
-No I/O and no clock here. `gateway.models.condition` feeds it, and has the effects performed in
-their order. `python -m gateway.models.lifecycle` prints the table.
+No I/O and no clock here. `gateway.models.condition` passes events to the life cycle, and has the
+effects performed in their order. `python -m gateway.models.lifecycle` prints the table.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Aim(StrEnum):
 
 
 class Circumstances(NamedTuple):
-    """A decision depends on these beside state and event."""
+    """The facts beside state and event that a decision depends on. `kept`: the model is to be
+    loaded even without requests. `verdict` is the verdict of the restart policy.
+    """
 
     requests_wait: bool = False
     kept: bool = False
@@ -98,7 +100,9 @@ class Circumstances(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """`aim`: the process's end shall lead there, where this rule decides on that."""
+    """The next state, and the effects of an event. `aim` is where the end of the process shall
+    lead; None: the rule doesn't decide on that.
+    """
 
     state: State
     effects: tuple[Effect, ...] = ()
@@ -115,7 +119,7 @@ _STARTING, _LOADING, _READY = State.STARTING, State.LOADING, State.READY
 _DRAINING, _STOPPING = State.DRAINING, State.STOPPING
 _PARK = Effect.PARK_RUNNING
 
-# After these only an order, or the configuration, loads the model.
+# After these events only an order or the configuration loads the model, and no request does.
 HOLDING: Final = (ModelEvent.HOLD, ModelEvent.REMOVED, ModelEvent.SHUTDOWN)
 
 _ASLEEP: Final = {
@@ -142,7 +146,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
         **_ASLEEP,
         ModelEvent.PRELOAD: Rule(_W, (Effect.ASK,)),
         ModelEvent.ALONG: Rule(_W, (Effect.ASK,)),
-        # A reason against its load may be gone.
+        # The reason why the model could not be loaded may be gone.
         ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
         ModelEvent.DEMAND: Rule(_W, (Effect.ASK,)),
         ModelEvent.UNLOAD: Rule(_U),
@@ -182,7 +186,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     },
     State.FAILED: {
         **_ASLEEP,
-        # The fault may have been mended.
+        # The change may have mended the fault.
         ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),
         ModelEvent.DEMAND: Rule(_F, (Effect.REFUSE_WAITING,)),
         ModelEvent.UNLOAD: Rule(_U),
@@ -262,14 +266,14 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     },
 }
 
-# The aim of a process that is draining or stopping already, after an event.
+# The new aim of a process that is draining or stopping, by the event and by the aim until then.
 _REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
     ModelEvent.LOAD: dict.fromkeys(Aim, Aim.START),
     ModelEvent.RESTART: dict.fromkeys(Aim, Aim.START),
     ModelEvent.RETURNED: dict.fromkeys(Aim, Aim.START),
     ModelEvent.UNLOAD: dict.fromkeys(Aim, Aim.REST) | {Aim.HOLD: Aim.HOLD},
     **dict.fromkeys(HOLDING, dict.fromkeys(Aim, Aim.HOLD)),
-    # Orders stay in force; a fault may have been mended.
+    # The aims of orders stay. A change may have mended a fault, so the model may be loaded again.
     ModelEvent.CHANGED: {each: each for each in Aim}
     | dict.fromkeys((Aim.JUDGE, Aim.FAIL), Aim.REVIVE),
     ModelEvent.KILL: dict.fromkeys(Aim, Aim.REVIVE) | {Aim.HOLD: Aim.HOLD, Aim.FAIL: Aim.FAIL},
@@ -285,10 +289,14 @@ _VERDICTS: Final = {
 class Lifecycle:
     """The state of one model.
 
-    Three decisions depend on more than state and event. The end of a process leads to the aim of
-    the rule that ordered it, else to that of the table's exit. An order, or a change of the
-    configuration, changes that aim while the process is draining or stopping. And an unload or a
-    kill ends a backoff, or a wait for memory, unless requests wait or the model is to be kept.
+    Three decisions depend on more than state and event:
+
+    1. The end of a process leads to the aim of the rule that ordered the end. If no rule ordered
+       it, the aim of the rule for `ModelEvent.EXIT` counts.
+    2. An order or a change of the configuration changes the aim while the process is draining or
+       stopping.
+    3. An unload or a kill ends a backoff or a wait for memory, unless requests wait. A kill doesn't
+       end them either if the model is to be loaded even without requests.
     """
 
     def __init__(self) -> None:
@@ -297,31 +305,33 @@ class Lifecycle:
 
     @property
     def on_its_way(self) -> bool:
-        """It is loaded, or will be without another request: one that arrives now is no event."""
+        """Whether the model is loaded, or will be loaded without another request. A request that
+        arrives now is no event.
+        """
         return self.state in (_W, _STARTING, _LOADING, _READY)
 
     @property
     def alive(self) -> bool:
-        """A process of this model may exist."""
+        """Whether a process of this model may exist."""
         return self.state in (_STARTING, _LOADING, _READY, _DRAINING, _STOPPING)
 
     @property
     def holds(self) -> bool:
-        """It is held, or will be as soon as its process has ended."""
+        """Whether the model is held, or will be held as soon as its process has ended."""
         return self.state is State.HELD or self._aim is Aim.HOLD
 
     @property
     def fails(self) -> bool:
-        """It can't be loaded, and will be failed as soon as its process has ended."""
+        """Whether the model will be failed as soon as its process has ended."""
         return self._aim is Aim.FAIL
 
     @property
     def judged(self) -> bool:
-        """If the process ended now, the restart policy would judge that."""
+        """Whether the restart policy would judge an end of the process now."""
         return self.alive and self._aim in (None, Aim.JUDGE)
 
     def handle(self, event: ModelEvent, circumstances: Circumstances) -> tuple[Effect, ...]:
-        """Take in an event; returns the effects to perform, in order.
+        """Take in an event. Return the effects to perform, in order.
 
         Raises:
             ImpossibleTransitionError: the table has no rule for the event in this state.
@@ -345,7 +355,7 @@ class Lifecycle:
         elif rule.aim is not None:
             self._aim = rule.aim
         if self._aim is Aim.HOLD and Effect.PARK_RUNNING in effects:
-            # No worker will resume them.
+            # No worker will resume the parked requests.
             effects = (Effect.PARK_RUNNING, Effect.REFUSE_WAITING, *effects[1:])
         self.state = rule.state
         if self.state in (State.UNLOADED, State.HELD, State.FAILED, State.BACKOFF):
@@ -353,7 +363,7 @@ class Lifecycle:
         return effects
 
     def _resolve(self, aim: Aim, circumstances: Circumstances) -> tuple[Effect, ...]:
-        """Enter the state that a process's end leads to."""
+        """Enter the state that this aim leads to. Return the effects to perform."""
         self._aim = None
         if aim is Aim.JUDGE and circumstances.verdict in _VERDICTS:
             self.state, effects = _VERDICTS[circumstances.verdict]

@@ -1,5 +1,5 @@
-"""A model's hold on memory: its turn, its grant, whether its worker keeps to that, when it must go;
-and the parts of a model, of which this is one.
+"""The memory of one model: its claim, its limit, its use by the worker, and the end by its ttl.
+`ModelParts` and `GatewayParts` name the other objects of a model.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from protocol.life import Bound, Limit, Need, PromptCacheDisk
 
 logger = logging.getLogger(__name__)
 
-# The least that clients are told a load takes.
+# Clients are told at least this time for a load.
 _SHORTEST_LOAD_S: Final = 5
-# Until files that could not be read are tried again.
+# After this time a load of files that could not be read is tried again.
 _READ_AGAIN_S: Final = 30
-# The same for files on a disk that is awaited, in case its return is missed.
+# The same for files on a disk that isn't mounted. `Disks` notices its return, but may miss it.
 _WATCHED_S: Final = 600
 
 
 class ModelMemory:
-    """The model as the scheduler knows it. Times are those of `gateway.system.clock`, in seconds: a
-    sleep of the machine is no idleness.
+    """One model as the memory scheduler knows it. Times are seconds on the clock of
+    `gateway.system.clock`, which stands still while the machine sleeps.
 
-    An earlier worker has left `lost_bytes` stranded. The last load took `reload_s`, from the start
-    of its worker, or the adoption of a spare, until the model was ready.
+    `granted_bytes` is the limit of the model's worker. `lost_bytes` are those that an earlier
+    worker has left stranded. `reload_s` is the time that the last load took, from the start of the
+    worker, or the adoption of a spare, until the model was ready.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ModelMemory:
         scheduler: MemoryScheduler,
         kept: Callable[[], bool],
     ) -> None:
-        """`kept` says whether it is to be loaded even without requests."""
+        """`kept` returns whether the model is to be loaded even without requests."""
         self.model = model
         self.granted_bytes: int | None = None
         self.lost_bytes = 0
@@ -67,29 +68,30 @@ class ModelMemory:
         self._ready_at = 0.0
         self._read_again_at: float | None = None
         self._told_bound: Bound | None = None
-        # The worker has to be told anew what it holds beside MLX's account.
+        # The bytes that the worker holds beside MLX's account have changed: the worker is to be
+        # told.
         self._beside_moved = False
-        # The worker that is told of limits, once it is loaded.
+        # The loaded worker, which is told of limits.
         self._worker: Worker | None = None
 
     @property
     def load_s(self) -> int:
-        """Seconds that a load takes, by the last one, for clients that are to try again."""
+        """Seconds that the last load took, for clients that are to try again after a load."""
         return max(_SHORTEST_LOAD_S, round(self.reload_s))
 
     @property
     def expires_in_s(self) -> float:
-        """When it is unloaded if no request comes; infinity: never."""
+        """Seconds until the model is unloaded if no request comes; infinity: never."""
         idle_s = 0.0 if self.busy else self._idle_s(self._clock.now())
         return max(0.0, self._ttl_s - idle_s)
 
     @property
     def estimate(self) -> Estimate | None:
-        """The estimate that it was admitted by; None: there was none."""
+        """The estimate of the model's memory, with the context in force; None: there is none."""
         return self._scheduler.estimate_of(self.model.id)
 
     def tell_bound(self) -> Bound | None:
-        """The most that it can get at present, to tell its worker."""
+        """The most memory that the model can get now, for a message that tells its worker."""
         self._told_bound = self._scheduler.bound(self.model.id)
         return self._told_bound
 
@@ -97,7 +99,7 @@ class ModelMemory:
 
     @property
     def state(self) -> AllocationState | None:
-        """For another gateway; None: the model has no memory."""
+        """The memory of the model, for another gateway; None: the model has no memory."""
         return self._scheduler.held(self.model.id)
 
     def restore(self, state: AllocationState) -> None:
@@ -108,22 +110,26 @@ class ModelMemory:
         self._scheduler.adopt(state)
 
     def keeps_to_limits(self, worker: Worker) -> None:
-        """An earlier gateway has told this worker its limits."""
+        """Tell this worker of limits from now on. An earlier gateway told the worker its present
+        limit.
+        """
         self._worker = worker
 
     # From the model
 
     def ask(self) -> None:
-        """The answer comes by `admitted`, `has_no_room` or `cannot_be_read`."""
+        """Ask the scheduler for the model's floor. The scheduler answers by a call of `admitted`,
+        `has_no_room` or `cannot_be_read`.
+        """
         self._read_again_at = None
         self._scheduler.ask(self)
 
     def withdraw(self) -> None:
-        """It doesn't wait for memory any more."""
+        """Tell the scheduler that the model doesn't wait for memory any more."""
         self._scheduler.withdraw(self.model.id)
 
     def entered(self) -> None:
-        """Another state was entered."""
+        """Tell the scheduler that the model is ready, or that its worker ends."""
         match self._condition.state:
             case State.READY:
                 self._ready_at = self._clock.now()
@@ -134,13 +140,15 @@ class ModelMemory:
                 pass
 
     def gone(self, pid: int | None, *, clean: bool) -> None:
-        """Its process has ended, by itself if `clean`; `pid` None: it could not be started."""
+        """Note that the model's process has ended, with exit code 0 if `clean`. `pid` None: no
+        process could be started.
+        """
         self._worker = None
         self._scheduler.gone(self.model.id, pid, clean=clean)
 
     @property
     def wanted_along(self) -> bool:
-        """A model that it is loaded with waits or loads."""
+        """Whether a model that this one is loaded with waits or loads for its own sake."""
         return self._scheduler.wanted_along(self.model.id)
 
     def configure(self, model: Model) -> None:
@@ -148,28 +156,30 @@ class ModelMemory:
         self._scheduler.pin(self)
 
     def tick(self) -> None:
-        """To be called a few times a second: unload the model if it was idle for too long."""
+        """Unload the model if its ttl has passed. To be called a few times a second."""
         now = self._clock.now()
         if self._condition.state is State.READY and not self.busy and self._expired(now):
             self._condition.handle(ModelEvent.EXPIRED, f"idle for {self._idle_s(now):.0f} s")
 
     def dont_read_again(self) -> None:
-        """Don't try unreadable files again: an operator wants it unloaded."""
+        """Don't try unreadable files again, as an operator wants the model unloaded."""
         self._read_again_at = None
 
     @property
     def to_read_again(self) -> bool:
-        """Its files could not be read, and it is time to try again."""
+        """Whether the model's files could not be read, and it is time to try again."""
         return self._read_again_at is not None and self._clock.now() >= self._read_again_at
 
     def started(self, worker: Worker) -> None:
-        """A worker without a model yet was measured."""
+        """Learn what a worker without a model takes. `worker` was measured before its load. A
+        worker with followers, or with an interpreter of its own, says nothing about others.
+        """
         alone = worker.followers is None and self.model.settings.interpreter is None
         if worker.memory.held_bytes is not None and alone:
             self._scheduler.learn_process(worker.memory.held_bytes)
 
     def measured(self, worker: Worker) -> None:
-        """There is another reading of its worker."""
+        """Pass another reading of the model's worker on to the scheduler."""
         held_bytes = worker.memory.held_bytes
         if held_bytes is None or worker.ended.is_set():
             return
@@ -186,7 +196,7 @@ class ModelMemory:
             self._scheduler.learn(self.model.id, held_bytes)
 
     def needs(self, worker: Worker, need: Need) -> None:
-        """The worker says what it could use, and which limit it keeps to."""
+        """Pass on what the worker could use, and which limit it keeps to."""
         self._worker = worker
         self._scheduler.note_need(
             self.model.id,
@@ -202,11 +212,11 @@ class ModelMemory:
             need.limit_bytes,
         )
 
-    # From the memory scheduler, as `ScheduledModel` says
+    # From the memory scheduler: `ScheduledModel` describes these methods
 
     @property
     def priority(self) -> int:
-        """The model's, or that of its most urgent request."""
+        """The highest priority of the model's requests; without requests the model's own."""
         own = self._traffic.queue.highest_priority
         return self.model.settings.priority if own is None else own
 
@@ -246,8 +256,8 @@ class ModelMemory:
         self.granted_bytes = limit_bytes
 
     def tell_worker(self) -> None:
-        """Tell its worker the limit, the most that it can get, and what it holds beside MLX's
-        account, unless the worker knows all these.
+        """Tell the worker its limit, the most memory that the model can get, and the bytes that the
+        worker holds beside MLX's account. Send nothing if the worker knows all three.
         """
         worker = self._worker
         if worker is None or worker.ended.is_set() or self.granted_bytes is None:
@@ -289,24 +299,26 @@ class ModelMemory:
         self._condition.handle(ModelEvent.EVICT, reason)
 
     def lost_memory(self, missing_bytes: int) -> None:
-        """Its last worker left so many bytes stranded. It isn't restarted by itself any more, as
-        each restart may cost as much.
+        """Note that the last worker left `missing_bytes` stranded. After its next death the model
+        isn't restarted, as each death may strand as much again.
         """
         self.lost_bytes = missing_bytes
 
     # Inside
 
     def _idle_s(self, now: float) -> float:
-        """How long a model that is ready was not used."""
+        """Seconds since a ready model was last used, or got ready."""
         return now - max(self._traffic.use.last, self._ready_at)
 
     def _expired(self, now: float) -> bool:
-        """Whether it was idle for as long as it may be."""
+        """Whether an idle model's ttl has passed."""
         return self._idle_s(now) >= self._ttl_s
 
     @property
     def _ttl_s(self) -> float:
-        """How long it may be idle, by the last request, else by the configuration."""
+        """Seconds that the model may be idle: by the last request, or else by the configuration.
+        Infinity: for ever.
+        """
         if self.model.settings.pinned:
             return math.inf
         asked_s = self._traffic.use.keep_alive_s

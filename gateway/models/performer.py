@@ -23,16 +23,18 @@ from gateway.workers.verdicts import RestartVerdict
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 
-# mlx-vlm's models take one sequence after the other: one runs, and the next is decoded meanwhile.
+# mlx-vlm's models compute one sequence at a time. A second request is with the worker meanwhile, so
+# that its pictures are decoded already.
 _BESIDE_PICTURES: Final = 2
-# Deaths by these are the worker's own; orders and shutdowns are not.
+# An end by one of these events is a death, for which a request may be to blame.
 _BLAMED: Final = (ModelEvent.MISBEHAVED, ModelEvent.HUNG, ModelEvent.EXIT)
 
 
 class Performer:
-    """Performs the effects for one model, and knows the circumstances of its decisions.
+    """Performs the effects for one model, and knows the circumstances of decisions on the model.
 
-    `load_ordered`: an operator, or the configuration, wants the model loaded, and it isn't yet.
+    `load_ordered`: an operator or the configuration wants the model loaded, and it isn't loaded
+    yet.
     """
 
     def __init__(self, model: Model, log: WorkerLog, gateway: GatewayParts) -> None:
@@ -49,12 +51,12 @@ class Performer:
 
     @property
     def kept(self) -> bool:
-        """The model is to be loaded even without requests."""
+        """Whether the model is to be loaded even without requests."""
         settings = self.model.settings
         return self.load_ordered or settings.pinned or settings.preload
 
     def configure(self, model: Model) -> None:
-        """Take the settings in force, and these of the model."""
+        """Take the gateway's settings in force, and `model` with its new settings."""
         self.model = model
         self.parts.traffic.configure(self._bounds(self._gateway))
         if self.supervisor is not None:
@@ -62,7 +64,7 @@ class Performer:
         self.parts.model_memory.configure(model)
 
     def supervise(self, start: Callable[[Listener], Worker]) -> WorkerSupervisor:
-        """Start, or adopt, a worker. Raises: all that `start` raises."""
+        """Start or adopt a worker, by a call of `start`. Raises: all that `start` raises."""
         self.supervisor = WorkerSupervisor(
             self.model, self.parts, self._gateway, start, self._worker_ended
         )
@@ -161,7 +163,7 @@ class Performer:
                 )
             )
         except Exception as error:
-            # Any error counts: without a worker nothing else would end this state.
+            # Every error is caught: without a worker no event would end the state STARTING.
             self.recovery.not_started(error)
 
     def _worker_ended(self, worker: Worker, status: ExitStatus) -> None:

@@ -1,4 +1,4 @@
-"""Computed prompts that are kept: by workers in memory, and on disk for all workers."""
+"""The computed prompts that are kept: in the memory of a worker, and on disk for all workers."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _LOOK_S: Final = 5.0
 _ANSWER_S: Final = 30.0
 # A worker answers between two steps.
 _WORKER_S: Final = 5.0
-# For very many files.
+# The removal of very many files takes long.
 _DISK_S: Final = 60.0
 
 
 class Cleared(Struct, frozen=True):
-    """Bytes of memory and disk that were freed, and sentences on those that weren't."""
+    """The bytes of memory and disk that were freed, and a text for each failure."""
 
     reclaimed_bytes: int
     failures: tuple[str, ...]
 
 
 class Prompts:
-    """The prompts on disk, which are looked at beside the event loop.
+    """The prompts on disk. Their files are read and removed beside the event loop.
 
-    `for_workers` is for the load of each worker; None: prompts are kept in memory alone.
-    `disk_bytes` has the bytes of each model, by the last look; None: there was none yet.
+    `for_workers` goes to each worker at its load; None: workers keep prompts in memory alone.
+    `disk_bytes` has the bytes on disk by ids of models, as last measured; None: not measured yet.
     """
 
     def __init__(self, folder: Path, kept: PromptCacheSettings) -> None:
@@ -53,14 +53,14 @@ class Prompts:
                 most_bytes=self.most_bytes,
                 most_bytes_per_hour=kept.disk_writes_per_hour_bytes,
             )
-        # With a bound of 0 it removes all prompts that are there.
+        # With a bound of 0 the store removes all prompts from the disk.
         self._store = PromptStore(folder, self.most_bytes, kept.disk_writes_per_hour_bytes)
         self._looks = Lane("prompts")
         self._clears = Lane("clear prompts")
         self._tasks = Tasks("prompts")
 
     def start(self) -> None:
-        """Begin to look, after the remains of killed processes are removed."""
+        """Remove the files that killed processes have left, then measure the disk regularly."""
         self._looks.soon(self._sweep)
         self._tasks.keep(self._look, "prompts", _LOOK_S)
 
@@ -68,14 +68,15 @@ class Prompts:
         await self._tasks.cancel_all()
 
     def of(self, model_id: str) -> int | None:
-        """Bytes that a model has on disk."""
+        """The bytes that a model's prompts take on disk; None: not measured yet."""
         return None if self.disk_bytes is None else self.disk_bytes.get(model_id, 0)
 
     async def clear(
         self, compartments: Collection[Compartment], model_id: str | None = None
     ) -> Cleared:
-        """Have the workers of these models let go of their prompts, and then remove the prompts of
-        one model, or of all, from the disk: workers may write there the prompts they let go of.
+        """Have the workers of `compartments` let go of the prompts in memory. After that remove
+        prompts from the disk, as workers may write prompts there when they let go of them: those of
+        `model_id`, or all if it is None.
         """
         told = await asyncio.gather(*(each.clear_prompts(_WORKER_S) for each in compartments))
         failures = [
@@ -90,7 +91,7 @@ class Prompts:
                 functools.partial(self._remove, model_id), _DISK_S, "the prompts on disk"
             )
         except OSError as error:
-            # The removal may still end later.
+            # The removal goes on, and may still succeed.
             failures.append(f"{error}")
         else:
             reclaimed_bytes += removed_bytes

@@ -1,10 +1,11 @@
 """Deals with the end of a worker, and with a load or a drain that takes too long.
 
-The end is noted, and its memory becomes free. If it was ordered, the life cycle knows what follows.
-If not, it was a death: the restart policy judges it, unless a request is to blame or memory was
-stranded, and the life cycle follows the verdict: a new worker at once, another attempt later, for
-which a timer runs here, or none. Requests that ran are parked, as an effect of the life cycle: see
-`gateway.requests.traffic`.
+The end of a worker is noted, and the worker's memory becomes free. If the end was ordered, the life
+cycle knows what follows. Otherwise the end was a death, and gets a verdict: start another worker at
+once, start one later, for which a timer runs here, or start none. The restart policy gives the
+verdict, with two exceptions. If a request is to blame, another worker starts at once. If an earlier
+end has stranded memory, no worker starts. The life cycle follows the verdict, and has the requests
+that ran parked: see `gateway.requests.traffic`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _LOAD_TIMEOUTS: Final = 2
 
 
 class Deadlines:
-    """The deadlines of one model's states. A load that is too slow counts as a death, the second in
-    a row as a lasting failure.
+    """The deadlines of one model's states. A load that is too slow counts as a death. The second
+    such load in a row is a lasting failure.
     """
 
     def __init__(self, model_id: str, in_force: InForce, condition: Condition) -> None:
@@ -47,13 +48,13 @@ class Deadlines:
         self._load_timeouts = 0
 
     def entered(self) -> None:
-        """Another state was entered: it has its own deadline, or none."""
+        """Begin the deadline of the state that was entered, or none, instead of the last one."""
         settings = self._in_force.settings
         match self._condition.state:
             case State.STARTING:
                 self._arm(settings.workers.load_timeout_s, self._load_too_slow)
             case State.LOADING:
-                pass  # The deadline of the start is that of the whole load.
+                pass  # The deadline that began with STARTING is for the whole load.
             case State.DRAINING:
                 self._arm(settings.gateway.drain_s, self.cut_drain)
             case State.READY:
@@ -68,7 +69,7 @@ class Deadlines:
             self._condition.handle(ModelEvent.DEADLINE)
 
     def forget_timeouts(self) -> None:
-        """The next load that is too slow is the first one."""
+        """Count loads that are too slow from 0 again."""
         self._load_timeouts = 0
 
     def disarm(self) -> None:
@@ -92,7 +93,7 @@ class Deadlines:
         )
 
 
-# A fatal error prints the stacks of all threads, and its first line must be among these.
+# A fatal error prints the stacks of all threads. The tail must reach back to its first line.
 _LOG_TAIL_LINES: Final = 80
 
 
@@ -110,7 +111,7 @@ def last_exit(status: ExitStatus, reason: str, log: WorkerLog) -> LastExit:
 logger = logging.getLogger(__name__)
 
 
-# Ends after which another worker starts, with their names in the counts of restarts.
+# The events that end a worker before another start, and their names in `Recovery.restarts_by`.
 _CAUSES: Final = {
     ModelEvent.EXIT: "crashed",
     ModelEvent.HUNG: "hung",
@@ -125,15 +126,17 @@ _CAUSES: Final = {
 
 
 class _Ruling(NamedTuple):
-    """`next_attempt_s` is from now; None: at once, or never."""
+    """A verdict, and the seconds until the next attempt. None: another worker starts at once, or
+    none starts.
+    """
 
     verdict: RestartVerdict
     next_attempt_s: float | None = None
 
 
 class Recovery:
-    """The recovery of one model. `restarts` counts starts after deaths; `restarts_by` also starts
-    after ends that were ordered for the sake of a new worker, by their causes.
+    """The recovery of one model. `restarts` counts starts after deaths. `restarts_by` counts starts
+    by the cause of the end before; orders and changes that replace a worker are causes, too.
     """
 
     def __init__(self, model_id: str, parts: ModelParts, gateway: GatewayParts) -> None:
@@ -152,7 +155,7 @@ class Recovery:
         self._timer: Timer | None = None
 
     def starting(self) -> None:
-        """A worker is about to be started."""
+        """Count the start that follows, if it is a restart."""
         if self._died:
             self.restarts += 1
         if self._end in _CAUSES:
@@ -161,11 +164,11 @@ class Recovery:
         self._died = self._excused = False
 
     def excuse(self) -> None:
-        """A request is to blame for the present worker's end, so that doesn't count as a death."""
+        """Don't count the end of the present worker as a death, as a request is to blame for it."""
         self._excused = True
 
     def ended(self, worker: Worker, status: ExitStatus) -> None:
-        """The process of a worker is gone."""
+        """Record the end of a worker's process, and tell the life cycle what follows."""
         ordered = not self._condition.lifecycle.judged
         self._end = self._condition.end_cause or (None if ordered else ModelEvent.EXIT)
         expected = ordered and (self._condition.state is State.STOPPING or status.code == 0)
@@ -198,7 +201,7 @@ class Recovery:
             self._judge(ModelEvent.EXIT, reason, how, self.last_exit.log_tail)
 
     def not_started(self, error: Exception) -> None:
-        """No process could be started."""
+        """Tell the life cycle what follows if no worker's process could be started."""
         self._model_memory.gone(None, clean=True)
         if isinstance(error, FileNotFoundError | PermissionError):
             reason = f"no worker can be started: {error}"
@@ -206,7 +209,7 @@ class Recovery:
             self._condition.handle(ModelEvent.NOT_STARTED, reason, refusal=refusal)
             return
         self._end = ModelEvent.START_FAILED
-        # There may be descriptors, processes or memory for it later.
+        # The system may have descriptors, processes or memory for a worker later.
         logger.error(
             "%s: no worker could be started: %s",
             self._model_id,
@@ -218,24 +221,26 @@ class Recovery:
 
     @property
     def retry_after_s(self) -> int | None:
-        """Whole seconds until the next attempt, if there is one."""
+        """Whole seconds until the next attempt to start a worker; None: there will be none."""
         if self._timer is None:
             return None
         return max(1, round(self._timer.left_s))
 
     def entered(self) -> None:
-        """Another state was entered: only in two states the next attempt is awaited."""
+        """Cancel the next attempt unless the entered state waits for it. Note when the model is
+        ready.
+        """
         if self._condition.state not in (State.BACKOFF, State.FAILED):
             self.disarm()
         if self._condition.state is State.READY:
             self._policy.ready(self._loop.time())
 
     def forget(self) -> None:
-        """Close the breaker."""
+        """Forget all deaths, and so close the breaker."""
         self._policy.forget()
 
     def disarm(self) -> None:
-        """No attempt by itself any more."""
+        """Cancel the next attempt to start a worker."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -261,7 +266,7 @@ class Recovery:
         self._condition.handle(event, loss, refusal=refusal, verdict=ruling.verdict)
 
     def _rule(self) -> _Ruling:
-        """Ask the policy, and start the timer of the next attempt."""
+        """Ask the restart policy, and start the timer of the next attempt if there is to be one."""
         now = self._loop.time()
         self._policy.settings = self._in_force.settings.workers
         judgement = self._policy.died(now)

@@ -28,13 +28,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Longer than the deadlines of parts of the reading.
+# Longer than the deadlines within a reading of the configuration.
 _READ_S: Final = 30.0
 _BUDGET_S: Final = 60.0
 
 
 class Reloader:
-    """One reload at a time; a configuration with mistakes changes nothing."""
+    """Reloads the configuration, one reload at a time. A configuration with mistakes changes
+    nothing.
+    """
 
     def __init__(
         self,
@@ -45,8 +47,8 @@ class Reloader:
         certificates: Certificates | None,
         with_found: Callable[[Configuration], Configuration],
     ) -> None:
-        """`read` reads the file, and looks where the models are. `with_found` adds the models that
-        lie on the disks without a table. Both block.
+        """`read` reads the configuration, and finds the folders of its models. `with_found` adds
+        the models on the disks that have no table. Both block.
         """
         self._certificates = certificates
         self._with_found = with_found
@@ -68,7 +70,7 @@ class Reloader:
 
         Raises:
             ConfigError: with every mistake found.
-            Refusal: the gateway is shutting down.
+            Refusal: the gateway is shutting down, or is being replaced by another one.
         """
         async with self._lock:
             self._fleet.check_serves()
@@ -85,10 +87,11 @@ class Reloader:
         return reloaded
 
     async def rediscover(self) -> None:
-        """Look again which models are on the disks; the configuration stays as it was read.
+        """Look again which models are on the disks. The configuration file isn't read again.
 
         Raises:
             OSError: the disks don't answer.
+            Refusal: the gateway is being replaced by another one.
         """
         async with self._lock:
             new = await self._lane.run(
@@ -104,12 +107,12 @@ class Reloader:
         self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
 
     def reload_soon(self) -> None:
-        """For a signal: the outcome is an event."""
+        """Reload after a signal. The outcome is an event in the event log."""
         self._tasks.start(self._reload_quietly(), "reload")
 
     async def warn_of_groups(self) -> None:
-        """Warn of groups without room, and serve: the sizes of their models may have been measured
-        after the configuration was checked.
+        """Log a warning for each group that can't have its room. The gateway serves nevertheless,
+        as loads may have measured the models after the configuration was checked.
         """
         async with self._lock:
             try:
@@ -138,7 +141,7 @@ class Reloader:
 
     async def _apply(self) -> Reloaded:
         new = await self._beside(self._read, _READ_S, "the configuration")
-        # Only models that are newly absent are mistakes.
+        # A missing model is a mistake only if it wasn't missing before.
         raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
         budget = self._fleet.scheduler.admission.ledger.budget_bytes
         if new.settings.memory != self._present.settings.memory:
@@ -148,12 +151,13 @@ class Reloader:
                 "MLX, which was asked for the memory that it may use,",
             )
         self._check_pinned(new, budget)
-        # A new certificate alone is not refused for sizes that loads have measured since.
+        # Loads may have measured larger sizes since the last check. A reload that only renews the
+        # certificate isn't refused for that.
         if new.settings != self._present.settings:
             await self._check_groups(new, budget)
         await self._renew_certificate()
         found = changes(self._present.settings, new.settings)
-        # The same path may lead to another place, or to another revision in the cache.
+        # The same path may lead to another folder, by a link or by another revision in the cache.
         moved = {
             model_id: _differing(self._present.located.get(model_id, located), located)
             for model_id, located in new.located.items()
@@ -176,7 +180,11 @@ class Reloader:
         )
 
     async def _renew_certificate(self) -> None:
-        """Raises: ConfigError: its files are not good."""
+        """Read the files of the TLS certificate again.
+
+        Raises:
+            ConfigError: the certificate or its key can't be used.
+        """
         if self._certificates is None:
             return
         place = ("gateway", "tls_certificate")
@@ -197,7 +205,7 @@ class Reloader:
         """Check the budget against the floors of pinned models, which are never evicted.
 
         Raises:
-            ConfigError: it has become too small for them.
+            ConfigError: the budget has become too small for these floors.
         """
         ledger = self._fleet.scheduler.admission.ledger
         models = new.settings.models
@@ -226,7 +234,9 @@ def _differing(old: Located, new: Located) -> tuple[str, ...]:
 
 
 def _without_restart(old: Settings, new: Settings, keys: tuple[str, ...]) -> Settings:
-    """The new settings without those that need a restart; the next reload names them again."""
+    """The new settings, but with the old values of `keys`, which need a restart. The next reload
+    names these keys again.
+    """
     for each in keys:
         table, key = each.split(".", 1)
         if table == HOSTS:

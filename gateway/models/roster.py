@@ -1,4 +1,4 @@
-"""The models by name: those that are configured, and those that leave."""
+"""The models by name: configured models, and removed models whose workers haven't ended yet."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from gateway.system.notation import nearest_model, suggestion
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 
-# Ollama's tag of what has none.
+# The tag that Ollama's lists give to a model without a tag.
 LATEST: Final = ":latest"
 
 
 class Roster:
-    """The compartments of all models; `configured` has them by id. The scheduler knows them all."""
+    """The compartments of all models. `configured` has the configured ones by id. All of them are
+    registered with the memory scheduler.
+    """
 
     def __init__(
         self,
@@ -30,21 +32,22 @@ class Roster:
         self.configured = {model.id: new(model) for model in models}
         self._new = new
         self._scheduler = scheduler
-        # Models that aren't configured any more, and whose workers haven't ended yet.
+        # Removed models whose workers haven't ended yet.
         self._leaving: dict[str, Compartment] = {}
         self._tasks = Tasks("roster")
         self._register()
 
     @property
     def everyone(self) -> list[Compartment]:
-        """All compartments, with those that leave."""
+        """All compartments, also those of removed models."""
         return [*self.configured.values(), *self._leaving.values()]
 
     def find(self, name: str, caller: Caller) -> Compartment:
-        """The compartment with this id or alias, with or without the tag of Ollama's lists.
+        """The compartment of the model with this id or alias. `name` may end with the tag of
+        Ollama's lists.
 
         Raises:
-            Refusal: there is none that the caller may use.
+            Refusal: the caller may use no model with this name.
         """
         compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
         if compartment is None or not _may_use(caller, compartment):
@@ -67,8 +70,8 @@ class Roster:
         return [each for each in self.configured.values() if _may_use(caller, each)]
 
     def configure(self, models: Iterable[Model], *, everywhere: bool) -> None:
-        """Take other models. Unchanged models don't notice, unless settings of all models have
-        changed (`everywhere`); missing models leave.
+        """Take other models. Configure those that have changed, or all if `everywhere`: settings
+        for all models have changed. Remove configured models that aren't among `models`.
         """
         present, self.configured = self.configured, {}
         changed = []
@@ -90,7 +93,9 @@ class Roster:
             self._tasks.start(self._see_off(compartment), f"end of {compartment.model.id}")
 
     async def leave(self) -> list[tuple[int, bytes]]:
-        """Another gateway has the models: see `Compartment.leave`."""
+        """Give all models up to another gateway. Return what `Compartment.leave` returns for each
+        model with a worker.
+        """
         await self._tasks.cancel_all()
         left = [each.leave() for each in self.everyone]
         return [each for each in left if each is not None]

@@ -1,4 +1,4 @@
-"""Supervises one worker for its model: its messages, its orders, and whether it hangs."""
+"""Supervises the worker of a model: takes its messages, gives it orders, notices when it hangs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerSupervisor:
-    """Lives as long as its worker. The worker's messages on requests go to the traffic; those on
-    itself become events of the life cycle.
+    """Supervises one worker from its start to its end. The worker's messages on requests go to the
+    traffic. Its messages on itself become events of the life cycle.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class WorkerSupervisor:
         start: Callable[[Listener], Worker],
         ended: Callable[[Worker, ExitStatus], None],
     ) -> None:
-        """Start the worker; `ended` is called at its end.
+        """Start the worker by a call of `start`. `ended` is called at the worker's end.
 
         Raises:
-            OSError: it can't be started.
+            OSError: the worker can't be started.
         """
         self._model = model
         self._condition, self._traffic, self._model_memory, _, self._tasks = parts
@@ -71,12 +71,12 @@ class WorkerSupervisor:
 
     @property
     def given_up(self) -> bool:
-        """Its worker has survived the stop ladder."""
+        """Whether the worker has survived its stop ladder."""
         return self._ladder is not None and self._ladder.done()
 
     def entered(self) -> None:
-        """Another state was entered. A worker sends heartbeats from its hello on, and once it is
-        ready it makes steps whenever there is work.
+        """Begin or end the watch for hangs, as the entered state says. A worker sends heartbeats
+        from its hello on. Once its model is ready it makes steps whenever there is work.
         """
         match self._condition.state:
             case State.LOADING | State.READY:
@@ -87,19 +87,19 @@ class WorkerSupervisor:
                 self._hang = None
 
     def configure(self) -> None:
-        """Take the timeouts in force."""
+        """Have the watch for hangs use the timeouts in force."""
         if self._hang is not None:
             self._hang.set_timeouts(*self._timeouts_s)
 
     @property
     def _timeouts_s(self) -> tuple[float, float]:
-        """The timeouts of heartbeats and of steps."""
+        """The timeouts of heartbeats and of steps, in seconds."""
         workers = self._in_force.settings.workers
         loading = self._condition.state is State.LOADING
         return workers.heartbeat_timeout_s, math.inf if loading else workers.stall_timeout_s
 
     def tick(self, now: float) -> None:
-        """To be called a few times a second."""
+        """End the worker if it hangs. To be called a few times a second."""
         if self._hang is None:
             return
         # Requests that wait for memory make no steps.
@@ -107,7 +107,7 @@ class WorkerSupervisor:
         reason = self._hang.judge(now, has_work=has_work)
         if reason is not None:
             if self.worker.followers is not None:
-                # Rank 0 may have ended, while the end of another rank is awaited.
+                # Rank 0 may have ended already, while another rank still has to end.
                 loss = self.worker.loss
                 reason = f"rank 0 on {THIS_MACHINE}: {reason}" if loss is None else loss.reason
             self._log_error("hangs", reason)
@@ -120,13 +120,13 @@ class WorkerSupervisor:
         self._tasks.start(self._load(), "send load")
 
     def connect(self) -> None:
-        """Send it the requests that wait."""
+        """Have the traffic send waiting requests to the worker."""
         if (connection := self._connection) is not None:
             self._traffic.connect(connection)
 
     @property
     def _connection(self) -> WorkerConnection | None:
-        """For the traffic; None: the model isn't loaded."""
+        """The connection by which the traffic sends requests; None: the model isn't loaded."""
         said = self.worker.report
         if said.fingerprint is None:
             return None
@@ -148,7 +148,7 @@ class WorkerSupervisor:
         self._tasks.start(self._drain(), "drain")
 
     def end(self, rungs: Iterable[Rung]) -> None:
-        """Climb this ladder, in place of the one that is being climbed."""
+        """End the worker by this ladder, which replaces a ladder that is under way."""
         if self._ladder is not None:
             self._ladder.cancel()
         self._ladder = self._tasks.start(self.worker.climb(rungs), f"end worker {self.worker.pid}")
@@ -188,7 +188,7 @@ class WorkerSupervisor:
         )
 
     async def _drain(self) -> None:
-        # Its end follows at once if nothing runs.
+        # If no request runs, the worker's end follows at once: look for its descendants before.
         await self.worker.descendants.look()
         if self._still(State.DRAINING):
             self.worker.send(Drain())
@@ -210,7 +210,7 @@ class WorkerSupervisor:
         self._condition.notify()
 
     def _still(self, state: State) -> bool:
-        """Whether the worker is still there, and the model in this state."""
+        """Whether the worker hasn't ended, and the model is in this state."""
         return not self.worker.ended.is_set() and self._condition.state is state
 
     # From the worker
@@ -317,7 +317,9 @@ class WorkerSupervisor:
                 )
 
     def _check_weights(self, worker: Worker, weight_bytes: int) -> None:
-        """End a worker whose files are larger than those that were estimated."""
+        """End the worker if its weights are larger than its granted memory: the files have changed
+        since they were estimated.
+        """
         if worker.memory.granted_bytes is not None and weight_bytes > worker.memory.granted_bytes:
             self.worker_misbehaved(
                 worker,

@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 _READING_S: Final = 1.0
 _DESCENDANTS_S: Final = 5.0
-# Until a reading that hangs is left for the next turn.
+# A reading that takes longer is given up until its next turn.
 _ANSWER_S: Final = 5.0
 
 
 class Readings:
-    """The last readings: `host` of the machine's memory, `card` of the cards that workers compute
-    on, `footprint` of the gateway itself.
+    """The last readings: `host` is the memory of the machine, `card` the memory of the cards that
+    workers compute on, `footprint` the footprint of the gateway itself.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Readings:
             worker.descendants.note(found[worker.pid])
 
     def _compare(self) -> None:
-        """Look for memory that is stranded in the machine's wired pages."""
+        """Look for stranded memory among the machine's wired memory."""
         if self.host.wired_bytes is None:
             return
         workers = {
@@ -117,7 +117,7 @@ class Readings:
         try:
             await worker.measure()
         except (FootprintError, OSError) as error:
-            # It may just have ended. If its reading hangs, the others' don't.
+            # The worker may just have ended. A reading that hangs doesn't hold up other workers'.
             logger.debug("No footprint of process %d: %s", worker.pid, error)
 
 
@@ -135,7 +135,9 @@ _DISK_S: Final = 10.0
 
 
 class Disks:
-    """Each disk is asked in a lane of its own: one that hangs costs one thread."""
+    """Notices when disks of models are unmounted and mounted. Each disk is asked in a lane of its
+    own, so a disk that hangs costs one thread.
+    """
 
     def __init__(self, roster: Roster, events: EventLog) -> None:
         self._roster = roster
@@ -147,7 +149,9 @@ class Disks:
     def start(
         self, discovered: Callable[[], Iterable[str]], rediscover: Callable[[], Awaitable[None]]
     ) -> None:
-        """`discovered` returns the places where models are looked for; `rediscover` looks there."""
+        """`discovered` returns the places in which models are looked for. `rediscover` looks there
+        again.
+        """
         look = functools.partial(self._look, discovered, rediscover)
         self._tasks.keep(look, "mounted", _LOOK_S)
 
@@ -155,7 +159,9 @@ class Disks:
         await self._tasks.cancel_all()
 
     def remark(self, compartment: Compartment) -> str | None:
-        """A sentence on a model whose disk isn't mounted; None: there is nothing to say."""
+        """A remark on a model whose disk isn't mounted. None: all its disks are mounted, or the
+        state of the model says enough.
+        """
         gone = [each for each in _volumes(compartment.model) if self._there.get(each) is False]
         if not gone:
             return None
@@ -174,7 +180,7 @@ class Disks:
             there = await self._ask(volume)
             if there is None:
                 continue
-            # A disk that is there at the start is no news.
+            # A disk that is mounted at the first look is no news.
             before = self._there.get(volume, True)
             self._there[volume] = there
             if there is before:
@@ -188,7 +194,7 @@ class Disks:
                     await rediscover()
 
     async def _ask(self, volume: Path) -> bool | None:
-        """Whether the disk is mounted; None: there is no answer."""
+        """Whether the disk is mounted; None: the disk doesn't answer."""
         lane = self._lanes.setdefault(volume, Lane(f"disk {volume}"))
         try:
             return await lane.run(functools.partial(is_mounted, volume), _DISK_S, str(volume))
@@ -224,6 +230,6 @@ def _volumes(model: Model) -> Iterator[Path]:
 
 def _volumes_of(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
-        # A folder for models may be the disk itself.
+        # `folder` may be the disk's own root, so ask for the disk of a path in it.
         if (volume := volume_of(folder / "model")) is not None:
             yield volume
