@@ -198,7 +198,7 @@ class MessageFormat:
                 return b""
 
     def _begin(self, kind: str, block: AnswerBlock) -> bytes:
-        """End the open block and begin `block`. No events are needed if a block of `kind` is open."""
+        """End the open block and begin `block`, unless a block of `kind` is open already."""
         if self._open == kind:
             return b""
         events = self._close()

@@ -154,7 +154,7 @@ def _check_schema(param: str, schema: Raw) -> None:
 def _choice(
     choice: ToolChoiceBody | None, names: list[str]
 ) -> tuple[ToolChoice, str | None, set[str]]:
-    """The mode, the function that must be called (None: any), and all functions that may be called."""
+    """The mode, the function that must be called (None: any), and all callable functions."""
     everything = set(names)
     match choice:
         case None:
