@@ -206,7 +206,7 @@ def _generate(
 
 
 _MOST_DIMENSIONS: Final = 1 << 16
-# The value of `truncate` for the context. Texts are cut to it, unless the client wants an error.
+# The value of `truncate` that cuts texts to the context. The client may want an error instead.
 _CONTEXT: Final = -1
 
 Texts = Annotated[

@@ -73,7 +73,7 @@ def read_data_url(url: str, most_bytes: int) -> bytes:
 
 FILE_SCHEME: Final = "file:"
 _LOCAL: Final = ("", "localhost")
-# The same text for files outside the folders and for missing files, so that no client learns which
+# One text for files outside the folders and for missing files, so that no client learns which
 # files exist.
 _NOT_THERE: Final = "there is no such file in gateway.image_folders"
 

@@ -101,7 +101,7 @@ async def resolved(
 
 
 def _response_of(reference: ItemBody) -> str:
-    """The id of the response that has the item. Empty: a gateway makes no such ids of items."""
+    """The id of the response that has the item. Empty: no gateway has made the item's id."""
     found = _ITEM_ID.fullmatch(reference.id or "")
     return "" if found is None else f"resp_{found['response']}"
 
@@ -244,7 +244,7 @@ class ResponseInput(Struct):
 
     @property
     def meanings(self) -> dict[str, CallMeaning]:
-        """For each function, but for plain ones, the meaning of its calls to the client."""
+        """The meaning of the calls of each function. Plain functions are left out."""
         brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
         every = chain(
             described_tools(self.body.tools or (), "tools"),

@@ -259,7 +259,7 @@ def sealed(reasoning: str) -> str:
 
 
 def opened(sealed: str) -> str:
-    """The text in a sealed text. Empty: another server has encoded the text."""
+    """The text that is encoded in `sealed`. Empty: another server has encoded it."""
     try:
         text = base64.b64decode(sealed, validate=True).decode()
     except (binascii.Error, ValueError):

@@ -69,7 +69,7 @@ class ResponseForm(Struct):
     # The values in the body. None: the model's own value applies.
     temperature: float | None = None
     top_p: float | None = None
-    # For each function, but for plain ones, the meaning of its calls to the client.
+    # The meaning of the calls of each function. Plain functions are left out.
     meanings: dict[str, CallMeaning] = {}
     # Whether the answer is a summary of the conversation.
     compacts: bool = False

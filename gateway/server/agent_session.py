@@ -56,7 +56,7 @@ class NewsQueue:
             return bool(self._lines or self._ended)
 
     def confirm(self, number: int) -> None:
-        """The answer with this number has arrived: drop its news. Keep those of a later answer."""
+        """The answer with this number has arrived: drop its news, but not those of a later one."""
         with self._lock:
             if number == self._told.number:
                 self._told = RankNews(number)

@@ -211,7 +211,9 @@ class Sessions:
             self._tasks.start(self._forget(session), f"end of {session.id}")
 
     async def end(self) -> None:
-        """End all sessions with the agent. Wait for their ranks, at most for the longest ladder."""
+        """End all sessions at the agent's end. Wait until all ranks have ended, for the longest
+        ladder at most.
+        """
         sessions = list(self._sessions.values())
         for each in sessions:
             self.close(each, "its agent ends")

@@ -90,7 +90,7 @@ class Departure:
         python: str,
         stands_in: socket.socket | None,
     ) -> None:
-        """`takeover` is the connection to the gateway before this one, if this one replaced one."""
+        """`takeover` is the connection to the gateway before this one; None: there was none."""
         self._parts = parts
         self._server = server
         self._relay = relay

@@ -82,8 +82,8 @@ class Upgrader:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, server: UvicornServer, signals: asyncio.Queue[int]) -> None:
-        """From now on take SIGUSR2, and the signals that the process hands on which stands in for
-        this gateway.
+        """From now on take SIGUSR2, and the signals from the process that stands in for this
+        gateway.
         """
         self._server = server
         signal.signal(
@@ -247,8 +247,8 @@ class Upgrader:
 
 
 def _look_at(upgrading: asyncio.Task[UpgradeAnswer]) -> None:
-    """Read the exception of an upgrade, since the client that asked for it may have gone. There is
-    an event for it already, so it is only logged for debugging.
+    """Read the exception of an upgrade, since the client that asked for it may have gone. An event
+    tells of the failure already, so the log has it only for debugging.
     """
     if not upgrading.cancelled() and isinstance(error := upgrading.exception(), Exception):
         logger.debug("The gateway was not replaced: %s", error)

@@ -57,7 +57,7 @@ class GatewayOutput:
 _SERVES_S: Final = 200.0
 # Seconds without a gateway in the state folder after which a start has failed.
 _GIVES_UP_S: Final = 25.0
-# The same for a gateway that has printed something: before it has its state folder, it prints only
+# The same after a gateway has printed something. A gateway that has no state folder yet prints only
 # if it fails.
 _AFTER_LAST_WORDS_S: Final = 5.0
 _LOOK_S: Final = 0.25

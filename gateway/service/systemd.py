@@ -166,6 +166,6 @@ def _escaped(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """One word of a command line (systemd.syntax(7))."""
+    """The text as one quoted word of a command line (systemd.syntax(7))."""
     escaped = _escaped(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
