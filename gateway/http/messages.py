@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""Anthropic's routes: POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -77,23 +77,23 @@ class AnthropicToolChoice(Struct):
 
 
 def deferred(tools: Iterable[ToolDefinition]) -> dict[str, FunctionBody]:
-    """The deferred tools, by name."""
+    """The functions of the deferred tools, by name."""
     return {each.name: each.function for each in tools if each.is_own and each.defer_loading}
 
 
 def foreign_types(tools: Iterable[ToolDefinition]) -> set[str]:
-    """The types of those tools that are Anthropic's server tools, which can't run here."""
+    """The types of Anthropic's server tools among `tools`. Server tools can't run here."""
     return {named(each.type or "", "tool") for each in tools if not each.is_own}
 
 
 def callable_tools(
     tools: Collection[ToolDefinition], choice: AnthropicToolChoice | None, referred: Collection[str]
 ) -> Tools | None:
-    """The tools that the model may call. Deferred tools are left out unless their names are in
-    `referred`. A choice of a server tool is ignored.
+    """The tools that the model may call. A deferred tool is left out unless its name is in
+    `referred`. A choice is ignored if it names a server tool, or if all tools are server tools.
 
     Raises:
-        Refusal: a name or a schema is invalid, or the choice names a tool that isn't there.
+        Refusal: a name or a schema is invalid, or the choice names a tool that is left out.
     """
     own = [each for each in tools if each.is_own]
     offered = [each for each in own if not each.defer_loading or each.name in referred]
@@ -148,9 +148,9 @@ class CountBody(AnthropicConversation, kw_only=True):
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingOption | None = None
     output_config: OutputConfig | None = None
-    # The older name of output_config.format.
+    # The older name of the field output_config.format.
     output_format: OutputFormat | None = None
-    # Features that run on Anthropic's servers.
+    # Fields of features that run on Anthropic's servers.
     mcp_servers: Raw = ABSENT
     container: Raw = ABSENT
 
@@ -203,7 +203,7 @@ async def create_message(http_request: HttpRequest) -> Response:
 )
 async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
-    # With a limit of 0 tokens the worker computes nothing.
+    # With a limit of 0 tokens the worker only counts the tokens of the prompt.
     generation = GenerationBody(model=body.model, max_tokens=0)
     call, generate, left_out = await _read(http_request, body, generation)
     requests = call.requests(generation, [generate], "messages")
@@ -214,7 +214,7 @@ async def count_tokens(http_request: HttpRequest) -> Response:
 async def _read(
     http_request: HttpRequest, body: CountBody, generation: GenerationBody
 ) -> tuple[ModelCall, Generate, set[str]]:
-    """The call, the message for a worker, and the parts of the body that the model doesn't get."""
+    """The call, the message for a worker, and names for the parts that the model doesn't get."""
     call = ModelCall(http_request, body.model)
     check_number(len(body.messages))
     sources = await call.beside_the_loop(picture_sources, body) if call.vision else []
@@ -228,7 +228,7 @@ async def _read(
 def _generate(
     body: CountBody, generation: GenerationBody, model: Model, pictures: Sequence[bytes]
 ) -> tuple[Generate, set[str]]:
-    """The message for a worker, and the parts of the body that the model doesn't get."""
+    """The message for a worker, and names for the parts that the model doesn't get."""
     vision = model.settings.pictures
     tools = body.tools or []
     left_out = foreign_types(tools) | unread(body, vision=vision)

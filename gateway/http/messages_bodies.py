@@ -1,4 +1,4 @@
-"""Anthropic's messages: their types, and how they become the messages that a worker renders."""
+"""The types of Anthropic's messages. Turns these into the messages that a worker renders."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gateway.http.tools import FunctionBody, template_function
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
-# A line that Claude Code adds for billing. It is different in each conversation, and stands at the
-# beginning of the prompt, so the prompt cache would never match.
+# A line that Claude Code adds at the beginning of the prompt, for billing. The line differs in each
+# conversation, so with this line no prompt would match the prompt cache.
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 _UNGIVEN: Final = "(Here is something that this model can't be given.)"
@@ -65,7 +65,7 @@ class ImageBlock(BodyPart, tag="image"):
 
 
 class DocumentBlock(BodyPart, tag="document"):
-    """A document. Only its text is read; PDF files are not."""
+    """A document. Only a document with a text source is read; a PDF file is not."""
 
     source: TextSource | Base64Source | UrlSource
     title: str | None = None
@@ -73,14 +73,14 @@ class DocumentBlock(BodyPart, tag="document"):
 
 
 class ToolReferenceBlock(BodyPart, tag="tool_reference"):
-    """A deferred tool that the model may call from here on."""
+    """The name of a deferred tool. The model may call the tool from this block on."""
 
     tool_name: str
 
 
 class ForeignBlock(Struct):
-    """A block of an unknown type: of Anthropic's server tools, or of a later API. `text` is the
-    text found in it.
+    """A block whose type is unknown here: it belongs to Anthropic's server tools, or to a later
+    version of the API. `text` joins the texts in the block.
     """
 
     type: str
@@ -89,7 +89,7 @@ class ForeignBlock(Struct):
 
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
 
-# msgspec rejects unions with unknown tags, so each block is decoded by itself.
+# msgspec refuses a value whose tag is in no type of a union, so each block is decoded by itself.
 AnyBlock = Annotated[
     Raw,
     Meta(
@@ -147,7 +147,7 @@ _KIND: Final = msgspec.json.Decoder(_Kind)
 
 
 def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
-    """Raises: ValueError: a block of a known type is malformed."""
+    """Raises: ValueError: a block has no type, or has a known type and is malformed."""
     return [_block(each, known, place) for place, each in enumerate(blocks)]
 
 
@@ -162,14 +162,14 @@ def _block(block: Raw, known: msgspec.json.Decoder[Any], place: int) -> Any:
 
 
 def _gather(value: Any, texts: list[str]) -> list[str]:
-    """The texts in a block of an unknown type, in order."""
+    """Append the texts in a block of an unknown type to `texts`, in order, and return `texts`."""
     if isinstance(value, str) and value:
         texts.append(value)
     elif isinstance(value, list):
         for each in value:
             _gather(each, texts)
     elif isinstance(value, dict):
-        # The data of a text document is text; other data is not.
+        # Only in a source of type text is `data` a text.
         data = ("data",) if value.get("type") == "text" else ()
         for name in (*_READABLE, *data):
             _gather(value.get(name), texts)
@@ -195,7 +195,7 @@ class AnthropicConversation(Struct):
 
 
 def references(body: AnthropicConversation) -> set[str]:
-    """The names of the tools that results refer to."""
+    """The names of the deferred tools that tool results refer to."""
     return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
 
 
@@ -213,7 +213,7 @@ def unread(body: AnthropicConversation, *, vision: bool) -> set[str]:
 
 
 def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
-    """The blocks of all messages; those within a result come behind the result."""
+    """The blocks of all messages. The blocks within a tool result follow the result."""
     for message in body.messages:
         for block in message.blocks:
             yield block
@@ -222,7 +222,7 @@ def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | Forei
 
 
 def picture_sources(body: AnthropicConversation) -> list[Source]:
-    """The pictures of all messages and results, in order."""
+    """The addresses of all pictures, in the order in which a worker gets the pictures."""
     return [
         Source(_url(block), name)
         for index, message in enumerate(body.messages)
@@ -231,7 +231,9 @@ def picture_sources(body: AnthropicConversation) -> list[Source]:
 
 
 def _pictures(message: AnthropicMessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
-    """The pictures of a message as a worker gets them: those of results first."""
+    """The pictures of a message, each with its path in the body. The pictures of tool results come
+    first, as in the messages that a worker renders.
+    """
     blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.blocks)]
     for block, name in blocks:
         if isinstance(block, ToolResultBlock):
@@ -258,12 +260,12 @@ def chat_messages(
     vision: bool = True,
     deferred: Mapping[str, FunctionBody] | None = None,
 ) -> tuple[ChatMessage, ...]:
-    """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
-    `vision` the text has a note in place of each picture. A `deferred` tool is described where a
-    result first refers to it.
+    """The messages as a worker renders them. `pictures` has the bytes of each picture that
+    `picture_sources` lists. Without `vision` the text has a note in place of each picture. A
+    `deferred` tool is described where a tool result first refers to it.
 
     Raises:
-        Refusal: the last message is the assistant's, or a block stands in the wrong message.
+        Refusal: the last message is the assistant's, or a block is in a message of the wrong role.
     """
     if body.messages[-1].role == "assistant":
         raise invalid(
@@ -313,9 +315,9 @@ def _users(
     pictures: Iterator[bytes] | None,
     untold: dict[str, FunctionBody],
 ) -> Iterator[ChatMessage]:
-    """The messages that are made of a user's message. Results come before the user's text, as chat
-    templates expect. Templates allow no pictures in results, so these pictures stand in the user's
-    message. `pictures` None: the model has no vision.
+    """The messages that a worker renders for one message of the user or the system. Tool results
+    come before the user's text, as chat templates expect. Templates allow no pictures in results,
+    so the user's message gets these pictures. `pictures` None: the model has no vision.
     """
     found = list(_pictures(body, f"messages.{index}.content"))
     shown = None if pictures is None else [(next(pictures), name) for _, name in found]
@@ -352,13 +354,14 @@ def _document(block: DocumentBlock) -> str:
 
 
 class _UserMessage:
-    """A user's message while its text and its pictures are gathered."""
+    """Gathers the text and the pictures of a user's message."""
 
     def __init__(
         self, pictures: list[tuple[bytes, str]] | None, untold: dict[str, FunctionBody]
     ) -> None:
-        """`pictures` are files with their names, in the order in which they are shown; None: the
-        model has no vision. `untold` are the tools that no text describes yet.
+        """`pictures` has the bytes and the path of each picture, in the order of the calls of
+        `show`; None: the model has no vision. `untold` has the deferred tools that no text has
+        described yet, by name.
         """
         self._pictures = pictures
         self.texts: list[str] = []
@@ -367,12 +370,14 @@ class _UserMessage:
         self._length = 0
 
     def add(self, text: str) -> None:
-        # One more for the line break before the text.
+        # A line break comes before each text but the first.
         self._length += len(text) + bool(self.texts)
         self.texts.append(text)
 
     def show(self) -> bool:
-        """Place the next picture behind the text so far. False: the model has no vision."""
+        """Place the next picture behind the text so far. Return False, and place none, if the model
+        has no vision.
+        """
         if self._pictures is None:
             return False
         data, name = self._pictures[len(self.shown)]
@@ -380,13 +385,15 @@ class _UserMessage:
         return True
 
     def _described(self, names: Sequence[str]) -> str:
-        """The text that makes tools callable. It describes those that no text described before."""
+        """The text that makes the named tools callable. The text describes only the tools that no
+        earlier text has described.
+        """
         new = [template_function(self._untold.pop(each)) for each in names if each in self._untold]
         told = f"These functions can be called from now on: {', '.join(names)}"
         return f"{told}\n{msgspec.json.encode(new).decode()}" if new else told
 
     def result(self, block: ToolResultBlock) -> str:
-        """The text of a result, whose pictures are added to this message."""
+        """The text of a tool result. The pictures of the result are added to this message."""
         texts = []
         called = []
         for each in block.blocks:
@@ -415,5 +422,5 @@ def _misplaced(index: int, place: int, block: BodyPart, whose: str) -> Refusal:
 
 
 def named(kind: str, otherwise: str) -> str:
-    """The type if a header can have it, else `otherwise`."""
+    """`kind` if a header may contain it, else `otherwise`."""
     return kind if _TYPE.fullmatch(kind) else otherwise

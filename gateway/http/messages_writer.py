@@ -28,7 +28,7 @@ _STOP_REASONS: Final[dict[FinishReason, StopReason]] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
-# Clients send this back with the reasoning; it is not checked.
+# Clients send the signature back with the reasoning. The signature is not checked.
 _SIGNATURE: Final = "bulkhead"
 
 
@@ -39,7 +39,9 @@ class AnthropicOutputDetails(Struct):
 
 
 class DeltaUsage(Struct):
-    """`input_tokens` don't include tokens from the prompt cache, which OpenAI's count includes."""
+    """The usage of an answer. `input_tokens` leaves out the tokens that were in the prompt cache;
+    OpenAI's count of the prompt includes these tokens.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -112,16 +114,16 @@ class MessageDelta(Struct):
 
 
 class MessageFormat:
-    """Writes one answer, streamed or whole."""
+    """Writes one answer as Anthropic's message, streamed or whole."""
 
     def __init__(self, model_id: str, request: Request) -> None:
         self._id = f"msg_{request.id}"
         self._model_id = model_id
         self._request = request
-        # Clients may send the same request id twice, and the ids of calls in a conversation must
-        # differ.
+        # The ids of calls must differ within a conversation. A client may send the same request id
+        # twice, so the ids of calls are not made from the request id.
         self._call_id = f"toolu_{secrets.token_hex(10)}"
-        # The number of blocks that were begun, and the kind of the open one.
+        # The number of blocks that were begun, and the kind of the block that is open.
         self._begun = 0
         self._open: str | None = None
 
@@ -196,7 +198,7 @@ class MessageFormat:
                 return b""
 
     def _begin(self, kind: str, block: AnswerBlock) -> bytes:
-        """Open a block, unless one of this kind is open."""
+        """End the open block and begin `block`, unless a block of `kind` is open already."""
         if self._open == kind:
             return b""
         events = self._close()

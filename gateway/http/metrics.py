@@ -135,7 +135,7 @@ def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:
 def _one(
     name: str, about: str, of: Iterable[tuple[tuple[str, ...], Struct]], field: str
 ) -> GaugeMetricFamily:
-    """A gauge of one field of several objects, with their labels."""
+    """A gauge of one field of several objects. `of` pairs labels and objects."""
     of = list(of)
     family = GaugeMetricFamily(name, about, labels=(MODEL,) if any(ids for ids, _ in of) else ())
     for labels, each in of:
@@ -171,8 +171,8 @@ def _prompt_cache(models: list[ModelStatus]) -> GaugeMetricFamily:
 
 
 class Counted(NamedTuple):
-    """The counters of a model. `found_tokens` of the `queried_tokens` in answered prompts were in
-    the prompt cache.
+    """The counters of a model. `queried_tokens` counts the tokens of answered prompts; of these
+    tokens, `found_tokens` were in the prompt cache. `restarts_by` counts restarts by their cause.
     """
 
     model_id: str
@@ -230,7 +230,7 @@ _HISTOGRAMS: Final[dict[str, tuple[str, Callable[[ModelMeter], Histogram]]]] = {
 
 
 def counted(models: Iterable[Counted]) -> Iterator[Metric]:
-    """The counters of all models."""
+    """The counters and histograms of all models, and the gauge of parked requests."""
     models = list(models)
     for name, (about, value) in _COUNTERS.items():
         counter = CounterMetricFamily(f"bulkhead_{name}", about, labels=(MODEL,))
@@ -257,7 +257,7 @@ def counted(models: Iterable[Counted]) -> Iterator[Metric]:
 
 
 def counted_http(meter: HttpMeter) -> Iterator[Metric]:
-    """The counters of HTTP requests."""
+    """The counter and the latencies of HTTP requests."""
     requests = CounterMetricFamily(
         "bulkhead_requests",
         "HTTP requests that have ended.",
@@ -287,7 +287,7 @@ def connections(by_doing: Mapping[str, int]) -> Metric:
 
 
 def refusals(by_code: Mapping[Code, int]) -> Metric:
-    """The counter of connections that never brought a request to a route."""
+    """The counter of connections and requests that were refused before they reached a route."""
     family = CounterMetricFamily(
         "bulkhead_connections_refused",
         "Connections that were refused, or ended for an invalid or a late request.",
@@ -300,7 +300,7 @@ Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 def _filled(family: Family, values: Iterable[tuple[Sequence[str], float]]) -> Family:
-    """The family with these values, each with its labels."""
+    """Add these values, each with its labels, to the family, and return the family."""
     for labels, value in values:
         family.add_metric(labels, value)
     return family
@@ -327,7 +327,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def process() -> Iterator[Metric]:
-    """The figures of the gateway's process. To read them may take some milliseconds."""
+    """The figures of the gateway's process. Reading the figures may take some milliseconds."""
     own = psutil.Process()
     times, memory = own.cpu_times(), own.memory_info()
     yield CounterMetricFamily(
@@ -349,7 +349,7 @@ def process() -> Iterator[Metric]:
         yield GaugeMetricFamily(name, about, value=value)
 
 
-# Writes the text in a thread: with many models it would block the event loop.
+# Writes the text in a thread: with many models the writing would block the event loop.
 _writer: Final = Lane("metrics")
 _WRITTEN_S: Final = 10.0
 _RETRY_AFTER_S: Final = 10

@@ -41,8 +41,8 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class ModelCall:
-    """The model of an HTTP request, and its caller. A route makes one `ModelCall`, so the model is
-    looked up once.
+    """The model that an HTTP request names, and the caller. A route makes one `ModelCall` for each
+    request, so the model is looked up once.
     """
 
     def __init__(self, http: HttpRequest, model: str) -> None:
@@ -81,7 +81,7 @@ class ModelCall:
         """The bytes of the pictures, in order.
 
         Raises:
-            Refusal: the model takes no pictures, or one of them can't be read.
+            Refusal: the model takes no pictures, or a picture can't be read.
         """
         check_pictures(sources, self.model)
         reader: PictureReader = self.http.app.state.pictures
@@ -93,9 +93,10 @@ class ModelCall:
         keep_alive: float | str | None,
         params: dict[RequestField, str],
     ) -> Terms:
-        """The terms of the request: from its headers, else from the body's `priority` and
-        `keep_alive`, within the caller's bounds. `params` are the body's names for the fields of
-        the message.
+        """The terms of the request. The deadline comes from a header, else from the configuration;
+        the priority from a header, else from the body's `priority`; and `keep_alive` from the body.
+        The caller's bounds limit priority and keep_alive. `params` maps fields of the message for a
+        worker to the body's names for these fields.
 
         Raises:
             Refusal: a header or keep_alive can't be read.
@@ -117,12 +118,12 @@ class ModelCall:
         self, body: GenerationBody, generates: Sequence[Generate], prompt_param: str
     ) -> list[Request]:
         """Make `body.answers` requests for each message, in order, and count them against the
-        caller's limits. They are not in the queue yet. `prompt_param` is the body's field with the
-        prompt.
+        caller's limits. The requests are not in the queue yet. `prompt_param` names the body's
+        field with the prompt.
 
         Raises:
-            Refusal: a header or keep_alive can't be read, or the body asks for more answers than
-                the server or the caller's key allows.
+            Refusal: a header or keep_alive can't be read, there is no memory for the prompts, or
+                the body asks for more answers than the server or the caller's key allows.
         """
         check_mailbox(self.http)
         if len(generates) * body.answers > MOST_ANSWERS:
@@ -133,7 +134,7 @@ class ModelCall:
             )
         shared = self.fleet.settings.prompt_cache.shared
         salt = self.caller.cache_salt(body.cache_salt or "", shared=shared)
-        # The prompt is sent once for each of its answers.
+        # A worker gets the prompt once for each answer.
         self.share.take(self.share.size_bytes * (body.answers - 1))
         terms = self.terms(body.priority, body.keep_alive, _params(body, prompt_param))
         requests: list[Request] = []
@@ -144,10 +145,11 @@ class ModelCall:
         return requests
 
     def count(self, requests: Sequence[Request]) -> None:
-        """Count the requests against the limits of the caller's key, and have their times logged.
+        """Count the requests against the limits of the caller's key, and have the times of the
+        requests logged.
 
         Raises:
-            Refusal: they are too many at once for the key.
+            Refusal: the limits of the key don't allow the requests now.
         """
         record_of(self.http.scope).timings = [each.timing for each in requests]
         take_places(self.http, requests)
@@ -182,12 +184,16 @@ class ModelCall:
         )
 
     def _priority(self, own: int | None) -> int | None:
-        """X-Priority, else the body's priority; None: the model's. Raises: Refusal."""
+        """The priority in X-Priority, else `own`, the body's; None: the model's priority counts.
+
+        Raises:
+            Refusal: X-Priority can't be read.
+        """
         text = self.http.headers.get("x-priority")
         wanted = own if text is None else _read_priority(text)
         priority = self.caller.priority_of(wanted, self.model.settings.priority)
         if priority is not None and from_page(self.http.headers):
-            # A web page may lower its priority, but not raise it.
+            # A web page may lower the priority of its request, but not raise it above the model's.
             return min(priority, self.model.settings.priority)
         return priority
 
@@ -211,10 +217,10 @@ def _read_priority(text: str) -> int:
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Seconds. None: the body has no keep_alive.
+    """The keep_alive of a body, in seconds. None: the body has no keep_alive.
 
     Raises:
-        Refusal: it can't be read.
+        Refusal: keep_alive can't be read.
     """
     if value is None:
         return None
@@ -225,7 +231,7 @@ def keep_alive_s(value: float | str | None) -> float | None:
 
 
 def check_mailbox(request: HttpRequest) -> bool:
-    """Whether the header asks to keep the answer for a client that leaves.
+    """Whether the header X-Mailbox asks to keep the answer for a client that leaves.
 
     Raises:
         Refusal: the header has another value, or answers of this path can't be kept.
@@ -245,7 +251,7 @@ def check_mailbox(request: HttpRequest) -> bool:
 
 
 def deadline_s(request: HttpRequest, default_s: float) -> float:
-    """X-Deadline-S, else the configured deadline, in seconds.
+    """The deadline in seconds: the header X-Deadline-S, else `default_s`.
 
     Raises:
         Refusal: the header isn't a positive number.

@@ -1,5 +1,5 @@
-"""Ollama's routes that generate or make vectors: chat, generate, embed, embeddings; and those that
-are refused.
+"""Ollama's routes that generate text or make vectors (chat, generate, embed, embeddings), the route
+pull, and the routes that are always refused.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ routes += model_routes
 
 
 def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
-    """Load or unload a model, as Ollama does for a body without a prompt. The answer says which of
-    them. A load waits in the queue as a request that computes nothing.
+    """Load the model, or unload it if keep_alive is 0, as Ollama does for a body without a prompt.
+    The answer says whether this was a load or an unload. A load, and the unload of a loaded model,
+    waits in the queue as a request that computes nothing.
 
     Raises:
         Refusal: keep_alive can't be read, or the caller may not unload.
@@ -173,7 +174,7 @@ def _chat_generate(
 
 
 def _prompt(body: GenerateBody, model: Model, pictures: Sequence[bytes]) -> Prompt:
-    """A conversation of one message; a text if the prompt is raw or has a suffix."""
+    """The prompt: a text if the body has `raw` or `suffix`, else a conversation of one message."""
     text = body.prompt or ""
     if not body.raw and not body.suffix:
         messages = [ChatMessage("system", body.system)] if body.system else []
@@ -205,7 +206,7 @@ def _generate(
 
 
 _MOST_DIMENSIONS: Final = 1 << 16
-# Texts are truncated to the context, unless the client wants an error.
+# The value of `truncate` that cuts texts to the context. The client may want an error instead.
 _CONTEXT: Final = -1
 
 Texts = Annotated[
@@ -255,7 +256,7 @@ async def embed(http_request: HttpRequest) -> Response:
     name = body.model
     text = bytes(body.input).strip()
     if not given(body.input) or text == b'""' or text.translate(None, b" \t\r\n") == b"[]":
-        # Ollama gives this answer too, if the model exists.
+        # Ollama gives the same empty answer, if the model exists.
         call_of(http_request, name)
         return json_response(EmbedAnswer(name, [], 0, 0, 0))
     inputs = await beside_the_loop(len(body.input), parse_inputs, body.input, "input", MOST_INPUTS)
@@ -349,7 +350,7 @@ class Pulled(Struct):
     ),
 )
 async def pull(request: HttpRequest) -> Response:
-    """Succeed for a model that is here, since Codex asks for a pull in any case; else refuse."""
+    """Succeed if the model is served here, since Codex always asks for a pull. Otherwise refuse."""
     body = await read_json(request, PullBody)
     try:
         call_of(request, body.model or body.name)

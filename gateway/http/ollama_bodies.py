@@ -1,4 +1,4 @@
-"""Ollama's bodies: their types, and how they become the messages that a worker renders."""
+"""The types of Ollama's bodies. Turns these into the messages that a worker renders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from protocol.requests import CalledTool, ChatMessage, Constraint, Picture
 _LARGEST: Final = (1 << 31) - 1
 _MOST_SEED: Final = (1 << 63) - 1
 
-# Clients also write whole numbers as 40.0.
+# The type is float since clients also write whole numbers as 40.0.
 Count = Annotated[float, Meta(ge=-2, le=_LARGEST, multiple_of=1)]
 
 
@@ -56,14 +56,14 @@ class OllamaOptions(Struct, kw_only=True):
 def generation(
     options: OllamaOptions | None, model: Model, keep_alive: float | str | None
 ) -> GenerationBody:
-    """The options as parameters of the other APIs.
+    """The options of Ollama as parameters of the other APIs.
 
     Raises:
         Refusal: an option is not supported.
     """
     asked = options or OllamaOptions()
     check_supported(asked, "options", "options.")
-    # 0 switches the penalty off; with -1 it covers the whole context.
+    # 0 switches the repeat penalty off. With -1 the penalty covers the whole context.
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
     if looks_back is not None and looks_back < 0:
         looks_back = model.settings.context_tokens
@@ -72,7 +72,7 @@ def generation(
         # Ollama reads 0 and negative numbers as no limit.
         max_tokens=max(0, int(asked.num_predict or 0)) or None,
         temperature=asked.temperature,
-        # Ollama reads 0 as off.
+        # In Ollama 0 switches top_p off.
         top_p=asked.top_p or None,
         top_k=None if asked.top_k is None else max(0, int(asked.top_k)),
         min_p=asked.min_p,
@@ -171,21 +171,21 @@ def constraint_of(body: AnswerBody) -> Constraint | None:
 
 
 def arguments_of(think: Think | None, defaults: Mapping[str, Any]) -> str:
-    """The arguments for the chat template. `defaults` are those of the model."""
+    """The arguments for the chat template. `defaults` are the model's configured arguments."""
     thinking = None if think is None else think is not False
     return encode_arguments(defaults, thinking, think if isinstance(think, str) else None)
 
 
 def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
-    """The pictures of a message or a prompt. Ollama sends them in base64."""
+    """The addresses of the pictures in a message or a prompt. Clients send pictures in base64."""
     for place, each in enumerate(images or ()):
         url = each if each.startswith("data:") else f"data:;base64,{each}"
         yield Source(url, f"{path}images[{place}]")
 
 
 def message_sources(bodies: Sequence[OllamaMessageBody], *, vision: bool = True) -> list[Source]:
-    """The pictures of all messages, in order. Without `vision` (the model has no vision) only those
-    of the newest user message.
+    """The addresses of the pictures in all messages, in order. Without `vision` only the pictures
+    of the newest user message are listed: a model without vision refuses these.
 
     Raises:
         Refusal: a picture is not in a message of a user, or there are too many messages.
@@ -207,8 +207,8 @@ def message_sources(bodies: Sequence[OllamaMessageBody], *, vision: bool = True)
 def chat_messages(
     bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, vision: bool = True
 ) -> tuple[ChatMessage, ...]:
-    """The messages as a worker renders them. `pictures` are the files of `message_sources`. Without
-    `vision` the text has a note in place of each picture.
+    """The messages as a worker renders them. `pictures` has the bytes of each picture that
+    `message_sources` lists. Without `vision` the text has a note in place of each picture.
 
     Raises:
         Refusal: the arguments of a call are no JSON object.
@@ -235,19 +235,19 @@ def _text_of(body: OllamaMessageBody, *, vision: bool) -> str:
 
 
 def shown(pictures: Iterable[bytes], path: str) -> tuple[Picture, ...]:
-    """Pictures that are placed before the text."""
+    """The pictures of a message, placed before its text."""
     return tuple(Picture(data, 0, f"{path}images[{place}]") for place, data in enumerate(pictures))
 
 
 class _Calls:
-    """Gives ids to calls and results, since most of Ollama's clients send none. A result without an
-    id belongs to the first call of its tool that has no result.
+    """Gives ids to calls and tool results, since most of Ollama's clients send no ids. A result
+    without an id belongs to the first call of its tool that has no result yet.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        # The names of calls without a result by their ids, in order: those of each tool under its
-        # name, and all of them under None.
+        # The calls without a result, in order: for the name of a tool the calls of this tool, and
+        # for None the calls of all tools. The id of a call maps to the name of its tool.
         self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
 
     def made(self, index: int, body: OllamaMessageBody) -> Iterator[CalledTool]:
@@ -281,10 +281,10 @@ def _is_json(text: bytes) -> bool:
 
 
 def call_of(request: HttpRequest, name: str | None) -> ModelCall:
-    """The call to a model by its id or alias.
+    """The call to the model whose id or alias is `name`.
 
     Raises:
-        Refusal: there is no such model, or the body names none.
+        Refusal: there is no such model, or the body names no model.
     """
     if not name:
         raise invalid("model is missing: name one of /api/tags.", "model")
@@ -292,5 +292,5 @@ def call_of(request: HttpRequest, name: str | None) -> ModelCall:
 
 
 def tagged(model_id: str) -> str:
-    """The id with a tag. Clients that compare names add the tag to names without one."""
+    """The id with a tag. Clients that compare names add `:latest` to a name without a tag."""
     return model_id if ":" in model_id.rpartition("/")[2] else model_id + LATEST

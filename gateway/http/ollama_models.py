@@ -32,7 +32,7 @@ from protocol.model_files import encoder_of, read_config, read_file, read_header
 
 model_routes = Routes("Ollama")
 
-# A listing does not wait longer for the files of a model.
+# Seconds that a listing waits for the facts in the files of one model.
 _ANSWER_S: Final = 2.0
 _LONGEST_TEXT_BYTES: Final = 1 << 20
 _BITS_OF_WORD: Final = 32
@@ -41,8 +41,8 @@ _UNPACKED: Final = (".scales", ".biases")
 
 
 class ModelFiles(Struct, frozen=True):
-    """The facts in the files of a model. `digest` changes with their names, sizes and times.
-    `template` is the chat template; `quantization` is the bits of a weight, or the weights' type.
+    """Facts from the files of a model. `digest` changes with the names, sizes and times of the
+    files. `quantization` tells the bits of a quantized weight, or else the type of most weights.
     """
 
     digest: str = "0" * 64
@@ -60,7 +60,7 @@ class ModelFiles(Struct, frozen=True):
 
     @property
     def parameter_size(self) -> str:
-        """The number of parameters as people write it: 8.0B."""
+        """The number of parameters as people write it, such as 8.0B."""
         for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
             if self.parameters >= size:
                 return f"{self.parameters / size:.1f}{unit}"
@@ -68,8 +68,8 @@ class ModelFiles(Struct, frozen=True):
 
 
 class ModelFileReader:
-    """Reads the files of models, again only if they have changed. Each source has a lane of its
-    own, so a disk that hangs delays no other model.
+    """Reads facts from the files of models, and reads them again only if the files have changed.
+    Each source has a lane of its own, so a disk that hangs delays no model of another source.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,9 @@ class ModelFileReader:
         self._known: dict[str, ModelFiles] = {}
 
     async def look_up(self, model: Model) -> ModelFiles:
-        """The facts in the files; if these can't be read, the last known facts, or defaults."""
+        """The facts from the model's files. If the files can't be read in time, the facts that were
+        read before, or defaults.
+        """
         known = self._known.get(model.source)
         lane = self._lanes.setdefault(model.source, Lane(f"files of {model.id}"))
         try:
@@ -121,8 +123,8 @@ def _quantization(config: Mapping[str, Any]) -> int | None:
 
 
 def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
-    """The number of parameters, and the type of most of them. Several quantized parameters share a
-    word.
+    """The number of parameters, and the type of most parameters. `bits` are the bits of a quantized
+    parameter, several of which share a word; None: the parameters are not quantized.
     """
     kinds: dict[str, int] = {}
     for path in files:
@@ -140,8 +142,8 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
 
 
 def _template(folder: Path) -> str:
-    """The chat template that a worker takes: a file of its own, else the tokenizer's, else the
-    processor's.
+    """The chat template that a worker takes: the text of chat_template.jinja, else the template in
+    the configuration of the tokenizer, else in chat_template.json. Empty: there is no template.
     """
     if text := _text(folder / "chat_template.jinja"):
         return text
@@ -151,7 +153,7 @@ def _template(folder: Path) -> str:
         except FileNotFoundError:
             continue
         if isinstance(found, list):
-            # Several templates, by name.
+            # The file has several templates with names; the first one is taken.
             found = next((each.get("template") for each in found if isinstance(each, dict)), None)
         if isinstance(found, str) and found:
             return found
@@ -159,7 +161,7 @@ def _template(folder: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """The text of a file. Empty: there is none, or it is too long."""
+    """The text of a file. Empty: the file is missing or too long."""
     try:
         return read_file(path, _LONGEST_TEXT_BYTES).decode(errors="replace")
     except (FileNotFoundError, ValueError):
@@ -167,7 +169,7 @@ def _text(path: Path) -> str:
 
 
 def _encodable(text: object) -> str:
-    """A text of a JSON file, without lone surrogates, which can't be encoded."""
+    """A text of a JSON file, without lone surrogates, which can't be encoded. Empty: no text."""
     return text.encode(errors="replace").decode() if isinstance(text, str) else ""
 
 
@@ -178,7 +180,7 @@ def _number(table: Mapping[str, Any], key: str) -> int | None:
     return value if 0 < value < _LARGEST_NUMBER else None
 
 
-# The first version of Ollama that has all that works here. Codex requires it for `/v1/responses`.
+# The first version of Ollama with all that works here. For `/v1/responses` Codex needs this one.
 _SPOKEN: Final = "0.13.4"
 # A time that stands for "never".
 _NEVER: Final = "9999-12-31T23:59:59Z"
@@ -295,7 +297,7 @@ async def show(request: HttpRequest) -> Response:
 
 @model_routes.get("/api/version", Operation("Which API this is", answer=VersionBody))
 async def version(_request: HttpRequest) -> Response:
-    """Answer with the version, by which clients decide what they send."""
+    """Answer with the versions. Clients decide by Ollama's version which fields they send."""
     return json_response(VersionBody(_SPOKEN, VERSION))
 
 
@@ -349,7 +351,7 @@ def _details(files: ModelFiles) -> Details:
 
 
 def _info(files: ModelFiles) -> dict[str, Any]:
-    """The facts under Ollama's names, which are those of GGUF metadata."""
+    """The facts under the names of GGUF metadata, as Ollama gives them."""
     family = files.family or "unknown"
     known = {
         "general.architecture": family,
@@ -362,7 +364,10 @@ def _info(files: ModelFiles) -> dict[str, Any]:
 
 
 def _capabilities(compartment: Compartment, files: ModelFiles) -> list[str]:
-    """The capabilities that the model's worker reports; before a load those that its files show."""
+    """The capabilities of the model in Ollama's words. The worker reports whether the model makes
+    text or vectors; before a load the files show this. The configuration says whether the model
+    takes pictures, and the chat template whether it calls tools and thinks.
+    """
     abilities = compartment.traffic.abilities
     writes = "text" in abilities if abilities is not None else not files.encoder
     embeds = "embedding" in abilities if abilities is not None else files.encoder

@@ -48,9 +48,9 @@ class OllamaAnswerMessage(Struct, omit_defaults=True):
 
 
 class Figures(Struct, omit_defaults=True, kw_only=True):
-    """The figures of a whole answer. Durations are in nanoseconds: `total_duration` of the request,
-    `load_duration` until a worker had it, `prompt_eval_duration` of the prompt, and `eval_duration`
-    from the first token on.
+    """The figures of a whole answer. Durations are in nanoseconds: `total_duration` from the
+    request's arrival to the end of the answer, `load_duration` from the arrival until a worker had
+    the request, `prompt_eval_duration` from then to the first token, `eval_duration` from there on.
     """
 
     done_reason: DoneReason | UnsetType = UNSET
@@ -95,13 +95,13 @@ class OllamaContent(Struct):
 
 
 class OllamaFormat:
-    """Writes the answer of a request. A call is written when it is complete, since its arguments
-    are an object.
+    """Writes the answer of a request. A call is written only when its arguments are complete, since
+    Ollama sends the arguments as an object.
     """
 
     def __init__(self, name: str, request: Request, *, chat: bool) -> None:
-        """`name` is the name of the model in the body. Without `chat` the answer is that of
-        /api/generate.
+        """`name` is the body's name for the model. With `chat` the answer has the form of
+        /api/chat, else of /api/generate.
         """
         self._name = name
         self._request = request
@@ -183,7 +183,7 @@ class OllamaFormat:
 
 
 def written(name: str, content: OllamaContent, figures: Figures | None, *, chat: bool) -> bytes:
-    """A JSON object. Only the last object of an answer has `figures`."""
+    """The content as a JSON object. Only the last object of an answer has `figures`."""
     known = {} if figures is None else msgspec.structs.asdict(figures)
     if content.logprobs:
         known["logprobs"] = content.logprobs

@@ -22,8 +22,8 @@ from gateway.system.refusal import Code, status_of
 
 
 class IdConvertor(PathConvertor):
-    """An id in a path, which may have slashes but is not empty. A slash at the end of a path is
-    redirected, as on all paths.
+    """Matches an id in a path. An id may have slashes, but is not empty. A path with a slash at its
+    end is redirected, as on all routes.
     """
 
     regex = ".+"
@@ -80,8 +80,8 @@ class Query(Struct, frozen=True):
 class Operation(Struct, frozen=True):
     """The description of a route. `body` is the type that decodes the body. `answer` is the type of
     the answer, or the media type of a text. `events` is the type of an event in a stream of the
-    media type `stream`. `refusals` are possible in addition to `ALWAYS`; `others` are further
-    statuses with the types of their answers.
+    media type `stream`. `refusals` are the codes of possible refusals besides `ALWAYS`; `others`
+    maps further statuses to the types of their answers.
     """
 
     summary: str
@@ -96,7 +96,7 @@ class Operation(Struct, frozen=True):
 
 
 class Described(Route):
-    """A route that stands in /openapi.json. An id in its path is written as `{id:id}`."""
+    """A route that /openapi.json describes. An id in the path is written as `{id:id}`."""
 
     def __init__(
         self, path: str, endpoint: Handler, method: str, tag: Tag, operation: Operation
@@ -108,8 +108,8 @@ class Described(Route):
 
 
 class Routes(list[BaseRoute]):
-    """The routes of a file, which are declared at their handlers, by decorators. `tag` groups them
-    in /openapi.json.
+    """The routes of a file. A decorator at each handler declares its route. `tag` names the group
+    of the routes in /openapi.json.
     """
 
     def __init__(self, tag: Tag) -> None:
@@ -139,12 +139,12 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(?P<name>\w+)(?::\w+)?\}")
 _WITH_BODY: Final[tuple[Code, ...]] = ("request_too_large",)
 _TEXT: Final = {"type": "string"}
-# The schemas of query parameters, as `read_count` reads them.
+# The schemas of query parameters. `read_count` takes just these integers.
 _OF_QUERY: Final = {
     "string": _TEXT,
     "integer": {"type": "integer", "minimum": 0, "maximum": 10**MOST_DIGITS - 1},
 }
-# OpenAPI 3.2 describes events so, and current tools know them by this media type.
+# The schema of an event, as in OpenAPI 3.2. Current tools recognize events by the media type.
 _STREAMED: Final[dict[str, dict[str, Any]]] = {
     EVENT_STREAM: {
         "type": "object",
@@ -160,7 +160,7 @@ _REQUEST_ID: Final = {
 
 
 def described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, BaseRoute]]:
-    """All routes with their paths, also those within mounts."""
+    """All routes, also the routes within mounts, each with its whole path."""
     for route in routes:
         path = prefix + getattr(route, "path", "")
         if isinstance(route, Mount) and route.routes:
@@ -199,7 +199,7 @@ def make_document(routes: Iterable[BaseRoute]) -> bytes:
                     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
                 },
             },
-            # Without API keys no key is needed.
+            # As long as the gateway has no API keys, no key is needed.
             "security": [{}, {"bearer": []}, {"header": []}],
         }
     )
@@ -257,7 +257,7 @@ def _content(kind: Any, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _stream(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
-    """The schema of a stream. OpenAPI 3.1 has no keyword for its events."""
+    """The schema of a stream. OpenAPI 3.1 has no keyword for its events: they are in `x-each`."""
     schema = dict(_STREAMED.get(operation.stream or "", {"type": "string"}))
     if operation.events is not None:
         schema["x-each"] = known[operation.events]
@@ -295,12 +295,12 @@ def _of_query(operation: Operation) -> Iterator[dict[str, Any]]:
         }
 
 
-# To make the document takes milliseconds on an idle machine.
+# Seconds to make the document, which takes milliseconds on an idle machine.
 _MADE_S: Final = 60.0
 
 
 class OpenApiDocument:
-    """Makes the document at its first request, in a thread, and keeps it."""
+    """Makes the document in a thread, when it is first requested, and keeps its text."""
 
     def __init__(self) -> None:
         self._lane = Lane("openapi")

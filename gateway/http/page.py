@@ -22,14 +22,14 @@ routes = Routes("operation")
 
 _FOLDER: Final = Path(__file__).parent / "static"
 _READ_S: Final = 20.0
-# Types of files. Those of the system may differ, and browsers run a script only with this type.
+# Media types of files. The system's table may differ, and browsers run only text/javascript.
 _TYPES: Final = mimetypes.MimeTypes(filenames=())
 _TYPES.add_type("text/javascript", ".js")
 _TYPES.add_type("text/markdown", ".md")
 
 
 class File(Struct, frozen=True):
-    """`etag` identifies the content, in quotes as in HTTP."""
+    """A file of the page. `etag` identifies the content, in quotes as HTTP demands."""
 
     content: bytes
     media_type: str
@@ -45,13 +45,17 @@ class Page:
         self._lane = Lane("page")
 
     async def find(self, path: str) -> File | None:
-        """Raises: OSError: the files can't be read."""
+        """The file at a path within the folder; None: there is no such file.
+
+        Raises:
+            OSError: the files can't be read.
+        """
         if self._files is None:
             self._files = await self._lane.run(self._read, _READ_S, str(self._folder))
         return self._files.get(path)
 
     def _read(self) -> dict[str, File]:
-        """Blocks."""
+        """Read all files; blocks."""
         paths = (each for each in self._folder.rglob("*") if each.is_file())
         return {each.relative_to(self._folder).as_posix(): _file(each) for each in paths}
 
@@ -78,7 +82,7 @@ _POLICY: Final = "; ".join(
     )
 )
 _PAGE_HEADERS: Final = {
-    # A browser asks each time; for an unchanged file the answer is 304.
+    # A browser asks each time whether the file has changed; if not, the answer is 304.
     "cache-control": "no-cache",
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -118,7 +122,7 @@ _PLACES: Final = (
     ("/metrics", "figures for Prometheus"),
     ("/openapi.json", "every route, for programs"),
 )
-# Prefixes of paths, not pages.
+# Prefixes of paths, which are no pages and so get no link.
 _BASES: Final = ("/v1", "/api")
 _FRONT_HEADERS: Final = {"content-security-policy": "default-src 'none'", "vary": "accept"}
 

@@ -1,7 +1,8 @@
-"""All parameters of the APIs' bodies: supported, refused or harmless.
+"""The parameters of OpenAI's and Ollama's bodies, and their fate: done, refused or harmless.
 
-A parameter that would change the answer and is not supported is refused by name, unless it has a
-neutral value, since clients may send defaults. Fields that no API knows are ignored.
+A parameter is refused by name if it would change the answer and is not supported. A refused
+parameter may still have a neutral value, since clients send defaults. A harmless parameter is
+ignored, as is a field that no API knows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Place: TypeAlias = Literal[
 ]
 Fate: TypeAlias = Literal["done", "refused", "harmless"]
 
-# The name of a place in the documentation and in errors.
+# The names of the places in the documentation.
 PLACES: Final[dict[Place, str]] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
@@ -46,8 +47,9 @@ _BODIES: Final[tuple[Place, ...]] = ("chat", "completions")
 
 
 class Parameter(Struct, frozen=True):
-    """`neutral` are the values that a refused parameter may have, since they change nothing; null
-    is always one of them. `note` is advice to the client, or why the parameter is harmless.
+    """A parameter and its fate. `neutral` has the values that a refused parameter may have besides
+    null, since these values change nothing. `note` is advice to the client, or says why the
+    parameter is harmless.
     """
 
     name: str
@@ -106,7 +108,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("prompt", places=_COMPLETIONS),
     _refused("prompt", places=_CHAT, note="send it to /v1/completions"),
     _refused("messages", places=_COMPLETIONS, note="send them to /v1/chat/completions"),
-    # OpenAI's
+    # Parameters of OpenAI
     _refused("best_of", 1, places=_CHAT),
     _refused("top_logprobs", 0, -1, places=_COMPLETIONS, note="send logprobs"),
     _refused("tools", [], places=_COMPLETIONS),
@@ -133,7 +135,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "prompt_cache_retention",
     ),
     *_harmless("it only hastens answers", "prediction"),
-    # mlx_lm.server's
+    # Parameters of mlx_lm.server
     _refused("chat_template_kwargs", {}, places=_COMPLETIONS),
     _refused("enable_thinking", places=_COMPLETIONS),
     _refused("role_mapping", {}),
@@ -145,7 +147,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "frequency_context_size",
     ),
     *_harmless("it belongs to draft_model", "num_draft_tokens"),
-    # vLLM's
+    # Parameters of vLLM
     _refused("skip_special_tokens", False),
     _refused("logits_processors", []),
     _refused("watermarking", False),
@@ -212,7 +214,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("file", places=_PART),
     *_harmless("the model's own files say how closely it looks", "detail", places=_PART),
     *_harmless("it only says how prompts are cached", "prompt_cache_breakpoint", places=_PART),
-    # Of responses: OpenAI's parameters, and chat's further ones
+    # Parameters of responses: OpenAI's, and further parameters of chat
     *_done("model", "input", "instructions", "previous_response_id", places=_RESPONSES),
     *_done("background", "store", "stream", "include", "metadata", places=_RESPONSES),
     *_done("tools", "tool_choice", "parallel_tool_calls", places=_RESPONSES),
@@ -254,7 +256,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "prompt_cache_retention",
         places=_RESPONSES,
     ),
-    # Of vectors: OpenAI's, vLLM's, Jina's and Cohere's
+    # Parameters of embeddings and rerank: OpenAI's, vLLM's, Jina's and Cohere's
     *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),
     *_done("input", "dimensions", "encoding_format", places=_EMBEDDINGS),
     *_done("input_type", "prompt_name", places=_EMBEDDINGS),
@@ -277,7 +279,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("rank_fields", [], places=_RERANK),
     *_harmless("a label for OpenAI's records", "user", places=_VECTORS),
     *_harmless("a label; the header X-Request-Id names a request", "request_id", places=_VECTORS),
-    # Ollama's
+    # Parameters of Ollama
     *_done("model", "stream", "options", "format", "think", "keep_alive", places=_GENERATE),
     *_done("prompt", "suffix", "system", "raw", "images", places=_GENERATE),
     *_done("logprobs", "top_logprobs", places=_GENERATE),
@@ -347,14 +349,14 @@ Kind = TypeVar("Kind", bound=Struct)
 
 
 def refusing(place: Place) -> Callable[[type[Kind]], type[Kind]]:
-    """A decorator: adds the parameters that are refused at `place` to the type, for
+    """A decorator that adds fields to the type: the parameters that are refused at `place`, for
     `check_supported`.
     """
 
     def extend(kind: type[Kind]) -> type[Kind]:
         extended: type[Any] = msgspec.defstruct(
             kind.__name__,
-            # Kept as raw text: a refused value may be megabytes of lists.
+            # The values stay raw text, since a refused value may be megabytes of lists.
             [(each.name, _kind(each), ABSENT) for each in _REFUSED[place]],
             bases=(kind,),
             module=kind.__module__,
@@ -374,10 +376,11 @@ def _kind(parameter: Parameter) -> Any:
 
 
 def check_supported(decoded: Struct, place: Place, path: str = "") -> None:
-    """`decoded` is of a type that `refusing(place)` made; `path` is its path within the body.
+    """`refusing(place)` made the type of `decoded`. `path` is the prefix of its fields in the body,
+    such as `options.`.
 
     Raises:
-        Refusal: a parameter that is refused there has a value that is not neutral.
+        Refusal: a parameter that is refused at `place` has a value that is not neutral.
     """
     for parameter in _REFUSED[place]:
         text: Raw = getattr(decoded, parameter.name)
@@ -398,7 +401,7 @@ def _neutral(parameter: Parameter, text: Raw) -> bool:
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equality as in JSON: in Python 0 == False."""
+    """Whether two values are equal as JSON, where 0 is not false; in Python 0 == False."""
     if isinstance(value, bool) or isinstance(neutral, bool):
         return value is neutral
     return value == neutral

@@ -31,14 +31,14 @@ _BEGINNINGS: Final = (b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"\xff\xd8\xff
 
 
 class Source(Struct, frozen=True):
-    """The address of a picture. `name` is the field of the body, for errors."""
+    """The address of a picture. `name` is the path of its field in the body, for errors."""
 
     url: str
     name: str
 
 
 class PictureError(Exception):
-    """Why a picture can't be read, as the end of a sentence."""
+    """A picture can't be read. The text is the reason, as the end of a sentence."""
 
 
 def refused(source: Source, reason: object) -> Refusal:
@@ -59,7 +59,7 @@ _ENCODING: Final = ";base64"
 
 
 def read_data_url(url: str, most_bytes: int) -> bytes:
-    """Raises: PictureError: it is no data URL in base64, or is too large."""
+    """Raises: PictureError: the URL is no data URL in base64, or the picture is too large."""
     head, comma, encoded = url.partition(",")
     if not comma or not head.lower().endswith(_ENCODING):
         raise PictureError("a data URL must be in base64, as data:image/png;base64,iVBOR...")
@@ -73,16 +73,16 @@ def read_data_url(url: str, most_bytes: int) -> bytes:
 
 FILE_SCHEME: Final = "file:"
 _LOCAL: Final = ("", "localhost")
-# The same text for files outside the folders and for missing files, so that no client learns which
+# One text for files outside the folders and for missing files, so that no client learns which
 # files exist.
 _NOT_THERE: Final = "there is no such file in gateway.image_folders"
 
 
 def path_in(url: str) -> Path:
-    """The path in a file: URL or in a plain path.
+    """The path that a file: URL or a plain path names.
 
     Raises:
-        PictureError: it isn't absolute, or is on another machine.
+        PictureError: the path isn't absolute, or is on another machine.
     """
     path = url
     if url.lower().startswith(FILE_SCHEME):
@@ -99,10 +99,10 @@ def path_in(url: str) -> Path:
 
 
 def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
-    """Read a file in one of the folders, after links are resolved; blocks.
+    """Read a file, which must be in one of the folders after its links are resolved; blocks.
 
     Raises:
-        PictureError: there is no such file, it is no regular file, or it is too large.
+        PictureError: the file is not in the folders, not regular, or too large, or it changed.
     """
     try:
         resolved = path.resolve(strict=True)
@@ -113,7 +113,7 @@ def read_file(path: Path, folders: Sequence[str], most_bytes: int) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise PictureError("it is no regular file")
-            # A folder above the file may have become a link, too.
+            # A folder above the file may have become a link meanwhile, too.
             again = path.resolve(strict=True)
             _check_inside(again, folders)
             if not os.path.samestat(status, again.stat()):
@@ -136,11 +136,11 @@ def _check_inside(resolved: Path, folders: Sequence[str]) -> None:
 
 
 _REMOTE_SCHEMES: Final = ("http:", "https:")
-# For all pictures of a request together.
+# Seconds for all pictures of a request together.
 _FETCHED_S: Final = 20.0
 
 
-# Fetches a picture of at most so many bytes within so many seconds.
+# Fetches a picture by its address, the most bytes, and the seconds in which it must have come.
 Fetch: TypeAlias = Callable[[str, int, float], Awaitable[bytes]]
 
 
@@ -152,11 +152,11 @@ class PictureReader:
     async def read(
         self, sources: Sequence[Source], settings: GatewaySettings, share: Share
     ) -> list[bytes]:
-        """The bytes of the pictures, in order. They count against `share`, since a short path may
-        name megabytes.
+        """The bytes of the pictures, in order. These bytes count against `share`, since a short
+        path may name megabytes.
 
         Raises:
-            Refusal: a picture can't be read, or they are too many or too large.
+            Refusal: a picture can't be read, or the pictures are too many or too large.
         """
         if not sources:
             return []
@@ -211,7 +211,7 @@ class PictureReader:
 
 
 def check_pictures(sources: Sequence[Source], model: Model) -> None:
-    """Raises: Refusal: there are pictures, and the model takes none."""
+    """Raises: Refusal: there are pictures, and the model takes no pictures."""
     if sources and not model.settings.pictures:
         raise refused(
             sources[0],
@@ -227,9 +227,9 @@ _TURNS: Final = ("user", "assistant")
 
 
 def newest(roles: Sequence[str]) -> range:
-    """The place of the newest user message; empty if an assistant's message follows it. A model
-    without vision refuses the pictures of this message, but not earlier pictures, which would end
-    the conversation.
+    """A range with only the place of the newest user message; empty if an assistant's message comes
+    later. A model without vision refuses the pictures of the newest user message. To refuse earlier
+    pictures would end the conversation.
     """
     last = max((place for place, each in enumerate(roles) if each in _TURNS), default=-1)
     return range(last, last + 1) if last >= 0 and roles[last] == "user" else range(0)

@@ -1,7 +1,8 @@
 """Fetches pictures from http and https addresses, if the operator allows it.
 
-A DNS name may resolve to any address, and to another one the next time. So it is resolved here
-once, and the connection goes to the address that was checked. Redirections are checked, too.
+A DNS name may resolve to any address, and to a different address the next time. So each name is
+resolved once, and the connection goes to the address that was checked. Redirections are checked,
+too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gateway.system.lane import Lane
 Network = IPv4Network | IPv6Network
 
 # The special-purpose addresses of IANA's registries (RFC 6890) in July 2026, and multicast. The
-# table of Python differs from version to version and has no 6to4 and no prefixes of translators.
+# table in Python differs from version to version, and lacks 6to4 and the prefixes of translators.
 _SPECIAL_IPV4: Final = tuple(
     IPv4Network(each)
     for each in (
@@ -51,9 +52,9 @@ _SPECIAL_IPV4: Final = tuple(
         "224.0.0.0/3",
     )
 )
-# The addresses that IANA assigns to hosts. Outside are loopback, IPv4-compatible, site-local and
-# unique local addresses, link-local ones, multicast, and 64:ff9b:1::/48 for local translators (RFC
-# 8215).
+# The addresses that IANA assigns to hosts. Outside this network are loopback, IPv4-compatible,
+# link-local, site-local and unique local addresses, multicast, and 64:ff9b:1::/48 for local
+# translators (RFC 8215).
 _UNICAST: Final = IPv6Network("2000::/3")
 _SPECIAL_IPV6: Final = tuple(
     IPv6Network(each)
@@ -75,7 +76,7 @@ def may_call(text: str) -> bool:
 
 
 def is_public(text: str, own: Collection[Network] = ()) -> bool:
-    """Whether an address is that of a host on the internet, outside the networks in `own`."""
+    """Whether an IP address belongs to a host on the internet, outside the networks in `own`."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -92,7 +93,7 @@ def is_public(text: str, own: Collection[Network] = ()) -> bool:
 
 
 def own_networks() -> list[Network]:
-    """The networks of this machine's interfaces. Machines in them may have public addresses."""
+    """The networks of this machine's interfaces. Machines in these may have public addresses."""
     found: list[Network] = []
     for interface in psutil.net_if_addrs().values():
         for each in interface:
@@ -113,7 +114,7 @@ def _length(mask: str | None, version: int) -> int:
 
 
 def _inside(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 address stands for."""
+    """The IPv4 address that an IPv6 address stands for; None: it stands for no IPv4 address."""
     if address in _TRANSLATED:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped
@@ -133,8 +134,8 @@ class Remote:
     def __init__(self, may_call: Callable[[str], bool] = may_call) -> None:
         """`may_call` says whether an IP address may be called, and may block."""
         self._may_call = may_call
-        # It takes time to resolve names, and to read the certificates of authorities, half a
-        # megabyte.
+        # Resolves names and reads the certificates of authorities (half a megabyte) in a thread,
+        # since both take time.
         self._lane = Lane("picture names")
         self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
         self._tls: ssl.SSLContext | None = None

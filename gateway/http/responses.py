@@ -1,4 +1,4 @@
-"""The routes of /v1/responses: create, compact, count, and those for stored responses."""
+"""The routes of /v1/responses: create, compact, count, and the routes for stored responses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from protocol.answers import Usage
 
 routes = Routes("OpenAI")
 
-# The further refusals of routes for stored responses, and of those that may go on from one.
+# The further refusals of routes for stored responses, and of routes that may continue one.
 _STORED: Final[tuple[Code, ...]] = ("not_found", "model_unavailable")
 _GENERATES: Final[tuple[Code, ...]] = (*GENERATES, "not_found")
 _PATH: Final = "/v1/responses/{id}"
@@ -71,8 +71,8 @@ _NUMBER: Final = re.compile(rb'"sequence_number":([0-9]+)')
     Operation("A stored response", answer=ResponseObject, stream=EVENT_STREAM, refusals=_STORED),
 )
 async def retrieve(request: HttpRequest) -> Response:
-    """Answer with a stored response as it is now. With `stream=true` send its events after the
-    number `starting_after`.
+    """Answer with a stored response as it is now. With `stream=true` send the events of the
+    response after the event number `starting_after`.
     """
     streams = read_flag(request, "stream")
     found = await find_answer(request, "responses", events=streams)
@@ -86,7 +86,7 @@ async def retrieve(request: HttpRequest) -> Response:
     Operation("The input of a response", answer=dict, refusals=_STORED),
 )
 async def input_items(request: HttpRequest) -> Response:
-    """List the items that a stored response answers, with those of earlier responses."""
+    """List the input items of a stored response, with the items of the responses before it."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=True)
     found = await find_answer(request, "responses", items=True)
@@ -108,7 +108,7 @@ async def input_items(request: HttpRequest) -> Response:
     Operation("Cancel a response", answer=ResponseObject, refusals=_STORED),
 )
 async def cancel(request: HttpRequest) -> Response:
-    """Cancel a background response. One that is complete stays as it is."""
+    """Cancel a background response. A response that is complete stays as it is."""
     found = await find_answer(request, "responses")
     if not found.entry.background:
         raise invalid(
@@ -131,8 +131,8 @@ async def delete(request: HttpRequest) -> Response:
 
 
 def _present(found: StoredAnswer) -> bytes:
-    """The response as it is now. The mailbox holds a pending response as it was when it was
-    accepted.
+    """The response as it is now, in JSON. For a pending response the mailbox has the JSON of the
+    time when it was accepted, so the status is filled in.
     """
     if not found.entry.pending:
         return found.body
@@ -162,7 +162,9 @@ def _events(request: HttpRequest, found: StoredAnswer) -> Response:
 
 
 def _passed(after: int, first_number: int) -> int:
-    """How many of these events the client has; 0 if it read an earlier attempt."""
+    """How many events from `first_number` on the client has, if it has all up to `after`. 0: the
+    client has read only events of an earlier attempt.
+    """
     return max(0, after + 1 - first_number)
 
 
@@ -186,7 +188,7 @@ class ResponseFamily:
         )
 
     def last_event(self, outcome: AnswerOutcome, number: int) -> bytes:
-        # OpenAI has no event for a cancelled response.
+        # OpenAI has no event for a cancelled response, so the stream ends as incomplete.
         state = "failed" if outcome.status == "failed" else "incomplete"
         return lifecycle_event(state, outcome.body, number) + DONE
 
@@ -302,7 +304,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     if body.background:
         return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
     mailbox = mailbox_of(http_request)
-    # If the mailbox can't store the response, the client gets it all the same.
+    # If the mailbox can't store the response, the client still gets the answer.
     form.response.store = body.stored and mailbox.trouble is None
     writer = ResponseFormat(form, requests[0])
     return call.answer(
@@ -320,7 +322,7 @@ async def create_response(http_request: HttpRequest) -> Response:
 async def _store(
     mailbox: Mailbox, entry: MailboxEntry, items: bytes, writer: ResponseFormat
 ) -> None:
-    """Store the whole answer, before the end of it is sent to the client."""
+    """Store the whole answer, before the client gets the end of the answer."""
     entry.status, entry.ended_at = writer.status, time.time()
     try:
         await mailbox.put(entry, AnswerOutcome(entry.status, 200, writer.body), items)
@@ -329,7 +331,7 @@ async def _store(
 
 
 async def _cut(asked: ResponseInput) -> int:
-    """The number of first items to drop so that the rest fits the model's context."""
+    """How many items to drop at the beginning, so that the others fit the model's context."""
     if asked.body.background:
         raise invalid("truncation: auto can't be combined with background.", "truncation")
     terms = asked.call.terms(asked.body.priority, None, {})

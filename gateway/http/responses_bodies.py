@@ -1,4 +1,4 @@
-"""The body of a response, and its tools as the other APIs have them."""
+"""The body of a request for a response, and its tools in the form of the other APIs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class ResponseBody(SamplingBody, kw_only=True):
         return None
 
     def generation(self) -> TemplateBody:
-        """The same parameters under chat's names."""
+        """The parameters of this body under the names of chat."""
         same: dict[str, Any] = {
             name: getattr(self, name) for name in SamplingBody.__struct_fields__
         }
@@ -150,10 +150,10 @@ def check_body(body: ResponseBody) -> None:
 
 
 def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
-    """The tools of the body and of its items. Tools that run at OpenAI are left out.
+    """The tools of the body and of its items, for a worker. Tools that run at OpenAI are left out.
 
     Raises:
-        Refusal: a tool is invalid, or the choice names a tool that isn't there.
+        Refusal: a tool is invalid, or the choice names an unknown tool.
     """
     own = list(described_tools(body.tools or (), "tools"))
     names = {each.function.name for each in own}
@@ -172,14 +172,16 @@ def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
         def path(match: re.Match[str]) -> str:
             return found[int(match["index"])].path
 
-        # In this API the fields of a function are the tool's.
+        # In this API a tool itself has the fields of its function, so the paths are shorter.
         refusal.message = _FUNCTION.sub(path, refusal.message)
         refusal.param = refusal.param and _FUNCTION.sub(path, refusal.param)
         raise
 
 
 def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBody | None:
-    """The choice of tools. A choice that allows only tools that run at OpenAI is ignored."""
+    """The choice of tools. A choice that demands a call is ignored, if the tool that it names, or
+    each tool of the body, runs at OpenAI.
+    """
     choice = body.tool_choice
     elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
     match choice:
@@ -205,7 +207,7 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
 
 
 def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
-    """The model's names for these tools. Tools that run at OpenAI are left out."""
+    """The model's names for the tools in `asked`. Tools that run at OpenAI are left out."""
     found = []
     for each in asked:
         if each.type in get_args(Kind):

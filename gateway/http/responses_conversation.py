@@ -40,7 +40,9 @@ _SHOWN: Final = "What the results show:"
 
 
 class RenderedItems(Struct, frozen=True):
-    """`tools` came before the first message; `late_tools` are described in a message."""
+    """The messages for a worker. `tools` came in items before the first message. `late_tools` came
+    later, so a message describes them.
+    """
 
     messages: tuple[ChatMessage, ...]
     tools: list[DescribedTool]
@@ -55,8 +57,8 @@ def converse(
     *,
     vision: bool = True,
 ) -> RenderedItems:
-    """`names` are the names of the items in errors. `pictures` are the files of `picture_sources`.
-    `vision`: the model has vision.
+    """Turn items into messages. `names` has the name of each item for errors. `pictures` has the
+    bytes of each picture that `picture_sources` lists. `vision`: whether the model has vision.
 
     Raises:
         Refusal: an item is invalid.
@@ -72,7 +74,7 @@ def converse(
 
 
 class _AssistantMessage(Struct):
-    """An assistant's message while it is made of items."""
+    """An assistant's message while its parts are gathered from items."""
 
     texts: list[str] = []
     reasoning: list[str] = []
@@ -82,14 +84,15 @@ class _AssistantMessage(Struct):
 class _Conversation:
     def __init__(self, pictures: Iterator[bytes], *, vision: bool) -> None:
         self._messages: list[ChatMessage] = []
-        # The system's messages at the beginning, which are joined: many templates take only one.
+        # The texts of the system's messages at the beginning. They are joined to one message, since
+        # many templates take only one.
         self._system: list[str] = []
         self._pictures = pictures
         self._vision = vision
         self._turn: _AssistantMessage | None = None
         self._calls: set[str] = set()
-        # Pictures of results. Templates allow pictures only in messages of users, so such a message
-        # follows the results.
+        # Pictures of tool results. Templates allow pictures only in users' messages, so a user's
+        # message with these pictures follows the results.
         self._shown: list[Picture] = []
         self._tools: list[DescribedTool] = []
         self._late_tools: list[DescribedTool] = []
@@ -153,7 +156,7 @@ class _Conversation:
                 self.say("system" if role == "developer" else role, text, shown)
 
     def _open(self, unless: tuple[str, ...] = ()) -> _AssistantMessage:
-        """The assistant's open message. If it has a field of `unless`, a new one is begun."""
+        """The assistant's open message. If a field of `unless` is filled, begin a new message."""
         if self._turn is not None and any(getattr(self._turn, each) for each in unless):
             self._close()
         if self._turn is None:
@@ -177,7 +180,7 @@ class _Conversation:
             self._shown.clear()
 
     def _content(self, item: ItemBody, name: str) -> tuple[str, tuple[Picture, ...]]:
-        """The text, and the pictures with their places in it."""
+        """The text of an item, and its pictures with their places in the text."""
         if not isinstance(item.content, list):
             return _text(item.content, f"{name}.content"), ()
         text = ""
@@ -228,8 +231,8 @@ class _Conversation:
             self.say("system", self._take_tools(item, name))
 
     def _take_tools(self, item: ItemBody, name: str) -> str:
-        """The text that makes tools callable from here on. Earlier messages stay the same, so the
-        prompt cache has them.
+        """Note the item's tools as late tools, and return the text that makes these callable from
+        here on. Earlier messages stay the same, so they match the prompt cache.
         """
         found = list(described_tools(item.tools or (), f"{name}.tools"))
         self._late_tools += found
@@ -238,7 +241,7 @@ class _Conversation:
 
 
 def _reasoning(item: ItemBody, name: str) -> str:
-    """The reasoning; its summary if the reasoning itself can't be read."""
+    """The text of the content, else of the summary, else of the reasoning that was sealed here."""
     for parts, place in ((item.content, "content"), (item.summary, "summary")):
         if parts:
             return _text(parts, f"{name}.{place}")
@@ -252,7 +255,7 @@ def _output(item: ItemBody, name: str) -> str:
 
 
 def _readable(content: str | list[ContentBody] | ContentBody | None) -> str:
-    """The texts of a content; other parts are skipped."""
+    """The joined texts of a content. Parts without a text are skipped."""
     if isinstance(content, str):
         return content
     return "".join(part.text or part.refusal or "" for part in _parts(content))

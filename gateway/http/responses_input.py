@@ -1,4 +1,4 @@
-"""Gathers the input of a response: the body, earlier items and pictures. Cuts it to the context."""
+"""Gathers the input of a response (body, earlier items, pictures) and cuts it to the context."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gateway.system.refusal import Refusal
 from protocol.requests import ChatPrompt, Generate
 
 _ITEM_ID: Final = re.compile(r"[a-z]{2,3}_(?P<response>[0-9a-f]{32})(?P<place>[0-9a-f]{2,4})")
-# Each response is looked up in the mailbox.
+# The most responses that are looked up in the mailbox for the references of one body.
 _MOST_REFERENCES: Final = 256
 
 
@@ -55,7 +55,7 @@ class _Answered(Struct):
 
 
 class _Known(NamedTuple):
-    """An item, and its size as JSON."""
+    """A stored item, and its size as JSON."""
 
     item: ItemBody
     size_bytes: int
@@ -64,10 +64,11 @@ class _Known(NamedTuple):
 async def earlier_items(
     mailbox: Mailbox, owner: str, response_id: str, share: Share
 ) -> list[ItemBody]:
-    """The input items of an earlier response, and its output.
+    """The input items and the output items of an earlier response.
 
     Raises:
-        Refusal: there is no such response, it is not complete, or the share has no room for it.
+        Refusal: there is no such response, it is pending, failed or cancelled, or the share has no
+            room for the items.
     """
     found = await mailbox.find((owner, response_id), share, items=True)
     if found is None or found.entry.api != "responses":
@@ -86,7 +87,7 @@ async def resolved(
     """The items, with stored items in place of the references to them.
 
     Raises:
-        Refusal: a reference names no stored item, or the share has no room for them.
+        Refusal: a reference names no stored item, or the share has no room for the items.
     """
     references = [each for each in items if each.kind == "item_reference"]
     if not references:
@@ -100,7 +101,7 @@ async def resolved(
 
 
 def _response_of(reference: ItemBody) -> str:
-    """The id of the response that the item belongs to. Empty: the item's id is not from here."""
+    """The id of the response that has the item. Empty: no gateway has made the item's id."""
     found = _ITEM_ID.fullmatch(reference.id or "")
     return "" if found is None else f"resp_{found['response']}"
 
@@ -127,7 +128,7 @@ def _replaced(
                     "itself.",
                     param,
                 )
-            # Counted for each reference, since the prompt then has the item several times.
+            # The item is counted for each reference, since the prompt has the item as often.
             share.take(found.size_bytes)
             item = found.item
         whole.append(item)
@@ -135,7 +136,7 @@ def _replaced(
 
 
 def _whole(found: StoredAnswer, share: Share) -> list[ItemBody]:
-    """The input items of a response, and its output."""
+    """The input items and the output items of a stored response."""
     items = decode_items(found.items, share)
     take_decoded(share, found.body)
     return [*items, *msgspec.json.decode(found.body, type=_Answered).output]
@@ -146,21 +147,21 @@ def _refusal(reason: str) -> Refusal:
     return invalid(f"{param}: {reason}.", param)
 
 
-# The room that is left for an answer, unless the context is small.
+# Tokens that a cut leaves for an answer without a limit, unless the context is small.
 _ROOM_TOKENS: Final = 1024
 _SMALL: Final = 4
 
 
 def possible_cuts(items: Sequence[ItemBody]) -> list[int]:
-    """The numbers of first items that may be dropped, beginning with 0. Items are cut only before
-    messages of users, so that calls keep their outputs.
+    """How many items may be dropped at the beginning: 0, or all items before a user's message, so
+    that calls keep their outputs.
     """
     users = [index for index, each in enumerate(items) if each.role == "user" and index]
     return [0, *users]
 
 
 def places_after(items: Sequence[ItemBody], cut: int) -> list[int]:
-    """The places of the items that stay. Items of the system always stay."""
+    """The places of the items that stay after a cut. Messages of the system always stay."""
     return [
         index
         for index, each in enumerate(items)
@@ -174,8 +175,8 @@ async def first_that_fits(
     build: Callable[[int], Awaitable[Generate]],
     choices: Sequence[int],
 ) -> int:
-    """The smallest cut with which prompt and answer fit the context; the last cut if none does. The
-    model is loaded, since it counts the tokens.
+    """The smallest cut in `choices` with which prompt and answer fit the context, or the last cut
+    if no cut is enough. The model is loaded for this, since its worker counts the tokens.
 
     Raises:
         Refusal: the model can't count now.
@@ -191,8 +192,8 @@ async def first_that_fits(
 
 
 def counting(generate: Generate) -> Generate:
-    """The message that only counts the tokens of the prompt: with a limit of 0 tokens the worker
-    computes nothing.
+    """A message by which the worker only counts the tokens of the prompt: with a limit of 0 tokens
+    the worker computes nothing.
     """
     return msgspec.structs.replace(generate, max_tokens=0, constraint=None)
 
@@ -223,8 +224,9 @@ _LONGEST_SUMMARY: Final = 4096
 
 
 class ResponseInput(Struct):
-    """A body with all items of its prompt. `names` are the names of the items in errors; `pictures`
-    are by the places of their items; `left_out` names the parts that the model doesn't get.
+    """A body with all items of its prompt. `names` has the name of each item for errors. `pictures`
+    maps the place of an item to the bytes of its pictures. `left_out` names the parts that the
+    model doesn't get.
     """
 
     call: ModelCall
@@ -242,7 +244,7 @@ class ResponseInput(Struct):
 
     @property
     def meanings(self) -> dict[str, CallMeaning]:
-        """The meanings of calls to the client by function, without those of plain functions."""
+        """The meaning of the calls of each function. Plain functions are left out."""
         brought = [each.tools or () for each in self.items if each.kind in BRINGS_TOOLS]
         every = chain(
             described_tools(self.body.tools or (), "tools"),
@@ -311,7 +313,7 @@ def _generate(asked: ResponseInput, cut: int) -> Generate:
     if asked.compacts:
         constraint, limit = None, limit or _LONGEST_SUMMARY
         if callable_ is not None:
-            # The tools stay in the prompt, so that it matches the prompt cache.
+            # The tools stay in the prompt, so that the prompt matches the prompt cache.
             callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
     return msgspec.structs.replace(
         generate_message(generation, ChatPrompt(said.messages, arguments), limit),

@@ -54,7 +54,7 @@ class _CustomFormat(Struct):
 
 
 class CallMeaning(Struct, frozen=True):
-    """The meaning of a function's call to the client: a call of which tool."""
+    """The tool of the client that is called when the model calls a function."""
 
     kind: Kind
     name: str
@@ -62,7 +62,7 @@ class CallMeaning(Struct, frozen=True):
 
 
 class DescribedTool(Struct, frozen=True):
-    """A tool as the model sees it, and its path in the body."""
+    """A tool as a function for the model, the meaning of its calls, and its path in the body."""
 
     function: FunctionBody
     meaning: CallMeaning
@@ -139,7 +139,8 @@ def _missing(param: str) -> Refusal:
     return invalid(f"{param} is missing.", param)
 
 
-# The beginning of reasoning and summaries that clients send back unread: encoded, but not secret.
+# The beginning of a sealed text. Clients send reasoning and summaries back in this form, unread.
+# The form is encoded, but not secret.
 _SEALED: Final = "bulkhead:"
 
 
@@ -206,14 +207,14 @@ class ItemBody(BodyPart, omit_defaults=True):
 
     @property
     def summed_up(self) -> str | None:
-        """The summary of all earlier items. None: this is no summary, or that of another server."""
+        """The summary of all earlier items. None: no summary, or a summary of another server."""
         if self.kind != "compaction":
             return None
         return opened(self.encrypted_content or "") or None
 
 
 def check_items(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -> None:
-    """`before` are earlier items. Raises: Refusal: there are too many items, or none."""
+    """`before` are items of earlier responses. Raises: Refusal: no items, or too many items."""
     count = len(before) + (1 if isinstance(body, str) else len(body or ()))
     if count == 0:
         raise invalid("input is missing: send a text, or a list of items.", "input")
@@ -221,7 +222,9 @@ def check_items(body: str | list[ItemBody] | None, before: Sequence[ItemBody]) -
 
 
 def own_items(body: str | list[ItemBody] | None, suffix: str) -> list[ItemBody]:
-    """The items of a body as they are stored: with types, and ids that end in `suffix`."""
+    """The items of a body, changed for the mailbox: each item gets its type, and an item without an
+    id gets an id made from `suffix` and the item's place.
+    """
     if isinstance(body, str):
         body = [ItemBody(role="user", content=[ContentBody("input_text", body)])]
     for number, item in enumerate(body or ()):
@@ -256,7 +259,7 @@ def sealed(reasoning: str) -> str:
 
 
 def opened(sealed: str) -> str:
-    """The text that `sealed` has encoded. Empty: another server has encoded it."""
+    """The text that is encoded in `sealed`. Empty: another server has encoded it."""
     try:
         text = base64.b64decode(sealed, validate=True).decode()
     except (binascii.Error, ValueError):
@@ -267,8 +270,8 @@ def opened(sealed: str) -> str:
 def without_superseded(
     items: Sequence[ItemBody], names: Sequence[str]
 ) -> tuple[list[ItemBody], list[str]]:
-    """The items without those that the last summary replaces: of the items before it, only messages
-    of users and of the system stay.
+    """The items, and their names, without the items that the last summary replaces. Before the
+    summary only messages of users and of the system stay.
     """
     last = max((place for place, each in enumerate(items) if each.summed_up), default=0)
     left = [
@@ -287,11 +290,12 @@ def left_out(items: Sequence[ItemBody]) -> set[str]:
 def picture_sources(
     items: Sequence[ItemBody], names: Sequence[str], *, vision: bool = True
 ) -> list[tuple[int, Source]]:
-    """The pictures of all items, in order, each with the place of its item. Without `vision` (the
-    model has no vision) only those of the newest user message.
+    """The addresses of the pictures of all items, in order, each with the place of its item.
+    Without `vision` only the pictures of the newest user message are listed: a model without vision
+    refuses these.
 
     Raises:
-        Refusal: a picture has no address, or is in an item that can't have any.
+        Refusal: a picture has no address, or is in an item that can't have pictures.
     """
     found = []
     for index in range(len(items)) if vision else newest([each.speaker for each in items]):

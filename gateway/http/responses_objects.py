@@ -1,4 +1,4 @@
-"""OpenAI's response object, and the items of its output, with calls read from their arguments."""
+"""OpenAI's response object, and the items of its output. Reads the arguments of calls."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class ResponseObject(Struct, kw_only=True):
 
 
 def decode(body: bytes) -> ResponseObject:
-    """A response object that was encoded here."""
+    """Decode a response object that a gateway has encoded."""
     return msgspec.json.decode(body, type=ResponseObject)
 
 
@@ -206,12 +206,12 @@ def new_id() -> str:
 
 
 def hexadecimal(response_id: str) -> str:
-    """The part of a response's id that stands in the ids of its items, too."""
+    """The part of a response's id that the ids of its items contain, too."""
     return response_id.removeprefix("resp_")
 
 
 def skeleton(body: ResponseBody, model_id: str, response_id: str) -> ResponseObject:
-    """A response without output."""
+    """The response to a body, still without output."""
     return ResponseObject(
         id=response_id,
         created_at=int(time.time()),
@@ -263,7 +263,7 @@ def _tool_choice(body: ResponseBody) -> Raw:
 
 
 def shown_tools(body: ResponseBody) -> Raw:
-    """The tools that the model sees, without those that run at OpenAI."""
+    """The tools of a body as the response shows them. Tools that run at OpenAI are left out."""
     return _raw([_shown(each) for each in body.tools or () if runs_here(each)])
 
 
@@ -294,13 +294,13 @@ def _raw(value: object) -> Raw:
 
 _BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _WHOLE_CHARACTERS: Final = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
-# The second half of the surrogate pair may follow.
+# The first half of a surrogate pair at the end. The second half may follow.
 _HALF: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
 _HALF_LENGTH: Final = 6
 
 
 def arguments_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Empty: they are no JSON object."""
+    """The arguments of a call. Empty: the text is no JSON object."""
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -320,8 +320,8 @@ def action_of(arguments: str) -> ShellAction:
 
 
 class WrittenInput:
-    """Extracts the input of a custom tool from the arguments while they come. `text` is the input
-    so far.
+    """Extracts the input of a custom tool from the arguments of its call, which come in pieces.
+    `text` is the input so far.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class WrittenInput:
         self._at: int | None = None
 
     def add(self, piece: str) -> str:
-        """The text that the next piece of the arguments adds to the input."""
+        """The text that `piece`, the next piece of the arguments, adds to the input."""
         self._arguments += piece
         if self._at is None:
             if (begin := _BEGIN.match(self._arguments)) is None:
@@ -345,8 +345,8 @@ class WrittenInput:
         return self._take(_encodable(json.loads(f'"{written}"', strict=False)))
 
     def end(self) -> str:
-        """The rest of the input. If the arguments are no object with an `input`, the input is their
-        only text, or the arguments themselves.
+        """The rest of the input. If the arguments are no object with an `input`, the input is the
+        only value of the arguments, if that is a text, or else the arguments themselves.
         """
         whole = _input(self._arguments)
         if whole is None:
@@ -360,7 +360,7 @@ class WrittenInput:
 
 
 def _input(arguments: str) -> str | None:
-    """The input in whole arguments. None: they were cut, or are no JSON."""
+    """The input in complete arguments. None: the arguments were cut, or are no JSON."""
     try:
         found: Any = json.loads(arguments, strict=False)
     except (ValueError, RecursionError):

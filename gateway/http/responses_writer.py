@@ -1,4 +1,4 @@
-"""Writes a response: its events in OpenAI's order, and its object."""
+"""Writes a response: as events in OpenAI's order, or as one object."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ _PREFIXES: Final = {
 
 
 class ResponseForm(Struct):
-    """The options of a response's writer. A background response stores them, so that the writer can
-    be made again after the gateway has ended.
+    """The options of a response's writer. The mailbox stores the options of a background response,
+    so that the next gateway can make the writer again.
     """
 
     response: ResponseObject
     seals_reasoning: bool
-    # The values in the body. None: the model's own apply.
+    # The values in the body. None: the model's own value applies.
     temperature: float | None = None
     top_p: float | None = None
-    # The meanings of calls to the client, without those of plain functions.
+    # The meaning of the calls of each function. Plain functions are left out.
     meanings: dict[str, CallMeaning] = {}
     # Whether the answer is a summary of the conversation.
     compacts: bool = False
@@ -93,7 +93,7 @@ class ResponseFormat:
         first_number: int = 0,
         announced: bool = False,
     ) -> None:
-        """`announced`: the client has got the event of the creation already."""
+        """`announced`: the client already has the event that says that the response was created."""
         self._form = form
         self._request = request
         self._response = form.response
@@ -105,13 +105,13 @@ class ResponseFormat:
         self._over = False
         self._suffix = hexadecimal(form.response.id)
         self._finish_reason: FinishReason = "stop"
-        # The open item, its call if it is one, and its text so far.
+        # The open item, the number of its call if the item is a call, and the texts of the item.
         self._open: OutputItem | None = None
         self._call: int | None = None
         self._input = WrittenInput()
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprobBody] = []
-        # White space between reasoning and calls, which becomes no message.
+        # White space that came while no message was open. White space alone becomes no message.
         self._blank = ""
 
     @property
@@ -166,8 +166,8 @@ class ResponseFormat:
         return events + self._lifecycle("failed") + DONE
 
     def _fill_sampling(self) -> None:
-        """Fill in the sampling, where the body doesn't say, with the model's own, which the worker
-        has reported.
+        """Fill temperature and top_p into the response: the values of the body, else the model's
+        own, which the worker has reported.
         """
         form, own = self._form, self._request.sampling
         self._response.temperature = (
@@ -253,7 +253,7 @@ class ResponseFormat:
         events = self._close("completed")
         self._open = item
         self._texts.clear()
-        # White space between two items belongs to neither.
+        # White space between two items belongs to no item.
         self._blank = ""
         return events + self._event(
             "response.output_item.added", output_index=len(self._response.output), item=item

@@ -1,5 +1,7 @@
-"""The state of the gateway and its models: for GET /livez, /readyz and /health, of which only a
-deep check waits for a worker, and for /admin/v1/status, where a value is null until it is known.
+"""The state of the gateway and its models, for /livez, /readyz, /health and /admin/v1/status.
+
+Only a deep check of /health waits for a worker. In /admin/v1/status, whose types are in
+`command_bodies`, a value is null until it is known.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def _group_status(group: Group, fleet: Fleet) -> GroupStatus:
 
 
 def _incomplete(group: Group, loaded: tuple[str, ...], fleet: Fleet) -> str | None:
-    """Why only some models of the group are loaded. None: all or none are."""
+    """Why only some models of the group are loaded. None: all models are loaded, or no model."""
     missing = [each for each in group.models if each not in loaded]
     if not loaded or not missing:
         return None
@@ -188,8 +190,8 @@ def _prompt_cache_status(compartment: Compartment, fleet: Fleet) -> PromptCacheS
 
 
 def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
-    """The sums of all models. The disk may hold prompts of models that are no longer configured,
-    too.
+    """The sums over all models. The sum of the disk also has the prompts of models that are no
+    longer configured.
     """
     on_disk = fleet.prompts.disk_bytes
     prompt_tokens = sum(model.prompt_tokens for model in each)
@@ -235,7 +237,7 @@ def _on_card(worker: Worker) -> bool:
 
 
 def _sum(footprints: Iterable[Footprint | None]) -> int | None:
-    """The sum. None if one is unknown: a partial sum would be misleading."""
+    """The sum in bytes. None if a footprint is unknown: a partial sum would be misleading."""
     total_bytes = 0
     for each in footprints:
         if each is None:
@@ -245,7 +247,9 @@ def _sum(footprints: Iterable[Footprint | None]) -> int | None:
 
 
 def _rest(total_bytes: int, known: list[int | None]) -> int | None:
-    """The rest of the total; at least 0, since readings of different moments may exceed it."""
+    """The total without the known bytes. At least 0, since readings of different moments may exceed
+    the total. None if a value is unknown.
+    """
     for each in known:
         if each is None:
             return None
@@ -345,8 +349,8 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
-    """Have a loaded model generate one token, or a vector or a score if it generates no text. A
-    model that isn't loaded is not loaded for this.
+    """Check that a model generates one token, or a vector or a score if it makes no text. A model
+    that isn't loaded fails the check, and is not loaded for it.
     """
     began = time.monotonic()
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""The functions that a model may call, checked, and in the form that a worker gets."""
+"""Checks the functions that a model may call, and writes them in the form that a worker gets."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def tools_of(
     parallel: bool,
     mentioned: Collection[str] = (),
 ) -> Tools | None:
-    """The tools for a worker. None: there are none. The conversation itself describes the functions
-    that are `mentioned`.
+    """The tools for a worker. None: the body has no tools. Messages of the conversation describe
+    the functions in `mentioned`.
 
     Raises:
-        Refusal: a name or a schema is invalid, or the choice names a function that isn't there.
+        Refusal: a name or a schema is invalid, or the choice names an unknown function.
     """
     if not bodies:
         if choice in (None, "none", "auto"):
@@ -147,14 +147,14 @@ def _check_schema(param: str, schema: Raw) -> None:
     try:
         msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
-        # msgspec has not checked raw text to its end.
+        # msgspec has not decoded the raw text before, so errors in it show only here.
         raise invalid(f"{param} can't be read: {error}.", param) from error
 
 
 def _choice(
     choice: ToolChoiceBody | None, names: list[str]
 ) -> tuple[ToolChoice, str | None, set[str]]:
-    """The mode, the function that must be called (None: any), and all that may be called."""
+    """The mode, the function that must be called (None: any), and all callable functions."""
     everything = set(names)
     match choice:
         case None:
@@ -181,11 +181,11 @@ def _check_known(names: list[str], known: set[str]) -> None:
 
 
 def arguments_object(arguments: str) -> Raw:
-    """The arguments of a call as a JSON object; an empty one if the model wrote something else."""
+    """The arguments of a call as a JSON object. Empty if the model wrote something else."""
     try:
         if isinstance(msgspec.json.decode(arguments), dict):
             return Raw(arguments.encode())
     except (msgspec.DecodeError, RecursionError):
-        # The answer may have been cut here.
+        # The answer may have been cut within the arguments.
         pass
     return Raw(b"{}")

@@ -1,4 +1,4 @@
-"""/v1/embeddings and /v1/rerank, and the answer of vectors that they share with Ollama."""
+"""/v1/embeddings and /v1/rerank, and the answer with vectors, which Ollama's routes use, too."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from protocol.requests import Embed, TextPrompt
 
 routes = Routes("OpenAI")
 
-# OpenAI's bound.
+# The most texts of a request, which is OpenAI's bound.
 MOST_INPUTS: Final = 2048
 _LARGEST_COUNT: Final = (1 << 31) - 1
-# A large answer is sent in pieces of this size; between two of them other tasks can run.
+# A large answer is sent in pieces of this size; between two pieces other tasks can run.
 _WRITTEN_BYTES: Final = 64 << 10
 
 Truncate = Annotated[int, Meta(ge=-1, le=_LARGEST_COUNT)]
@@ -53,10 +53,11 @@ def submit(
     call: ModelCall, body: VectorBody, embed: Embed, params: dict[RequestField, str]
 ) -> Request:
     """Put a request into the model's queue. `embed` is the message for a worker, without an id;
-    `params` are the body's names for its fields.
+    `params` maps fields of this message to the body's names for them.
 
     Raises:
-        Refusal: a header can't be read, or the queue is full.
+        Refusal: a header or keep_alive can't be read, the limits of the key don't allow the
+            request now, or the queue is full.
     """
     check_mailbox(call.http)
     names = {**params, "truncate": "truncate_prompt_tokens"}
@@ -69,7 +70,7 @@ def submit(
 
 
 class VectorAnswer(Reply):
-    """A JSON answer that is written in pieces."""
+    """Writes the JSON answer to a request for vectors or scores, in pieces."""
 
     def __init__(
         self, call: ModelCall, request: Request, written: Callable[[Usage], Iterator[bytes]]
@@ -189,7 +190,7 @@ def _role(input_type: Role | None) -> Literal["query", "document"] | None:
 def _written_vectors(
     vectors: Vectors, number: int, model_id: str, usage: Usage, *, in_base64: bool
 ) -> Iterator[bytes]:
-    """OpenAI's list, an item at a time."""
+    """The pieces of OpenAI's list of vectors."""
     numbers = struct.Struct(f"<{vectors.dimensions}f")
     assert numbers.size == vectors.dimensions * BYTES_PER_NUMBER
     yield b'{"object":"list","data":['
@@ -209,7 +210,8 @@ def _written_vectors(
     )
 
 
-# Strings are counted before they are decoded: a document has two, and may have further fields.
+# The most strings in all documents, counted before the documents are decoded. A document that is
+# an object has at least two strings.
 _MOST_STRINGS: Final = 32 * MOST_INPUTS
 _LONGEST_REASON: Final = 200
 
@@ -291,7 +293,7 @@ async def rerank(http_request: HttpRequest) -> Response:
 
 
 def _texts(raw: Raw) -> list[str]:
-    """Raises: Refusal: the field is no list of documents, or has too many."""
+    """Raises: Refusal: the field is no list of documents, or has too many documents."""
     strings = count_strings(bytes(raw), _MOST_STRINGS)
     try:
         if strings > _MOST_STRINGS:
@@ -309,7 +311,9 @@ def _texts(raw: Raw) -> list[str]:
 def _results(
     scores: Vectors, number: int, top_n: int | None, documents: list[str] | None
 ) -> Iterator[Result]:
-    """The best results first; equal ones in order. No `top_n`, or 0, means all, as in vLLM."""
+    """The results, best first. Equal scores keep the order of their documents. Without `top_n`, or
+    if it is 0, all results come, as in vLLM.
+    """
     packed = struct.unpack(f"<{number}f", scores.data)
     best = sorted(range(number), key=lambda index: -packed[index])
     for index in best[: top_n or None]:

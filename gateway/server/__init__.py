@@ -1,1 +1,1 @@
-"""The life of the gateway's process, from its start to its end or an upgrade; and the agent's."""
+"""The gateway's process, from its start to its end or an upgrade, and the agent's process."""

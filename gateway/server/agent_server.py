@@ -1,4 +1,4 @@
-"""The agent's process and its routes: it serves gateways that have its key, until a signal."""
+"""The agent's process and its routes. An agent serves gateways with its key, until a signal."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ ROUTES: Final = (
 
 
 async def _left(request: Request) -> None:
-    """Wait until the connection is closed. The body must have been read."""
+    """Wait until the connection is closed. The body must have been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -215,15 +215,15 @@ class AgentKeyMiddleware:
 
 logger = logging.getLogger(__name__)
 
-# Each gateway has a few: one for its turn, and one for each other request.
+# Each gateway has a few connections: one for its turn, and one for each other request.
 _MOST_CONNECTIONS: Final = 256
 _MOST_FROM_ONE_ADDRESS: Final = 64
 _CLOSE_CONNECTIONS_S: Final = 1
 
 
 class AgentTerms(Struct, frozen=True):
-    """The terms of an agent: the bytes for all ranks, and how many seconds these live without a
-    turn of their gateway.
+    """The terms of an agent. `budget_bytes` are for all ranks together. Without a turn of their
+    gateway ranks live for `lease_s`.
     """
 
     budget_bytes: int
@@ -292,7 +292,7 @@ async def _serve(
     background = Tasks("agent's server")
     limiter.watch(background)
     sessions.begin()
-    # Scripts wait for this line, which alone goes to stdout.
+    # Scripts wait for this line. No other line goes to stdout.
     host, port = listener.getsockname()[:2]
     print(f"Bulkhead's agent serves on {near_url(host, port, tls=True)}", flush=True)
     signalled = asyncio.create_task(signals.get())

@@ -26,7 +26,7 @@ _MOST_LINES: Final = 500
 
 
 class NewsQueue:
-    """Lines and ends of ranks, kept until the gateway confirms them. Lines come from threads."""
+    """Lines and ends of ranks, kept until the gateway confirms them. Threads add the lines."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when the queue is no longer empty."""
@@ -35,7 +35,7 @@ class NewsQueue:
         self._lines: deque[PrintedLine] = deque(maxlen=_MOST_LINES)
         self._lost_lines = 0
         self._ended: list[RankEnded] = []
-        # The last answer, with all news that were not confirmed before it.
+        # The last answer. It has all news that were not confirmed when it was made.
         self._told = RankNews(0)
 
     def add_line(self, rank: str, text: str) -> None:
@@ -56,13 +56,13 @@ class NewsQueue:
             return bool(self._lines or self._ended)
 
     def confirm(self, number: int) -> None:
-        """The answer of this number has arrived. The news of a later answer are kept."""
+        """The answer with this number has arrived: drop its news, but not those of a later one."""
         with self._lock:
             if number == self._told.number:
                 self._told = RankNews(number)
 
     def tell(self, number: int) -> RankNews:
-        """All news that are not confirmed, as the answer of this number."""
+        """Make the answer with this number. It has all news that are not confirmed."""
         with self._lock:
             told = self._told
             lines = [*told.lines, *self._lines]
@@ -96,14 +96,14 @@ class _Lines:
 
 
 class HostedRank(LocalRank):
-    """A rank of a gateway on another host. `ended_by` is why the agent itself ends it, None if it
-    doesn't.
+    """A rank on this host, which belongs to a gateway on another host. `ended_by` is the reason why
+    the agent itself ends the rank; None: the agent doesn't end the rank.
     """
 
     def __init__(
         self, order: OrderBody, log: WorkerLog, records: WorkerRecords, news: NewsQueue
     ) -> None:
-        """Raises: OSError: it can't be started."""
+        """Raises: OSError: the process can't be started."""
         super().__init__(
             RankOrder(
                 name=order.name,
@@ -144,17 +144,17 @@ class HostedRank(LocalRank):
             end.cancel()
 
 
-# The wait of an answer without news: so long, or this part of a shorter lease.
+# Seconds after which an answer goes without news, or this part of the lease if that is shorter.
 _HOLD_S: Final = 1.0
 _HOLD_SHARE: Final = 0.2
-# Lines that a rank prints in a burst go with one answer.
+# Seconds to gather the lines of a burst, so that they go with one answer.
 _GATHER_S: Final = 0.05
 _REMEMBERED: Final = 1024
 
 
 class RankSession:
-    """A gateway's ranks on this host. `id` is that of its lease. Everything runs on the event loop,
-    but for the reading of lines.
+    """The ranks of one gateway on this host. `id` is the id of the gateway's lease. Everything but
+    the reading of lines runs on the event loop.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class RankSession:
         self.ranks: dict[str, HostedRank] = {}
         self._loop = asyncio.get_running_loop()
         self.lease = Lease(self._loop.time(), lease_s)
-        # Why no rank can be started any more; None: one can.
+        # Why the session is over, so that no rank can be started; None: it is not over.
         self.over: str | None = None
         self._hold_s = min(_HOLD_S, lease_s * _HOLD_SHARE)
         self._log = log
@@ -190,15 +190,15 @@ class RankSession:
         return rank
 
     async def turn(self, turn: LeaseTurn, left: Awaitable[object]) -> RankNews:
-        """Return the news as soon as there are some, or none after a short while. `left` ends with
-        the connection.
+        """Answer a turn: with the news as soon as there are some, or without news after a short
+        while. `left` ends when the connection is closed.
 
         Raises:
             Refusal: a newer turn has arrived.
         """
         self._turns += 1
         number = self._turns
-        # The turn before this one returns now.
+        # Wake the turn before this one, which then raises.
         self._has_news.set()
         lacks = self.lease.turn(turn.confirmed)
         self._news.confirm(turn.confirmed)
@@ -214,14 +214,14 @@ class RankSession:
         return self._news.tell(self.lease.answer(self._loop.time()))
 
     def end_rank(self, rank: HostedRank, reason: str) -> None:
-        """Begin to end a rank, by the ladder whose last step is SIGKILL."""
+        """Begin to end a rank by a ladder, whose last step is SIGKILL."""
         if rank.ended_by is None:
             rank.ended_by = reason
             logger.warning("Rank %d of %s is ended: %s", rank.pid, self.gateway, reason)
             self._tasks.start(rank.climb(), f"end rank {rank.pid}")
 
     def end(self, reason: str) -> None:
-        """End all ranks, and start no others."""
+        """Begin to end all ranks, and start no more ranks."""
         if self.over is None:
             self.over = reason
             for rank in self.ranks.values():

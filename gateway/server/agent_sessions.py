@@ -19,8 +19,8 @@ from gateway.workers.host import versions
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
 
-# Variables that the collectives of MLX and NCCL read. Others could choose files, libraries or
-# programs.
+# Variables that the collectives of MLX and NCCL read. Other variables are refused, since they could
+# choose files, libraries or programs.
 ENVIRONMENT: Final = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -38,14 +38,15 @@ ENVIRONMENT: Final = frozenset(
         "NCCL_SOCKET_IFNAME",
     }
 )
-# Only the agent names the process that a worker must not outlive. Options may be shortened.
+# The option that names the process which a worker must not outlive. Only the agent may set it. A
+# worker also understands the option when it is shortened.
 _PARENT: Final = "--parent"
 _SHORTEST_OPTION: Final = 3
 
 
 class RankMemory:
-    """A budget in bytes, and the bytes that are promised to ranks. A rank takes its promise of the
-    budget, or its footprint if that is more.
+    """The agent's budget, and the bytes of it that are promised to ranks. A rank takes up the bytes
+    of its promise, or of its footprint if that is larger.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -69,7 +70,7 @@ class RankMemory:
         return max(0, self.budget_bytes - self.taken_bytes)
 
     def admit(self, rank: str, needed_bytes: int) -> str | None:
-        """Promise a rank its memory. If there isn't enough, return why; else None."""
+        """Promise `needed_bytes` to a rank and return None, or return why they aren't free."""
         if needed_bytes <= self.free_bytes:
             self._promised[rank] = needed_bytes
             self._held[rank] = 0
@@ -81,14 +82,16 @@ class RankMemory:
         )
 
     def raise_to(self, rank: str, wanted_bytes: int) -> int:
-        """Raise the promise to `wanted_bytes`, or as far as the budget allows; return it."""
+        """Raise the promise of a rank to `wanted_bytes`, or as far as the budget allows. Returns
+        the promised bytes.
+        """
         possible_bytes = self.free_bytes + max(self._promised[rank], self._held[rank])
         wanted_bytes = min(wanted_bytes, possible_bytes)
         self._promised[rank] = max(self._promised[rank], wanted_bytes)
         return self._promised[rank]
 
     def note(self, rank: str, held_bytes: int) -> None:
-        """Note a reading of a rank, which may have ended by now."""
+        """Note the footprint of a rank. The rank may have ended by now."""
         if rank in self._held:
             self._held[rank] = held_bytes
 
@@ -171,7 +174,9 @@ class Sessions:
         raise Refusal("not_found", "There is no such rank: it has ended.")
 
     def start(self, session: RankSession, order: OrderBody) -> HostedRank:
-        """Raises: Refusal: the order is wrong, memory is short, or the process can't be started."""
+        """Raises: Refusal: the order is wrong, too many ranks run, memory is short, or the process
+        can't be started.
+        """
         if (reason := complaint(order)) is not None:
             raise Refusal("invalid_request_error", f"The order can't be taken: {reason}.")
         if len(self.ranks) >= MOST_RANKS:
@@ -192,19 +197,23 @@ class Sessions:
         return rank
 
     def raise_promise(self, rank: HostedRank, wanted_bytes: int) -> int:
-        """Raise the promise of a rank as far as possible; return it in bytes."""
+        """Raise the promise of a rank to `wanted_bytes`, or as far as the budget allows. Returns
+        the promised bytes.
+        """
         promised_bytes = self.room.raise_to(rank.id, wanted_bytes)
         logger.info("Rank %d is promised %s now", rank.pid, format_size(promised_bytes))
         return promised_bytes
 
     def close(self, session: RankSession, reason: str) -> None:
-        """End the ranks of a session, and then forget it."""
+        """Begin to end the ranks of a session. After their end the session is forgotten."""
         if session.over is None:
             session.end(reason)
             self._tasks.start(self._forget(session), f"end of {session.id}")
 
     async def end(self) -> None:
-        """End all sessions, as the agent ends."""
+        """End all sessions at the agent's end. Wait until all ranks have ended, for the longest
+        ladder at most.
+        """
         sessions = list(self._sessions.values())
         for each in sessions:
             self.close(each, "its agent ends")
@@ -248,8 +257,8 @@ def _listed(found: dict[str, str]) -> str:
 
 
 def complaint(order: OrderBody) -> str | None:
-    """Why an order can't be taken, as the end of a sentence; None if it can. Only the worker
-    program of this installation is started, and its arguments never go through a shell.
+    """Why an order can't be taken, as the end of a sentence; None: the order can be taken. Only the
+    worker program of this installation is started, and its arguments never go through a shell.
     """
     for each in order.arguments:
         if "\0" in each:

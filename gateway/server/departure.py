@@ -1,5 +1,6 @@
-"""The end of a gateway that was replaced: it serves its last clients, and then its process, which
-launchd, systemd or a terminal watches, stands in for the gateway that serves.
+"""The end of a gateway that was replaced. The gateway serves its last clients, and then its process
+ends. If launchd, systemd or a terminal watches the process, it goes on as a small program instead,
+which stands in for the gateway that serves.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from gateway.system.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.1
-# For connections without requests, as of followers of logs.
+# Seconds for connections that wait for no answer of a model, such as followers of logs.
 _LINGER_S: Final = 30.0
 _FAREWELL_S: Final = 30.0
 _HANDED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 def _stand_in(descriptor: int) -> int:
-    """The program of the process that stands in for the gateway that serves: it hands signals on
-    over its socket to that gateway, and ends as that gateway does: with the status that the socket
-    says last, or with 1 if it says none. It runs alone, in an interpreter without this package.
+    """The program of the process that stands in for the gateway that serves. The program hands
+    signals on to that gateway over a socket. It ends when that gateway ends: with the last status
+    that the gateway has sent, or with 1 if the gateway has sent no status. The program runs alone,
+    in an interpreter without this package.
     """
     connected = socket.socket(fileno=descriptor)
 
@@ -46,7 +48,8 @@ def _stand_in(descriptor: int) -> int:
         with contextlib.suppress(OSError):
             connected.send(bytes([number]))
 
-    # Workers that the replaced gateway had started are still its children, and nothing reaps them.
+    # Workers that the replaced gateway had started are still children of this process. It does not
+    # wait for them, so the kernel must reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(each, hand_on)
@@ -62,7 +65,7 @@ def _stand_in(descriptor: int) -> int:
         status = told[0]
 
 
-# Its text is read at the start of this gateway, as an upgrade may replace this file.
+# The text of `_stand_in` is read at the start of this gateway: an upgrade may replace this file.
 STAND_IN: Final = f"""
 import contextlib, os, signal, socket, sys
 {inspect.getsource(_stand_in)}
@@ -72,8 +75,9 @@ sys.exit({_stand_in.__name__}(int(sys.argv[1])))
 
 
 class Departure:
-    """The end of this gateway, once another one serves. `python` is the interpreter of that one. If
-    this process stands in for that one, `stands_in` is the socket over which it hands signals on.
+    """The end of this gateway, once its successor serves. `python` is the successor's interpreter.
+    If this process stands in for the successor, `stands_in` is the socket over which the process
+    hands signals on; otherwise None.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class Departure:
         python: str,
         stands_in: socket.socket | None,
     ) -> None:
-        """`takeover` is the connection to the gateway before this one."""
+        """`takeover` is the connection to the gateway before this one; None: there was none."""
         self._parts = parts
         self._server = server
         self._relay = relay
@@ -99,7 +103,7 @@ class Departure:
         self._loop = asyncio.get_running_loop()
 
     async def begin(self) -> None:
-        """Give up everything but the clients of this gateway."""
+        """Give up everything but the clients that are connected here."""
         messages = self._successor.messages
         self._server.afterwards = self.hand_on
         for number in _HANDED_ON:
@@ -115,8 +119,8 @@ class Departure:
         logger.info("Another gateway serves (pid %d)", self._successor.pid)
 
     def hand_on(self, number: int, _frame: FrameType | None) -> None:
-        """Hand a signal to the gateway that serves, if this process stands in for it. If not,
-        SIGTERM ends the service of the last clients.
+        """Hand a signal on to the gateway that serves, if this process stands in for that gateway.
+        Otherwise SIGTERM ends the service of the last clients.
         """
         if self._stands_in is not None:
             with contextlib.suppress(OSError):
@@ -128,7 +132,8 @@ class Departure:
 
     async def see_out(self) -> None:
         """Serve the clients that are connected here, and the gateways before this one. Returns when
-        none are left, or when the successor has ended.
+        no answer is left to give and all connections are closed, or after `_LINGER_S` without an
+        answer to give. Also returns when the successor has ended, or SIGTERM ends the service.
         """
         parts = self._parts
         await parts.pulls.close()
@@ -149,7 +154,7 @@ class Departure:
                     await self._lost.wait()
 
     async def say_farewell(self) -> None:
-        """Tell the successor that no client is left here, and close the channels to it."""
+        """Tell the successor that no client is left here, and close the channels."""
         successor = self._successor
         successor.messages.send(Finished())
         with contextlib.suppress(TimeoutError):
@@ -167,9 +172,9 @@ class Departure:
             os._exit(0)
         descriptor = self._stands_in.fileno()
         os.set_inheritable(descriptor, True)
-        # Signals that come from now on wait until that program handles them.
+        # Signals that come from now on wait until the new program handles them.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDED_ON)
-        # The process keeps its number and its parent, and needs very little memory.
+        # The process keeps its pid and its parent, and needs very little memory.
         command = [self._python, "-I", "-S", "-c", STAND_IN, str(descriptor)]
         os.execv(self._python, command)  # noqa: S606 - no shell is needed
 
@@ -180,12 +185,13 @@ class Departure:
         message: FromSuccessor | None
         while (message := await self._successor.messages.receive()) is not None:
             self._relay.receive(message)
-        # The successor has ended and refused its clients, and refuses those here, too.
+        # The successor has ended and refused its own requests. Refuse the requests here, too.
         self._relay.refuse_all(refusals.shutting_down())
         self._lost.set()
 
 
-# A terminal sends a signal to the whole group, so it comes a second time from the stand-in.
+# Seconds in which two equal signals count as one. A terminal signals its whole group of processes,
+# so this gateway gets the signal directly, and a second time from the stand-in.
 _SAME_S: Final = 1.0
 
 
@@ -210,11 +216,13 @@ class StandInChannel:
         loop.add_reader(self._socket, self._read, loop, signalled)
 
     def unwatch(self) -> None:
-        """Stop: the next gateway watches the channel."""
+        """Stop the watch, since the next gateway watches the channel."""
         asyncio.get_running_loop().remove_reader(self._socket)
 
     def admits(self, number: int) -> bool:
-        """Note a signal of this process itself; False if the stand-in has sent the same."""
+        """Note a signal that this process got directly. False: the stand-in has just sent the same
+        signal.
+        """
         now = asyncio.get_running_loop().time()
         self._came[number] = now
         return now - self._handed.get(number, -_SAME_S) >= _SAME_S

@@ -28,10 +28,10 @@ from protocol.message import digest
 
 
 class HandoverMessage(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of all messages, each of which is sent in a frame of its own."""
+    """The base of all messages. Each message is sent in a frame of its own."""
 
 
-# From the successor, before it has anything
+# Messages of the successor, before it gets the state
 
 
 class Introduction(HandoverMessage, frozen=True, tag="introduction"):
@@ -46,20 +46,21 @@ class Introduction(HandoverMessage, frozen=True, tag="introduction"):
 
 
 class Failure(HandoverMessage, frozen=True, tag="failure"):
-    """The successor can't take over, for this reason, and ends."""
+    """The successor can't take over, for the `reason`, and ends."""
 
     reason: str
 
 
-# From the present gateway
+# Messages of the present gateway
 
 
 class HandoverState(HandoverMessage, frozen=True, tag="estate"):
     """The state that the successor continues. The workers have moved by now and send nothing.
 
-    `incarnation` is the first free number. `book` is the usage of each key, by days. `making` are
-    answers of the mailbox that the present gateway still makes. `earlier` is the number of gateways
-    before it that still serve clients. `away_s` is of the clock that stands still over a sleep.
+    `incarnation` is the first number that no worker has had. `book` is the usage of each key, by
+    days. `making` names the answers of the mailbox that the present gateway, or one before it,
+    still makes. `earlier` is the number of gateways before the present one that still serve
+    clients. `away_s` is the `away_s` of the present gateway's `PresentClock`.
     """
 
     models: tuple[ModelState, ...]
@@ -84,7 +85,7 @@ class Cancelled(HandoverMessage, frozen=True, tag="cancelled"):
 
 
 class Spent(HandoverMessage, frozen=True, tag="spent"):
-    """The usage of a key by an answer of the present gateway."""
+    """The tokens of an answer of the present gateway, which count for the key `name`."""
 
     name: str
     usage: Usage
@@ -92,7 +93,7 @@ class Spent(HandoverMessage, frozen=True, tag="spent"):
 
 class Released(HandoverMessage, frozen=True, tag="released"):
     """The successor reads the output of this incarnation from now on. `begun` is the part of a line
-    that was read already.
+    that was read already. `incarnation` 0: the present gateway has nothing left but clients.
     """
 
     incarnation: int
@@ -100,10 +101,10 @@ class Released(HandoverMessage, frozen=True, tag="released"):
 
 
 class Finished(HandoverMessage, frozen=True, tag="finished"):
-    """The last client of the earlier gateway is served."""
+    """The present gateway has served its last client."""
 
 
-# From the successor, once it serves
+# Messages of the successor, once it serves
 
 
 class Serving(HandoverMessage, frozen=True, tag="serving"):
@@ -111,7 +112,7 @@ class Serving(HandoverMessage, frozen=True, tag="serving"):
 
 
 class Began(HandoverMessage, frozen=True, tag="began"):
-    """A worker has the request; again, if another worker had it before."""
+    """A worker has got the request. Sent again when another worker gets the request."""
 
     number: int
 
@@ -136,7 +137,7 @@ FromSuccessor: TypeAlias = (
     Introduction | Failure | Serving | Began | Delivered | VectorsCame | Refused
 )
 
-# As in `protocol.messages`: it is raised when a message changes its meaning but not its fields.
+# Raise this, as in `protocol.messages`, when a message changes its meaning but not its fields.
 _MEANING: Final = 1
 HANDOVER_VERSION: Final = f"{_MEANING}-{digest(FromPredecessor | FromSuccessor)}"
 
@@ -144,7 +145,7 @@ HANDOVER_VERSION: Final = f"{_MEANING}-{digest(FromPredecessor | FromSuccessor)}
 _LENGTH: Final = struct.Struct(">I")
 # Room for the prompts of all waiting requests. A longer frame is an error.
 _LONGEST_FRAME_BYTES: Final = 1 << 30
-# The bytes that are kept for a peer that doesn't read.
+# The most bytes that are kept for a gateway that doesn't read.
 _UNREAD_BYTES: Final = 512 << 20
 _RECORD: Final = struct.Struct(">4sQ")
 _AGAIN_S: Final = 0.005
@@ -155,7 +156,7 @@ T = TypeVar("T")
 
 
 class MessageChannel(Generic[T]):
-    """Sends and receives messages of two gateways."""
+    """Sends messages to another gateway, and receives its messages."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class MessageChannel(Generic[T]):
         self._reader = reader
         self._writer = writer
         self._decoder = decoder
-        # `drain` waits until the buffer is empty.
+        # With this limit `drain` waits until the buffer is empty.
         writer.transport.set_write_buffer_limits(high=0)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -179,7 +180,7 @@ class MessageChannel(Generic[T]):
         return cls(reader, writer, decoder)
 
     def send(self, message: HandoverMessage) -> None:
-        """Never waits. A peer that doesn't read is disconnected."""
+        """Send a message without a wait. A gateway that doesn't read is disconnected."""
         if self._writer.is_closing():
             return
         frame = self._encoder.encode(message)
@@ -218,7 +219,7 @@ class DescriptorChannel:
         self._left = asyncio.Event()
 
     def send(self, what: bytes, number: int, descriptor: int) -> None:
-        """Never waits. The channel owns the descriptor, and closes it once it is sent."""
+        """Send a descriptor without a wait. The channel owns the descriptor, and will close it."""
         self._unsent.append((_RECORD.pack(what, number), descriptor))
         if self._retry is None:
             self._send()
@@ -234,7 +235,7 @@ class DescriptorChannel:
         self._loop.add_reader(self._socket, self._receive, received)
 
     def take(self) -> list[tuple[bytes, int, int]]:
-        """The descriptors that have arrived, without a wait."""
+        """The descriptors that have arrived, with their kinds and numbers. Doesn't wait."""
         found: list[tuple[bytes, int, int]] = []
         while True:
             try:
@@ -270,7 +271,7 @@ class DescriptorChannel:
                 self._retry = self._loop.call_later(_AGAIN_S, self._send)
                 return
             except OSError:
-                # The other gateway has ended, which shows in the channel of messages.
+                # The other gateway has ended. The channel of messages shows this, too.
                 pass
             self._unsent.popleft()
             if _ON_ITS_WAY_S:

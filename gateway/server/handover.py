@@ -1,7 +1,8 @@
-"""The present gateway's side of an upgrade: it starts its successor and hands over what it has.
+"""The present gateway's side of an upgrade: it starts its successor and hands its state over.
 
-Until the successor says that it serves, everything can be undone: workers keep their messages back,
-and stay with this gateway if the successor doesn't come up.
+Until the successor says that it serves, the hand-over can be undone. Workers hold their messages
+back meanwhile. If the successor doesn't come up, the workers stay with this gateway, but for those
+that have connected to the successor already.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from gateway.system.refusal import Refusal
 from protocol.life import Move
 from protocol.messages import PROTOCOL_VERSION
 
-# The variable with the descriptor of the successor's socket. Only a gateway that is replaced sets
-# it.
+# The variable with the descriptor of the successor's socket. Only the gateway that starts the
+# successor sets this variable.
 SUCCEEDS: Final = "BULKHEAD_SUCCEEDS"
 _LAST_LINES: Final = 8
 _EXIT_S: Final = 10.0
@@ -53,8 +54,8 @@ class HandoverError(Exception):
 
 
 class SuccessorProcess:
-    """The successor's process. One thread keeps the last lines that it prints until it serves, and
-    another reaps it.
+    """The successor's process. One thread keeps the last lines that the successor prints to stderr
+    before it serves. Another thread reaps the process.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class SuccessorProcess:
     async def start(
         cls, python: str, environment: dict[str, str], inherited: list[int]
     ) -> SuccessorProcess:
-        """Start it with the arguments of this process. Raises: HandoverError."""
+        """Start the successor with the arguments of this process, and send it the `inherited`
+        descriptors. Raises: HandoverError: the program can't be started.
+        """
         control, its_control = socket.socketpair()
         descriptors, its_descriptors = socket.socketpair()
         try:
@@ -126,7 +129,7 @@ class SuccessorProcess:
                 raise HandoverError(await self.last_words())
 
     async def end(self) -> None:
-        """Kill the successor: it has nothing yet, or workers that end with it."""
+        """Kill the successor. Workers that have connected to it already end with it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
@@ -156,7 +159,7 @@ class SuccessorProcess:
 
     def _reap(self) -> None:
         self._process.wait()
-        # A process that the successor has started may have its stderr, and keep it open.
+        # A process that the successor has started may have inherited its stderr, and keep it open.
         self._reader.join(_LAST_WORDS_S / 2)
         # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
@@ -166,7 +169,7 @@ class SuccessorProcess:
 def _spawn(
     python: str, environment: dict[str, str], control: socket.socket
 ) -> subprocess.Popen[bytes]:
-    """Start the process as workers are started: without `close_fds` CPython needs no fork on
+    """Start the process without `close_fds`, as workers are started: so CPython needs no fork on
     macOS.
     """
     control.set_inheritable(True)
@@ -180,8 +183,8 @@ def _spawn(
 
 
 def _flags() -> list[str]:
-    """The flag that keeps modules of the current folder out, unless this process was started
-    without it.
+    """-P, which keeps modules of the current folder out. Empty if this process was itself started
+    by `python -m` without -P.
     """
     return [] if "-m" in sys.orig_argv[1:3] and not sys.flags.safe_path else ["-P"]
 
@@ -191,7 +194,7 @@ _SERVE_S: Final = 60.0
 
 
 class Handover:
-    """One attempt of an upgrade. Once it is carried out `relay` has the requests."""
+    """One attempt at an upgrade. After `carry_out` the `relay` has the requests."""
 
     def __init__(self, parts: Parts, earlier: int) -> None:
         """`earlier` is the number of gateways before this one that still serve clients."""
@@ -200,8 +203,8 @@ class Handover:
         self._earlier = earlier
 
     async def until_settled(self) -> None:
-        """Wait until no worker is starting or ending, and start and end none from then on. Raises:
-        HandoverError.
+        """Let no worker begin to start or to end, and wait until no worker is starting or ending.
+        Raises: HandoverError: the wait takes longer than a load may take.
         """
         seconds = self._parts.fleet.settings.workers.load_timeout_s
         try:
@@ -212,10 +215,10 @@ class Handover:
             ) from None
 
     async def carry_out(self, successor: SuccessorProcess) -> None:
-        """Returns once the successor serves.
+        """Hand the state over to the successor. Returns once the successor serves.
 
         Raises:
-            HandoverError, OSError, ProcessGoneError: the hand-over is to be undone.
+            HandoverError, OSError, ProcessGoneError: the hand-over has failed and must be undone.
         """
         check_ranks(self._parts)
         fleet, parts = self._parts.fleet, self._parts
@@ -261,7 +264,7 @@ class Handover:
             raise HandoverError(f"it did not serve within {_SERVE_S:g} s") from None
 
     def undo(self) -> None:
-        """This gateway goes on, with the requests that came in meanwhile."""
+        """Let this gateway go on, also with the requests that came in meanwhile."""
         parts = self._parts
         parts.mailbox.take_back()
         parts.keys.forward(None)
@@ -278,8 +281,8 @@ class Handover:
                     parts.keys.account(name, usage)
 
     async def _until_it_serves(self, successor: SuccessorProcess) -> None:
-        """Wait for `Serving`. Workers may send before the successor takes clients. Raises:
-        HandoverError.
+        """Wait until the successor sends `Serving`. Before that it may already send parts of
+        answers. Raises: HandoverError: the successor has failed or ended.
         """
         while True:
             match await successor.messages.receive():
@@ -302,8 +305,8 @@ class Handover:
 
 
 def check_ranks(parts: Parts) -> None:
-    """Raises: HandoverError: a model has several ranks. Its followers watch this gateway, or an
-    agent that does, and can't change to another.
+    """Raises: HandoverError: a loaded model has several ranks. Its followers watch this gateway, or
+    an agent that watches this gateway, and can't change to another gateway.
     """
     for each in parts.fleet.roster.everyone:
         if each.worker is not None and each.worker.followers is not None:

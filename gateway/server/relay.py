@@ -28,9 +28,9 @@ Order: TypeAlias = Submitted | Cancelled | Spent
 
 
 class Relay:
-    """The requests whose answers the next gateway computes, by their numbers, until they are over.
-    Orders for a successor that doesn't serve yet wait until `open`, or are given back by `undo`.
-    Everything runs on the event loop.
+    """The requests of this gateway whose answers the successor computes. Each request has a number,
+    and is kept until it is over. Orders for a successor that doesn't serve yet wait until `open`
+    sends them or `undo` gives them back. Everything runs on the event loop.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Relay:
         return len(self._requests)
 
     def number(self, request: Request) -> int:
-        """Keep a request that is handed over, and return its number."""
+        """Keep a request that is handed over, and return its new number."""
         self._last += 1
         self._requests[self._last] = request
         self._numbers[request] = self._last
@@ -65,7 +65,7 @@ class Relay:
         self._order(Spent(name, usage))
 
     def open(self, send: Callable[[HandoverMessage], None]) -> None:
-        """Send the orders that waited, as the successor serves."""
+        """Send the orders that waited for the successor, which serves now."""
         self._send = send
         waiting, self._waiting = self._waiting, []
         for each in waiting:
@@ -74,7 +74,7 @@ class Relay:
                 self._forget(each.number)
 
     def undo(self) -> Sequence[Order]:
-        """The orders that no successor has received."""
+        """Give back the orders that waited: no successor has received them."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -136,8 +136,8 @@ class Relay:
 
 
 class RelayedRequest(Request):
-    """A request of the earlier gateway. Parts of its answer are passed on at once, as its reader is
-    in that gateway's process.
+    """A request of the earlier gateway, which is answered here. Parts of the answer are sent to the
+    earlier gateway at once, since that gateway has the connection to the client.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class RelayedRequests:
     def restore(
         self, model_id: str, states: Iterable[tuple[int, RequestState]]
     ) -> list[RelayedRequest]:
-        """Continue the requests of a model, in their order."""
+        """Continue the requests of a model from their states, in their order."""
         relayed = [RelayedRequest(number, model_id, state, self._tell) for number, state in states]
         self._relayed |= {each.number: each for each in relayed}
         return relayed
@@ -200,7 +200,7 @@ class RelayedRequests:
             _cancel(fleet, request)
 
     def leave(self, fleet: Fleet) -> None:
-        """Cancel all, as the earlier gateway is gone."""
+        """Cancel all requests, as the earlier gateway has gone."""
         for request in self._relayed.values():
             _cancel(fleet, request)
         self._relayed.clear()

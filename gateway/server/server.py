@@ -47,24 +47,24 @@ from gateway.workers.leftovers import WorkerRecords, sweep
 
 logger = logging.getLogger(__name__)
 
-# A load of hundreds of gigabytes takes minutes, so a loop of crashes may be that slow.
+# Starts in so many seconds count together. A load of hundreds of gigabytes takes minutes, so the
+# starts of a loop of crashes may be minutes apart.
 WINDOW_S: Final = 1800.0
 LIMIT: Final = 3
 
 
 def recent(unclean: Sequence[float], now: float) -> list[float]:
-    """The starts since the last orderly end that still count. All times are Unix times in seconds,
-    as they must hold beyond a boot: a model that panics the machine (mlx#3186) does so again after
-    it.
+    """The starts of `unclean` that are recent enough to count. All times are Unix times in seconds,
+    since they must stay valid over a boot: a model that panics the machine (mlx#3186) does so again
+    after the boot.
     """
     return [each for each in unclean if abs(now - each) < WINDOW_S]
 
 
 def caution(unclean: Sequence[float], now: float) -> str | None:
-    """Why no model should be loaded unless a request or an operator asks for it; None if all is
-    well.
+    """Why no model should be preloaded; None if models may be preloaded.
 
-    `unclean` are the starts since the last orderly end, without the present one.
+    `unclean` has the times of the starts since the last orderly end, without the present start.
     """
     count = len(recent(unclean, now))
     if count < LIMIT:
@@ -76,12 +76,12 @@ def caution(unclean: Sequence[float], now: float) -> str | None:
 
 
 class StartRecord:
-    """The record of a gateway's starts, which shows when it crashes again and again. It notes the
-    present start at once, as a crash leaves no later chance.
+    """The record of the starts since the last orderly end, which shows whether the gateway crashes
+    again and again. The present start is noted at once, since a crash leaves no later chance.
     """
 
     def __init__(self, path: Path, now: float, *, takes_over: bool = False) -> None:
-        """A gateway that `takes_over` from another one continues that one's start."""
+        """A gateway that `takes_over` from another gateway notes no start of its own."""
         self._path = path
         if takes_over:
             self.follows_crash, self.caution = False, None
@@ -93,13 +93,13 @@ class StartRecord:
         write_state(path, UncleanStarts((*recent(record.at, now), now)))
 
     def ended_in_order(self) -> None:
-        """The next start finds an empty record."""
+        """Empty the record, so that the next start finds no earlier starts."""
         write_state(self._path, UncleanStarts())
 
 
 class GatewaySetup(Struct, frozen=True):
-    """What a gateway is started with. `read` reads the configuration again, `certificates` are None
-    for plain HTTP, and `inheritance` is None where no other gateway is replaced.
+    """The parts with which a gateway starts. `read` reads the configuration again. `certificates`
+    is None for plain HTTP. `inheritance` is None if this gateway replaces no other.
     """
 
     read: Callable[[], Configuration]
@@ -113,11 +113,11 @@ class GatewaySetup(Struct, frozen=True):
 
 
 def run(setup: GatewaySetup) -> Departure | None:
-    """Serve until SIGTERM or SIGINT, drain, stop the workers; a second signal cuts the drain short.
-    A departure is returned when another gateway serves: it says what this process becomes.
+    """Serve until SIGTERM or SIGINT, then drain and stop the workers. A second signal cuts the
+    drain short. On SIGHUP the configuration is read again.
 
-    On SIGHUP the configuration is read again. On SIGUSR2 another gateway takes over, as this one
-    does by an `inheritance`.
+    On SIGUSR2 another gateway takes over. The function then returns a departure, by which the
+    process ends or stands in for the other gateway.
     """
     return _GatewayProcess(setup).run()
 
@@ -166,7 +166,7 @@ class _GatewayProcess:
         return None
 
     async def _serve(self) -> Upgrader | None:
-        """None: the gateway that was to be replaced serves instead."""
+        """Serve until the end. Returns None if the gateway before this one goes on instead."""
         setup, takeover = self._setup, None
         if setup.inheritance is not None:
             takeover = await Takeover.begin(setup.inheritance)
@@ -233,13 +233,13 @@ class _GatewayProcess:
         )
 
     def _announce(self) -> None:
-        """Write into the state folder where this gateway is reached."""
+        """Write the pid and the address of this gateway into the state folder."""
         self._setup.state_dir.sign()
         write_address(self._setup.state_dir, self._address)
 
 
 def _capacity(fleet: Fleet) -> int:
-    """How many connections there may be at present."""
+    """The most connections that the settings and the limit of open files allow at present."""
     settings = fleet.settings
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return capacity(

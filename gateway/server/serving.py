@@ -1,4 +1,4 @@
-"""A gateway that serves, from a bound socket to its drain, or until its successor serves."""
+"""The gateway while it serves: from a bound socket to its drain, or until its successor serves."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from gateway.system.tls import Certificates
 
 logger = logging.getLogger(__name__)
 
-# For connections that are still open once all requests have ended: idle clients, log followers.
+# Seconds for connections that are open when all requests have ended: idle clients, log followers.
 _CLOSE_CONNECTIONS_S: Final = 1
 _OBJECTS_UNTIL_COLLECTION: Final = 10_000
 
 
 class GatewayServer:
-    """SIGTERM and SIGINT end it, after a drain that a second signal cuts short. On SIGHUP it reads
-    the configuration again. `takeover` is the connection to the gateway before this one, if there
-    is one.
+    """Serves requests, and begins and ends the gateway's other work. SIGTERM and SIGINT end the
+    gateway after a drain, which a second signal cuts short. On SIGHUP the gateway reads its
+    configuration again. `takeover` is the connection to the gateway before this one, if this one
+    replaces one.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class GatewayServer:
             await self._parts.keys.keep_accounts()
             logger.info("Stopped")
 
-    # Its start
+    # The start
 
     async def _take_workers(self, takeover: Takeover) -> None:
         """Take over the workers of the gateway before this one, or end this process."""
@@ -122,14 +123,14 @@ class GatewayServer:
         parts.fleet.start(preload=False)
 
     async def _begin_work(self) -> None:
-        """Begin all work that isn't part of a request. Requests are taken already."""
+        """Begin all work that isn't part of a request. The server takes requests already."""
         parts, takeover, background = self._parts, self._takeover, self._background
         fleet, reloader = parts.fleet, parts.reloader
         if takeover is None:
             fleet.start()
             parts.mailbox.start()
             await parts.pulls.resume()
-            # Scripts wait for this line, which alone goes to stdout.
+            # Scripts wait for this line. No other line goes to stdout.
             print(f"Bulkhead serves on {self._address}", flush=True)
         else:
             parts.mailbox.start()
@@ -142,7 +143,7 @@ class GatewayServer:
         background.start(reloader.warn_of_groups(), "groups")
 
     def _watch(self) -> None:
-        """Begin the watches and handlers that last until the end."""
+        """Begin the watches, and install the handlers, that last until the gateway's end."""
         _collect_rarely()
         notifier, background = self._notifier, self._background
         notifier.ready(self._parts.fleet.caution or f"Serves on {self._address}")
@@ -154,13 +155,13 @@ class GatewayServer:
             asyncio.get_running_loop().call_soon_threadsafe,
             functools.partial(_on_hangup, self._parts.reloader, self._signals, _terminal()),
         )
-        # A handler of the loop would be removed with it, and SIGHUP would end the process then.
+        # The loop's end would remove a handler of the loop, and SIGHUP would then end the process.
         signal.signal(signal.SIGHUP, lambda _number, _frame: hung_up())
 
-    # Its end
+    # The end
 
     async def _drain(self) -> None:
-        """Give running requests their time; another signal cuts it short."""
+        """Wait until all requests have ended, for `drain_s` at most. A signal cuts this short."""
         fleet = self._parts.fleet
         drain_s = fleet.settings.gateway.drain_s
         logger.info("Draining for up to %g s; another signal cuts it short", drain_s)
@@ -181,7 +182,7 @@ class GatewayServer:
         await self._close_connections(serving)
 
     async def _see_out(self, departure: Departure, serving: asyncio.Task[None]) -> None:
-        """Another gateway serves: serve the clients that are connected here, and end."""
+        """Serve the clients that are still connected here while the successor serves, then end."""
         await departure.see_out()
         await self._parts.reloader.close()
         await self._parts.mailbox.close()
@@ -214,8 +215,8 @@ async def _either(serving: asyncio.Task[None], left: asyncio.Event) -> None:
 
 
 def _collect_rarely() -> None:
-    """Make garbage collections rare. Present objects stay until the end, and nearly all later ones
-    are freed without the collector, which would by default run after each few hundred tokens.
+    """Make garbage collections rare. Present objects stay until the end, and nearly all later
+    objects are freed without the collector. By default it would run after each few hundred tokens.
     """
     gc.collect()
     gc.freeze()
@@ -240,7 +241,7 @@ def _on_hangup(reloader: Reloader, signals: asyncio.Queue[int], terminal: int | 
 
 
 async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> int | None:
-    """Wait for the task, whose exception is raised, or for a signal, which is returned."""
+    """Wait for the task or for a signal. Returns the signal; raises the exception of the task."""
     signalled = asyncio.create_task(signals.get())
     await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
     received = signalled.result() if signalled.done() else None

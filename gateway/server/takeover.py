@@ -42,8 +42,9 @@ _DESCRIPTORS = 5
 
 
 class Inheritance:
-    """The listener, the descriptor of the lock, the channels to the gateway before this one, and
-    the socket to the process that stands in for this gateway.
+    """The descriptors that the gateway before this one has sent: the listener, the lock, the
+    channels between the two gateways, that gateway's stderr, and the socket to the process that
+    stands in for this gateway.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -63,7 +64,12 @@ class Inheritance:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Inheritance | None:
-        """None: this gateway replaces no other. Raises: OSError, as above."""
+        """The inheritance that a variable of `environment` leads to. None: this gateway replaces no
+        other.
+
+        Raises:
+            OSError: the gateway at the other end has ended.
+        """
         descriptor = environment.pop(SUCCEEDS, None)
         if descriptor is None:
             return None
@@ -78,8 +84,8 @@ class Inheritance:
         self.control.sendall(struct.pack(">I", len(frame)) + frame)
 
     def take_stderr(self) -> None:
-        """Print to the earlier gateway's stderr from now on. Until now that gateway read the lines
-        of this one as reasons for a failure.
+        """Print to the earlier gateway's stderr from now on. Until now the earlier gateway kept the
+        lines of this gateway, to show them after a failure.
         """
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
@@ -95,7 +101,7 @@ class CannotTakeOverError(Exception):
 
 
 class Takeover:
-    """The connection to the gateway before this one, until that one has ended."""
+    """The connection to the gateway before this one, until that gateway has ended."""
 
     def __init__(
         self,
@@ -117,7 +123,9 @@ class Takeover:
 
     @classmethod
     async def begin(cls, inheritance: Inheritance) -> Takeover | None:
-        """Say that this gateway is ready, and wait for the state; None: the other goes on."""
+        """Say that this gateway is ready, and wait for the state. None: the earlier gateway goes on
+        instead.
+        """
         messages = await MessageChannel.over(
             inheritance.control, msgspec.msgpack.Decoder(FromPredecessor)
         )
@@ -132,7 +140,7 @@ class Takeover:
         state = await messages.receive()
         if not isinstance(state, HandoverState):
             return None
-        # Before any code reads the clock.
+        # This must come before any code reads the clock.
         present_clock().restore(state.away_s)
         return cls(messages, DescriptorChannel(inheritance.descriptors), state, inheritance)
 
@@ -166,8 +174,8 @@ class Takeover:
             )
 
     async def settle(self, fleet: Fleet) -> None:
-        """Wait until the workers have connected to this gateway. Raises: CannotTakeOverError: one
-        doesn't in time.
+        """Wait until the workers have connected to this gateway. Raises: CannotTakeOverError: a
+        worker doesn't connect in time.
         """
         adopted = fleet.workers
         wanted = {each.id: each.wanted for each in self.state.models}
@@ -181,7 +189,9 @@ class Takeover:
                 )
 
     def serve(self, fleet: Fleet, server: UvicornServer, keys: ApiKeys, mailbox: Mailbox) -> None:
-        """Say that this gateway serves, and take what clients of the earlier one still send."""
+        """Say that this gateway serves. From then on take connections and messages of the earlier
+        gateway.
+        """
         self._descriptors.watch(
             lambda _what, _number, descriptor: self._take_connection(server, descriptor)
         )

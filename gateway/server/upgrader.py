@@ -2,8 +2,8 @@
 
 The present gateway starts its successor and hands over its state (`handover`), which the successor
 continues (`takeover`). From then on the successor computes the answers for clients of the old
-gateway, and sends them back, as the old gateway has the connections (`relay`). When these clients
-are served the old gateway ends, or stands in for the new one (`departure`).
+gateway, and sends them to the old gateway, which has the connections (`relay`). When these clients
+are served, the old gateway ends, or its process stands in for the successor (`departure`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-# For imports, the configuration and a look at the machine, which may be busy.
+# Seconds for the successor's imports, configuration and look at the machine, which may be busy.
 _PROOF_S: Final = 120.0
 _FILE_S: Final = 10.0
-# The most earlier gateways that still serve clients: answers pass through each of them.
+# The most earlier gateways that may still serve clients: answers pass through each of them.
 _MOST_EARLIER: Final = 16
 
 
 class Upgrader:
-    """Makes upgrades, one at a time. `left` is set once another gateway serves, and `departure` is
-    set before.
+    """Makes upgrades, one at a time. Once another gateway serves, `departure` is set, and after it
+    `left`.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class Upgrader:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, server: UvicornServer, signals: asyncio.Queue[int]) -> None:
-        """Take SIGUSR2, and signals of the process that stands in for this one, from now on."""
+        """From now on take SIGUSR2, and the signals from the process that stands in for this
+        gateway.
+        """
         self._server = server
         signal.signal(
             signal.SIGUSR2,
@@ -106,7 +108,7 @@ class Upgrader:
         upgrading = self._upgrading = asyncio.ensure_future(self._upgrade())
         upgrading.add_done_callback(_look_at)
         try:
-            # The client that asked for it may disconnect meanwhile.
+            # The client that asked for the upgrade may disconnect meanwhile.
             return await asyncio.shield(upgrading)
         except asyncio.CancelledError:
             if upgrading.cancelled():
@@ -114,7 +116,9 @@ class Upgrader:
             raise
 
     async def abandon(self) -> None:
-        """Cancel an upgrade, unless another gateway serves already; returns once it has ended."""
+        """Cancel the present upgrade, if there is one and the successor doesn't serve yet. Returns
+        once the upgrade has ended.
+        """
         if self._upgrading is None:
             return
         if self.departure is None:
@@ -175,7 +179,8 @@ class Upgrader:
             async with contextlib.AsyncExitStack() as unless_it_serves:
                 if our_end is not None:
                     unless_it_serves.callback(our_end.close)
-                # With its end those workers end that have connected to it already.
+                # The callbacks of this stack run after the successor has ended. Workers that have
+                # connected to the successor end with it.
                 after_its_end = unless_it_serves.enter_context(contextlib.ExitStack())
                 successor = await SuccessorProcess.start(python, environment, descriptors)
                 unless_it_serves.push_async_callback(successor.end)
@@ -197,7 +202,7 @@ class Upgrader:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Undo a hand-over that `error` has ended."""
+        """Undo a hand-over that has failed with `error`."""
         logger.warning("The next gateway doesn't come up: %s", error)
         handover.undo()
         self.announce()
@@ -222,8 +227,9 @@ class Upgrader:
             self.left.set()
 
     def _stand_in_ends(self) -> tuple[socket.socket | None, socket.socket]:
-        """The two ends of the channel to the process that stands in: this gateway's end, if this
-        process is to stand in for the next gateway, else None; and the end for the next gateway.
+        """The two ends of the channel between the next gateway and the process that stands in for
+        it. First the end of this process, or None if another process stands in; then the end of
+        the next gateway.
         """
         if self.stand_in is not None:
             return None, self.stand_in.duplicate()
@@ -241,7 +247,9 @@ class Upgrader:
 
 
 def _look_at(upgrading: asyncio.Task[UpgradeAnswer]) -> None:
-    """Read the result, as the client that asked may be gone. A refusal is an event already."""
+    """Read the exception of an upgrade, since the client that asked for it may have gone. An event
+    tells of the failure already, so the log has it only for debugging.
+    """
     if not upgrading.cancelled() and isinstance(error := upgrading.exception(), Exception):
         logger.debug("The gateway was not replaced: %s", error)
 

@@ -1,4 +1,4 @@
-"""Uvicorn's server with our handling of signals, and the socket that it listens on."""
+"""Uvicorn's server with our handling of signals, and the socket that the server listens on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class UvicornServer(uvicorn.Server):
-    """Uvicorn's server, but signals go to a queue, as workers are stopped before the listener is.
-    After the server's end they are ignored, so that none becomes the exit status.
+    """Uvicorn's server, but signals go to a queue, since workers are stopped before the listener.
+    After the server's end signals are ignored, unless `afterwards` is set, so that no signal
+    becomes the exit status.
     """
 
     def __init__(self, config: uvicorn.Config, signals: asyncio.Queue[int]) -> None:
@@ -33,7 +34,7 @@ class UvicornServer(uvicorn.Server):
         self._started_up = asyncio.Event()
         # The handler of signals after the server's end.
         self.afterwards: Callable[[int, FrameType | None], None] | signal.Handlers = signal.SIG_IGN
-        # Whether to take a signal, and not one that has already come another way.
+        # Whether to take a signal. False: the same signal has already come another way.
         self.admits: Callable[[int], bool] = lambda _: True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -41,8 +42,9 @@ class UvicornServer(uvicorn.Server):
         self._started_up.set()
 
     async def until_started(self, serving: asyncio.Task[None]) -> None:
-        """Wait until the server has started, and its handlers of signals are installed: only then
-        may the address be published. Raises the exception of `serving`, if that ended instead.
+        """Wait until the server has started and its handlers of signals are installed, but at most
+        for `_START_S`: only then may the address be published. Raises the exception of `serving`,
+        if `serving` ended instead.
         """
         started = asyncio.create_task(self._started_up.wait())
         await asyncio.wait(
@@ -53,7 +55,7 @@ class UvicornServer(uvicorn.Server):
             await serving
 
     def stop_listening(self) -> None:
-        """Accept no new connection here; another process has the socket, too."""
+        """Accept no new connection here. Another process accepts connections at the same socket."""
         for each in self.servers:
             each.close()
         self.servers = []
@@ -104,7 +106,7 @@ class PortTakenError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Listen on an address; with `::` on all addresses of IPv4, too.
+    """Listen on an address. The host `::` stands for all addresses, those of IPv4 among them.
 
     Raises:
         PortTakenError: another process listens there, or the address isn't this machine's.

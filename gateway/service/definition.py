@@ -1,7 +1,7 @@
 """The definition of the service: its account, its command line, the time for its end, its files.
 
-Only the definition sets BULKHEAD_SERVICE, which tells the service's gateway from one that was
-started by hand. The interpreter in the definition must still be there after the next upgrade.
+Only the definition sets BULKHEAD_SERVICE, which tells the service's gateway from a gateway that was
+started by hand. The interpreter in the definition must still exist after the next upgrade.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from gateway.workers import ladder
 
 
 class ServiceError(Exception):
-    """The text is a sentence: the failure, its cause, and a remedy."""
+    """An order on the service has failed. The text has the failure, its cause, and a remedy."""
 
 
 class ServiceMisuseError(ServiceError):
     """The command line is wrong, such as `--system` without root."""
 
 
-# Homebrew: an upgrade removes PREFIX/Cellar/NAME/VERSION; PREFIX/opt/NAME links to the new one.
+# In Homebrew an upgrade removes PREFIX/Cellar/NAME/VERSION, and PREFIX/opt/NAME links to the new
+# version.
 _CELLAR: Final = "Cellar"
 _KEG_PARTS: Final = 3
 
 
 def lasting(executable: str = sys.executable) -> str:
-    """A path that leads to this interpreter, and after an upgrade to its successor."""
+    """A path that leads to this interpreter, and after an upgrade to the new version of it."""
     parts = Path(executable).parts
     if _CELLAR not in parts:
         return executable
@@ -59,7 +60,7 @@ MISTAKE_STATUS: Final = "BULKHEAD_MISTAKE_STATUS"
 
 
 def service_pid(state_dir: Path) -> int | None:
-    """The pid of the gateway that uses a state folder, if launchd or systemd has started it."""
+    """The pid of the service's gateway that uses a state folder; None: there is no such gateway."""
     pid = lock_holder(state_dir)
     try:
         if pid is not None and psutil.Process(pid).environ().get(MARK) == LABEL:
@@ -70,7 +71,7 @@ def service_pid(state_dir: Path) -> int | None:
 
 
 class Owner(Struct, frozen=True):
-    """An account."""
+    """An account of this machine."""
 
     name: str
     uid: int
@@ -80,7 +81,7 @@ class Owner(Struct, frozen=True):
 
 def owner(environment: MutableMapping[str, str], *, system: bool) -> Owner:
     """The account that the gateway runs as. For a service of the system, `environment` gets the
-    account's home instead of root's.
+    account's home instead of root's, and loses root's XDG folders.
 
     Raises:
         ServiceMisuseError: the command needs root, or must not have it.
@@ -111,19 +112,19 @@ def _account(entry: pwd.struct_passwd, home: Path) -> Owner:
     return Owner(entry.pw_name, entry.pw_uid, entry.pw_gid, home)
 
 
-# Time beyond drain and ladder, to close connections and write records on a busy machine.
+# Seconds beyond drain and ladder, to close connections and write records on a busy machine.
 _MARGIN_S: Final = 15.0
 _PATH: Final = (
     *("/opt/homebrew/bin", "/usr/local/bin"),
     *("/usr/bin", "/bin", "/usr/sbin", "/sbin"),
 )
-# Variables that change the folders and the hub of models; the service gets them, too.
+# Variables that change the folders and the hub of models. The service gets these variables, too.
 _CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
 
 
 class ServiceDefinition(Struct, frozen=True):
-    """`arguments` is the whole command line, with absolute paths; `stop_s` is the longest orderly
-    end.
+    """The definition of a service. `arguments` is the whole command line, with absolute paths.
+    `stop_s` is the longest time that an orderly end takes.
     """
 
     owner: Owner
@@ -144,7 +145,7 @@ class Installed(Struct, frozen=True):
 
     @classmethod
     def of(cls, arguments: Sequence[str], stop_s: int) -> Installed:
-        """Raises: ValueError, IndexError if this is no command line of `define`."""
+        """Raises: ValueError, IndexError: `define` has not made these arguments."""
 
         def path(option: str) -> Path:
             return Path(arguments[arguments.index(option) + 1])
@@ -154,12 +155,12 @@ class Installed(Struct, frozen=True):
 
 
 def assumed() -> Installed:
-    """Stands in for a definition that can't be read: one that was written without options."""
+    """The definition of a service without options, in place of a definition that can't be read."""
     return Installed(lasting(), None, default_state_dir(), stop_s(GatewaySettings().drain_s))
 
 
 def stop_s(drain_s: float) -> int:
-    """The longest orderly end: the drain, then the slowest worker's whole ladder."""
+    """The longest time of an orderly end: drain, whole ladder of the slowest worker, margin."""
     return math.ceil(drain_s + ladder.longest_s() + _MARGIN_S)
 
 
@@ -181,7 +182,7 @@ def define(
     return ServiceDefinition(
         owner,
         system,
-        # -P: a folder called gateway in the working directory is another program's.
+        # -P keeps out a folder named gateway in the working directory: it is another program's.
         (python, "-P", "-m", "gateway", *serve),
         {
             "HOME": str(owner.home),
@@ -209,7 +210,7 @@ def settings_of(installed: Installed) -> Settings:
 
 
 def unreadable(path: Path, why: object) -> ServiceError:
-    """The error for a definition that an older version or an editor has written."""
+    """The error for a definition that can't be read, as after a change in an editor."""
     return ServiceError(
         f"{path} can't be read ({why}): `bulkhead service uninstall` removes it, then install "
         "again."
@@ -225,7 +226,7 @@ class DraftFile:
     """A new version of a file, written beside the file and then put in its place as a whole."""
 
     def __init__(self, path: Path, content: bytes) -> None:
-        """Raises: ServiceError if the draft can't be written."""
+        """Raises: ServiceError: the draft can't be written."""
         self._path = path
         self._draft = path.with_name(f".{path.name}.new")
         try:
@@ -236,14 +237,14 @@ class DraftFile:
             raise ServiceError(f"{path} can't be written: {error.strerror}.") from error
 
     def put(self) -> None:
-        """Raises: ServiceError if the file can't be replaced."""
+        """Raises: ServiceError: the file can't be replaced."""
         try:
             self._draft.replace(self._path)
         except OSError as error:
             raise ServiceError(f"{self._path} can't be written: {error.strerror}.") from error
 
     def discard(self) -> None:
-        """Remove the draft, if it wasn't put."""
+        """Remove the draft, if it was not put in place of the file."""
         self._draft.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What launchd and systemd have in common: their commands, and the services that they know."""
+"""The common interface to launchd and systemd, their commands, and the services that they have."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Done(Struct, frozen=True):
 
 
 def run(*arguments: str, within_s: float = _LONGEST_S) -> Done:
-    """Raises: ServiceError if the command can't be run, or doesn't end in time."""
+    """Raises: ServiceError: the command can't be run, or doesn't end in time."""
     command = " ".join(arguments)
     try:
         done = subprocess.run(
@@ -53,63 +53,64 @@ def run(*arguments: str, within_s: float = _LONGEST_S) -> Done:
 
 
 class InitSystem(Protocol):
-    """launchd or systemd, for a service of the account or of the system. Methods that run its
-    commands raise `ServiceError` if a command fails.
+    """launchd or systemd, for one kind of service: of the account or of the system. Methods that
+    run commands raise `ServiceError` if a command fails.
     """
 
     @property
     def system(self) -> bool:
-        """Whether this is for the system's service; otherwise for the account's."""
+        """Whether the service is of the system; False: of the account."""
 
     @property
     def other(self) -> InitSystem:
-        """The same for the other kind of service."""
+        """The interface for the other kind of service."""
 
     @property
     def path(self) -> Path:
-        """The definition's file."""
+        """The path of the definition."""
 
     def render(self, definition: ServiceDefinition) -> bytes: ...
 
     @property
     def files(self) -> list[Path]:
-        """The definition and the links to it that exist."""
+        """The paths of the definition and of the links to it, as far as they exist."""
 
     def read(self) -> Installed | None:
-        """The installed definition, or None."""
+        """The installed definition; None: there is none."""
 
     def probe(self) -> None:
-        """Raises: ServiceError if launchd or systemd can't be reached."""
+        """Raises: ServiceError: launchd or systemd can't be reached."""
 
     def domains(self) -> list[str]:
-        """The domains that have the service, running or not, even if its file is gone. There may
-        be several: launchd loads an agent of an SSH session once more at a login at the screen.
+        """The domains that have the service, running or not. launchd may have the service in
+        several domains: it loads an agent of an SSH session once more at a login at the screen.
+        launchd may also have a service whose file is gone.
         """
 
     def loaded(self) -> bool:
-        """Whether the service is loaded, running or not."""
+        """Whether launchd has loaded the service, or systemd has enabled it; running or not."""
 
     def beginning(self) -> list[str]:
-        """The command lines of `begin`, for a rehearsal."""
+        """The command lines that `begin` would run."""
 
     def begin(self) -> str | None:
-        """Start the service, and have it start at each boot or login; returns a remark for the
-        operator.
+        """Start the service, and have it start at each boot or login. Returns a remark for the
+        operator, or None.
         """
 
     def end(self, installed: Installed) -> None:
-        """End the service in order; it stays down until `begin`, or the next boot or login."""
+        """End the service in order. It stays down until `begin`, or the next boot or login."""
 
     def forget(self) -> None:
-        """Remove the last traces, after the end of the service and the removal of its file."""
+        """Remove the last traces of a service that has ended and whose file was removed."""
 
     def log_command(self, lines: int) -> list[str]:
         """The command that shows the system's log of the service: crashes, starts and ends."""
 
 
 class ServiceJob(Struct, frozen=True):
-    """A service that launchd or systemd has. `domain` is launchd's, or `user` or `system` for
-    systemd; `path` is the file of its definition, None if the file is gone.
+    """The service in one domain of launchd or systemd. `domain` is a name of launchd, or `user` or
+    `system` for systemd. `path` is the path of the definition; None: the file is gone.
     """
 
     domain: str
@@ -117,7 +118,9 @@ class ServiceJob(Struct, frozen=True):
 
 
 def jobs(init: InitSystem) -> list[ServiceJob]:
-    """The jobs of both kinds, those of `init` first; none of a kind that can't be asked."""
+    """The jobs of both kinds of service, the kind of `init` first. A kind that can't be asked has
+    no jobs.
+    """
     found = []
     for each in (init, init.other):
         path = str(each.path) if each.files else None
@@ -129,7 +132,7 @@ def jobs(init: InitSystem) -> list[ServiceJob]:
 
 
 def known(init: InitSystem) -> str | None:
-    """The file of this kind of service, or else its domains; None: there is no such service."""
+    """The path of this kind of service, or else its domains; None: there is no such service."""
     if init.files:
         return str(init.path)
     try:
@@ -146,7 +149,9 @@ def removal(init: InitSystem) -> str:
 
 
 def duplicates(init: InitSystem, found: list[ServiceJob]) -> Iterator[tuple[str, str]]:
-    """Pairs of sentences for a service that is there more than once: the fault, and its remedy."""
+    """The faults of a service that exists more than once, or whose file is gone. Each fault is a
+    pair of sentences: the fault and its remedy.
+    """
     own = [each for each in found if (each.domain == "system") is init.system]
     domains = " and ".join(each.domain for each in own)
     if own and own[0].path is None:

@@ -1,7 +1,7 @@
 """The service in launchd, by launchctl(1): a LaunchAgent, or a LaunchDaemon of the system.
 
-launchctl's output is no interface, so only its exit statuses are read. They are errno values, or
-launchd's own: 113 is an unknown service, 125 a domain that doesn't exist.
+launchctl's output is no interface, so only its exit statuses are read. These are errno values, or
+numbers of launchd: 113 is an unknown service, 125 a domain that doesn't exist.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, i
 from gateway.system.state_dir import StateDir
 
 _NO_DOMAIN: Final = 125
-# Statuses of bootstrap while an earlier job of the label exists, or still ends.
+# Statuses of bootstrap while an earlier job of the label exists, or is ending.
 _IN_THE_WAY: Final = (5, 17, 36, 37)
 _LOOK_S: Final = 0.2
-# For launchd itself, beyond the time for the end of the process.
+# Seconds for launchd itself, beyond the time for the end of the process.
 _SETTLES_S: Final = 20.0
 
 
 class Launchd:
-    """Ends the gateway by SIGTERM, and removes the job from launchd only after the gateway's end,
-    since a SIGKILL can strand memory: `bootout` of a running job was seen to send one after 5 s,
-    and `kickstart -k` sends one at once.
+    """The service in launchd. SIGTERM ends the gateway, and its job is removed from launchd only
+    after the gateway's end, since a SIGKILL can strand memory: `bootout` of a running job was seen
+    to send SIGKILL after 5 s, and `kickstart -k` sends it at once.
     """
 
     def __init__(
         self, owner: Owner, say: Callable[[str], None], *, system: bool, root: Path = Path("/")
     ) -> None:
-        """`root` is where the system's own folders are."""
+        """`root` is the folder that holds the system's folders, such as Library."""
         self._owner = owner
         self._say = say
         self._root = root
@@ -74,7 +74,8 @@ class Launchd:
     def render(self, definition: ServiceDefinition) -> bytes:
         keys: dict[str, Any] = plistlib.loads(template(f"{LABEL}.plist"))
         keys["ProgramArguments"] = list(definition.arguments)
-        # launchd starts the service again every ThrottleInterval, unless it exits with 0.
+        # launchd starts a service again after each ThrottleInterval, unless it exits with 0. So a
+        # gateway with a mistake in its configuration exits with 0.
         keys["EnvironmentVariables"] = definition.environment | {MISTAKE_STATUS: "0"}
         keys["WorkingDirectory"] = str(definition.owner.home)
         keys["ExitTimeOut"] = definition.stop_s
@@ -115,7 +116,7 @@ class Launchd:
         domain = self._domain()
         if domain is not None and _kickstart(domain):
             return None
-        # launchd doesn't have the job.
+        # launchd doesn't have the job, or can't start it.
         return self._bootstrap()
 
     def end(self, installed: Installed) -> None:
@@ -123,7 +124,7 @@ class Launchd:
             return
         process = _gateway(installed.state_dir)
         for domain in domains:
-            # This fails if there is no process to end.
+            # The command fails if the job has no process.
             run("launchctl", "kill", "SIGTERM", f"{domain}/{LABEL}")
         deadline = time.monotonic() + installed.stop_s + _SETTLES_S
         while process is not None and alive(process):
@@ -146,12 +147,12 @@ class Launchd:
         return ["tail", "-n", str(lines), path]
 
     def _domain(self) -> str | None:
-        """The domain that has the job; the screen's session goes before the background's."""
+        """The first domain that has the job; None: no domain has it."""
         return next((each for each in self._domains if _knows(each)), None)
 
     def _bootstrap(self) -> str | None:
         if (installed := self.read()) is not None:
-            # For a LaunchDaemon, launchd would make the log as root's file.
+            # For a LaunchDaemon, launchd would make the log as a file of root.
             state_dir = StateDir(installed.state_dir)
             make_private_folder(state_dir.logs, self._owner)
             make_private_file(state_dir.crash_log_path, self._owner)
@@ -174,7 +175,7 @@ class Launchd:
         )
 
     def _bootstrap_in(self, domain: str) -> Done:
-        """Bootstrap; an earlier job of the label is waited for, or started."""
+        """Bootstrap the job. An earlier job of the label is started, or its end is waited for."""
         deadline = time.monotonic() + _SETTLES_S
         while True:
             done = run("launchctl", "bootstrap", domain, str(self.path))
@@ -208,7 +209,7 @@ def _gateway(state_dir: Path) -> ProcessIdentity | None:
 
 
 def _kickstart(domain: str) -> bool:
-    """Start a job that launchd has, unless it runs already."""
+    """Start the job that launchd has, unless it runs already. Returns whether that succeeded."""
     return run("launchctl", "kickstart", f"{domain}/{LABEL}").status == 0
 
 

@@ -1,4 +1,4 @@
-"""The orders of `bulkhead service`: each may be given twice, and reports its steps."""
+"""The orders of `bulkhead service`. Each order may be given twice, and reports its steps."""
 
 from __future__ import annotations
 
@@ -52,24 +52,27 @@ class GatewayOutput:
         return "\n".join(f"  | {each}" for each in lines[-_LINES:])
 
 
-# Long enough for a second attempt of launchd, which comes after ThrottleInterval.
+# Seconds until the service must answer. A second attempt of launchd, which comes after
+# ThrottleInterval, has time enough.
 _SERVES_S: Final = 200.0
+# Seconds without a gateway in the state folder after which a start has failed.
 _GIVES_UP_S: Final = 25.0
-# A gateway prints something before it has its folder only if it fails.
+# The same after a gateway has printed something. A gateway that has no state folder yet prints only
+# if it fails.
 _AFTER_LAST_WORDS_S: Final = 5.0
 _LOOK_S: Final = 0.25
 _LOG_LINES: Final = 20
 
 
 class Service:
-    """Every method raises `ServiceError` if it fails."""
+    """Carries out the orders. Every method raises `ServiceError` if it fails."""
 
     def __init__(self, init: InitSystem, say: Callable[[str], None]) -> None:
         self._init = init
         self._say = say
 
     def install(self, definition: ServiceDefinition, settings: Settings) -> None:
-        """Write the definition and start the service; an older one is replaced."""
+        """Write the definition and start the service. An older service is replaced."""
         rendered = self._init.render(definition)
         before = self._init.read()
         pid = None if before is None else service_pid(before.state_dir)
@@ -90,8 +93,8 @@ class Service:
             self._replace(draft, definition, settings, before)
 
     def uninstall(self) -> None:
-        """End the service and remove its definition, whatever its state; root removes the service
-        of the other kind, too. The state folder stays.
+        """End the service and remove its definition, in any state of the service. For root this
+        also removes the service of the other kind. The state folder stays.
         """
         other = self._init.other
         if known(self._init):
@@ -119,7 +122,7 @@ class Service:
 
     def restart(self) -> None:
         installed = self._installed()
-        # Read before the end: a service that can't start again stays up.
+        # The settings are read before the end, so that a service with a mistake in them stays up.
         settings = settings_of(installed)
         self._end(self._init, installed)
         self._begin_installed(installed.state_dir, settings)
@@ -199,7 +202,7 @@ class Service:
             raise ServiceError(f"{error}\n{self._resume(before)}") from error
 
     def _resume(self, before: Installed) -> str:
-        """Start the earlier service again; returns a sentence about the outcome."""
+        """Start the earlier service again. Returns a sentence about the outcome."""
         try:
             self._begin(before.state_dir, settings_of(before))
         except ServiceError as error:
@@ -230,7 +233,7 @@ class Service:
         return installed
 
     def _is_this(self, rendered: bytes, settings: Settings, pid: int | None) -> bool:
-        """Whether this very definition is installed, and this version serves."""
+        """Whether the definition `rendered` is installed, and a gateway of this version serves."""
         if pid is None or self._init.path.read_bytes() != rendered:
             return False
         health = ask_health_of(settings.gateway)
@@ -269,7 +272,7 @@ class Service:
             self._say(remark)
 
     def _serves(self, state_dir: Path, settings: Settings, words: GatewayOutput) -> int | None:
-        """Wait until the service answers; returns its pid, or None if it fails."""
+        """Wait until the service answers. Returns the pid of its gateway, or None if it fails."""
         began = present = time.monotonic()
         while time.monotonic() - began < _SERVES_S:
             if (pid := service_pid(state_dir)) is not None:
@@ -284,10 +287,11 @@ class Service:
 
 
 def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:
-    """Check that no other program uses the service's folder and port. `pid` is the service's own.
+    """Check that no other program uses the service's folder and port. `pid` is the pid of the
+    service's gateway, if it runs.
 
     Raises:
-        ServiceError: another program does.
+        ServiceError: another program uses the folder or the port, or the configured port is 0.
     """
     holder = lock_holder(state_dir)
     if holder not in (None, pid):
@@ -316,7 +320,7 @@ def check_alone(init: InitSystem) -> None:
     """Check that there is no service of the other kind, which would fight for port and folder.
 
     Raises:
-        ServiceError: there is one.
+        ServiceError: there is a service of the other kind.
     """
     other = init.other
     if where := known(other):

@@ -63,7 +63,7 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def ask_health(host: str, port: int, *, tls: bool = False) -> PortHealth | None:
-    """The health of the gateway at an address; None if none answers."""
+    """The health of the gateway at an address; None: no gateway answers."""
     verify = trusting_anybody() if tls else True
     try:
         with httpx.Client(timeout=_ANSWER_S, trust_env=False, verify=verify) as client:
@@ -78,13 +78,14 @@ def ask_health_of(settings: GatewaySettings) -> PortHealth | None:
     return ask_health(settings.host, settings.port, tls=settings.tls)
 
 
-# A sound interpreter prints its version in a fraction of a second.
+# Seconds for the service's interpreter to print the version of Bulkhead.
 _VERSION_S: Final = 20.0
 
 
 class ServiceStatus(Struct, frozen=True):
-    """None: unknown, or there is none. `jobs` are those of the account and of the system. Each
-    warning is a fault with its remedy, in sentences.
+    """The state of the service. A field is None if its value is unknown or doesn't exist. `jobs`
+    has the jobs of the account's and of the system's service. Each warning is a fault with its
+    remedy, in sentences.
     """
 
     installed: bool
@@ -101,7 +102,7 @@ class ServiceStatus(Struct, frozen=True):
 
 
 def look(init: InitSystem) -> ServiceStatus:
-    """Raises: ServiceError if the definition can't be read."""
+    """Raises: ServiceError: the definition can't be read."""
     installed = init.read()
     found = jobs(init)
     warnings = [" ".join(each) for each in duplicates(init, found)]
@@ -146,7 +147,7 @@ def look(init: InitSystem) -> ServiceStatus:
 
 
 def _installed_version(installed: Installed, warnings: list[str]) -> str | None:
-    """The version in the service's environment, which may differ from this one."""
+    """The version of Bulkhead that the service's interpreter has; None: it can't be found out."""
     if installed.python == lasting():
         return VERSION
     warnings.append(
@@ -175,8 +176,8 @@ _OF_THE_HOME: Final = ("Desktop", "Documents", "Downloads")
 
 
 def guarded_remark(settings: Settings, home: Path, python: str) -> str | None:
-    """A warning for the installation of a service whose folders macOS guards: a service gets them
-    only after a permission that is given at the screen.
+    """A warning if macOS guards folders of models that the service reads; None: no folder is
+    guarded. The service may read guarded folders only after a permission at the screen.
     """
     found = sorted({str(each) for each in _folders(settings) if _is_guarded(each, home)})
     if not found:

@@ -19,11 +19,11 @@ from gateway.service.definition import (
 from gateway.service.init_system import Done, run
 
 UNIT: Final = "bulkhead.service"
-# Beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers.
+# Seconds for systemctl beyond TimeoutStartSec or TimeoutStopSec, after which systemctl answers.
 _SLACK_S: Final = 15.0
 _START_S: Final = 180.0
 _ANSWER_S: Final = 30.0
-# reset-failed: a unit that failed before can start again.
+# After reset-failed a unit that failed before can start again.
 _BEGINNING: Final = (
     ("daemon-reload",),
     ("enable", UNIT),
@@ -33,10 +33,10 @@ _BEGINNING: Final = (
 
 
 class Systemd:
-    """Waits for nothing itself: systemctl waits until the unit has started or stopped."""
+    """The service in systemd. systemctl itself waits until the unit has started or stopped."""
 
     def __init__(self, owner: Owner, *, system: bool, root: Path = Path("/")) -> None:
-        """`root` is where the system's own folders are."""
+        """`root` is the folder that holds the system's folders, such as etc."""
         self._owner = owner
         self._root = root
         self.system = system
@@ -120,7 +120,7 @@ class Systemd:
         self._must("stop", UNIT, within_s=installed.stop_s + _SLACK_S)
 
     def forget(self) -> None:
-        # It fails if the unit's links are gone, too.
+        # `disable` fails if the links of the unit are gone, too.
         self._systemctl("disable", UNIT)
         self._must("daemon-reload")
         self._systemctl("reset-failed", UNIT)
@@ -133,7 +133,7 @@ class Systemd:
     def _scope(self) -> tuple[str, ...]:
         if self.system:
             return ()
-        # Root has an instance of its own, and reaches another account's by that account's name.
+        # Root has its own instance of systemd, and names the account whose instance it wants.
         elsewhere = os.geteuid() == 0 != self._owner.uid
         return ("--user", f"--machine={self._owner.name}@.host") if elsewhere else ("--user",)
 
@@ -161,11 +161,11 @@ def _filled(text: str, values: Mapping[str, str]) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """The text without specifiers, which begin with a percent sign (systemd.unit(5))."""
+    """The text with double percent signs: a single one begins a specifier (systemd.unit(5))."""
     return text.replace("%", "%%")
 
 
 def _quoted(text: str) -> str:
-    """One word of a command line (systemd.syntax(7))."""
+    """The text as one quoted word of a command line (systemd.syntax(7))."""
     escaped = _escaped(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
