@@ -381,7 +381,7 @@ def _read_weights(
 
 
 class _Slice(NamedTuple):
-    """Arrays that are read together. Some are computed from the `sources`, which are read first."""
+    """Arrays that are read together. The `sources`, from which arrays are computed, come first."""
 
     arrays: list[mx.array]
     sources: list[mx.array]

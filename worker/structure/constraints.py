@@ -100,9 +100,9 @@ class Constraints:
     def _calls(
         self, tools: Tools, constraint: Constraint | None
     ) -> tuple[LLMatcher | None, tuple[str, ...]]:
-        """A matcher for an answer with tools, and the names of what isn't enforced. The answer must
-        be calls, or have calls that follow strict schemas, or be calls or match the constraint.
-        None: the answer may be anything.
+        """A matcher for an answer with tools, and the names of what isn't enforced. The matcher
+        demands calls; or calls or text that matches `constraint`; or, in any text, calls that
+        follow their schemas. None: the answer may be anything.
         """
         functions = functions_of(tools)
         answer = None if constraint is None else lark_rule(constraint)

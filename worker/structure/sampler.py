@@ -231,7 +231,7 @@ class Stage(Enum):
 
 
 class Matching:
-    """Follows one answer, token by token, as far as its constraint and its reasoning."""
+    """Follows one answer, token by token, through its reasoning and its constraint's grammar."""
 
     def __init__(
         self, matcher: LLMatcher, tokenizer: LLTokenizer, thinking: Thinking | None = None

@@ -37,7 +37,7 @@ _FIRST: Final = '{"type":"object","properties":{"a":{"pattern":"^[a-z]{1,9}$"},"
 
 
 class TrialOutcome(NamedTuple):
-    """`refusal` is why a grammar can't be compiled; None: it can, and takes `bytes` at most."""
+    """`refusal`: why a grammar can't be compiled; None: it can. `bytes`: the most that it takes."""
 
     refusal: str | None
     bytes: int = 0

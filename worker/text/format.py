@@ -122,7 +122,9 @@ def opening_state(prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat) 
 
 
 def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
-    """The end of harmony's prompt, from the last start of a message on; None if it has no start."""
+    """For harmony: the prompt from the start of its last message on; None if no start is near its
+    end.
+    """
     text = str(tokenizer.decode(prompt_ids[-_END_TOKENS:]))
     at = text.rfind(_START)
     return None if at < 0 else text[at:]
@@ -258,8 +260,8 @@ FUNCTION_TAGS: Final = (Tags("<function=", "</function>"), Tags("<parameter=", "
 
 class _BlockForm(NamedTuple):
     """A block that mlx-lm parses. The pattern `begins` matches its beginning. The `tags` in it must
-    be closed as often as they are opened: mlx-lm's parsers silently skip texts that are not in
-    closed tags. `alike`: all tags must be opened equally often.
+    be closed as often as they are opened: mlx-lm's parsers silently skip tags that are not
+    closed. `alike`: all tags must be opened equally often.
     """
 
     begins: str
