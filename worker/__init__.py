@@ -1,1 +1,1 @@
-"""One model in a process of its own. Everything that touches MLX is in here."""
+"""The worker, a process that holds one model. All code that touches MLX is in this package."""

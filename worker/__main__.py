@@ -1,11 +1,12 @@
 """Start of a worker process: `python -P .../worker/__main__.py --endpoint ... --parent ...`.
 
-With the name of an errand instead, the process runs the errand and ends.
+With `--follow` the process computes as a rank other than 0. With the name of an errand it runs the
+errand and ends. With `device` it prints the device and ends.
 
-It is started by path, because the search path can't be trusted: a folder called `worker` in the
-current directory or on PYTHONPATH must not shadow this one. `worker` and `protocol` come from
-beside this file. All other packages come from the interpreter's environment, which may not be the
-gateway's.
+The gateway starts this file by its path, because the search path can't be trusted: a folder called
+`worker` in the current directory or on PYTHONPATH must not shadow this package. `worker` and
+`protocol` are imported from beside this file. All other packages come from the interpreter's
+environment, which may not be the gateway's.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import sys
 from pathlib import Path
 from typing import Final
 
-# Read by MLX as it is imported. cuDNN's attention is planned anew for each shape, which takes 0.2
-# to 4 s, and in serving nearly every step has a new shape: on an H100 the first requests of a 0.9
-# GB model waited 27 s for plans, and 0.8 s without them; 32 streams ran at 0.7 of the speed (MLX
-# 0.32.4).
+# Environment variables that MLX reads when it is imported. This one turns cuDNN's attention off.
+# cuDNN plans its attention anew for each shape, which takes 0.2 to 4 s, and in serving nearly every
+# step has a new shape. On an H100 the first requests of a 0.9 GB model waited 27 s with cuDNN's
+# attention and 0.8 s without; with it 32 streams ran at 0.7 of the speed (MLX 0.32.4).
 _BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
-# The files of `worker/errands/` by errand.
+# For each errand the file of `worker/errands/` that has its function.
 _ERRANDS: Final = {"examine": "models", "measure": "models", "probe": "probe"}
 
 
@@ -54,7 +55,7 @@ def _pin_packages() -> None:
         _pin_package(package, Path(__file__).resolve().parent.parent)
 
     for name, value in _BACK_END.items():
-        # A setting of the operator stays.
+        # A variable that the operator has set keeps its value.
         os.environ.setdefault(name, value)
 
     from worker.transformers import keep_import_structure
@@ -86,7 +87,7 @@ def _follow() -> None:
 
 
 def _ready_with_key(parent_pid: int) -> bytes:
-    # Checked before any slow import, since a gateway that dies meanwhile leaves an orphan.
+    # Checked before the slow imports, so that an orphan ends at once.
     if os.getppid() != parent_pid:
         sys.exit(f"The gateway (pid {parent_pid}) is gone.")
     _pin_packages()
@@ -105,7 +106,7 @@ def _run_errand(name: str) -> None:
 
     from worker.errands import Errand
 
-    # Made before the imports of the errand, which may print.
+    # Made before the errand's module is imported, since its imports may print.
     errand = Errand()
     module = importlib.import_module(f"worker.errands.{_ERRANDS[name]}")
     getattr(module, name)(errand)

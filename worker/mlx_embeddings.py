@@ -1,7 +1,7 @@
-"""Encoders of mlx-embeddings: their layers, and a head for scores if there is one.
+"""Encoders made of mlx-embeddings' layers, with a head for scores if the files have one.
 
-The library's own calls pool all models in the same way, and need weights that some files lack. Here
-only its layers are called, and the files decide on pooling and heads.
+mlx-embeddings' own model calls pool all models in the same way, and need weights that some files
+lack. This file calls only the layers, and the model's files decide on pooling and heads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SCORING: Final = "ForSequenceClassification"
 
 
 class EncoderError(Exception):
-    """An encoder can't be loaded, for a reason in a sentence."""
+    """An encoder can't be loaded. The text is a sentence that says why."""
 
 
 def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
-    """A model and its arguments, as mlx-lm's `load_model` wants them.
+    """The classes of an encoder and of its arguments, as mlx-lm's `load_model` wants them.
 
     Raises:
-        EncoderError: no such architecture, or the library isn't installed.
+        EncoderError: the architecture is unknown, or mlx-embeddings can't be imported.
     """
     name = encoder_of(config)
     kind = config.get("model_type")
@@ -35,7 +35,7 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
         known = ", ".join(key for key, module in ENCODERS.items() if module)
         raise EncoderError(f"Encoders of type {kind} are not supported; there are {known}.")
     if name == "gemma3_text":
-        # mlx-embeddings has these layers too, but without their windows.
+        # mlx-embeddings has Gemma 3's layers too, but without their sliding windows.
         from worker.mlx_lm.models import gemma3_encoder
 
         return gemma3_encoder()
@@ -55,7 +55,9 @@ def scores(config: Mapping[str, Any]) -> bool:
 
 
 def own_context_tokens(config: Mapping[str, Any]) -> int | None:
-    """The most tokens of a text. RoBERTa's positions begin behind that of the padding."""
+    """The most tokens of a text; None if the configuration doesn't say. RoBERTa's first position
+    is `pad_token_id` + 1, so a text has so many positions fewer.
+    """
     value = config.get("max_position_embeddings")
     if not isinstance(value, int) or value <= 0:
         return None
@@ -72,7 +74,7 @@ def _labels(config: Mapping[str, Any]) -> int:
 
 
 def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
-    """Weights with names as in a model without a head, which lack these prefixes."""
+    """The weights by their names without these prefixes, as in a model without a head."""
     named = {}
     for name, value in weights.items():
         prefix = next((each for each in prefixes if name.startswith(each)), "")
@@ -81,7 +83,9 @@ def _unprefixed(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
 
 
 class _Bert(nn.Module):
-    """BERT, RoBERTa and their kind."""
+    """BERT or RoBERTa. With `scoring` the model has a head for scores: BERT's if `pooled_head`,
+    else RoBERTa's.
+    """
 
     def __init__(self, trunk: nn.Module, *, scoring: bool, pooled_head: bool) -> None:
         super().__init__()
@@ -109,7 +113,7 @@ class _Bert(nn.Module):
         return cast(mx.array, states)
 
     def logits(self, first: mx.array) -> mx.array:
-        """One logit for each text, from the states of first tokens."""
+        """One logit for each text, from the states of the texts' first tokens."""
         if self._pooled_head:
             logits = self.classifier(mx.tanh(self.pooler["dense"](first)))
         else:
@@ -142,7 +146,7 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
     if scoring:
         _labels(config)
     pooling = config.get("classifier_pooling", "cls")
-    # Newer files have these values in nested tables.
+    # Newer configurations have the bases of RoPE in nested tables.
     ropes = config.get("rope_parameters") or {}
     for key, name in (("full_attention", "global"), ("sliding_attention", "local")):
         if theta := (ropes.get(key) or {}).get("rope_theta"):
@@ -152,11 +156,11 @@ def _modernbert(module: Any, config: dict[str, Any]) -> tuple[type, Any]:
         def __init__(self, arguments: Any) -> None:
             super().__init__(arguments)
             for layer in self.layers:
-                # The library approximates this function.
+                # mlx-embeddings takes an approximation of GELU.
                 layer.mlp.act = nn.GELU()
 
         def _update_attention_mask(self, attention_mask: mx.array) -> tuple[mx.array, ...]:
-            # The library's masks become infinite in half precision, and padded rows become NaN.
+            # In half precision the masks of mlx-embeddings are infinite, and padded rows NaN.
             masks = super()._update_attention_mask(attention_mask.astype(mx.float32))
             return tuple(mx.maximum(each, MASKED).astype(attention_mask.dtype) for each in masks)
 

@@ -1,4 +1,4 @@
-"""Everything that relies on mlx-vlm, which only this file imports."""
+"""All code that relies on mlx-vlm. Only this file imports mlx-vlm."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mlx_vlm.utils import (
 
 from worker.mlx_lm.caches import as_mlx_lms
 
-# Models keep the positions of one sequence's pictures in these attributes, from call to call.
+# Language models keep positions of one sequence in these attributes, from call to call.
 _POSITIONS: Final = ("_position_ids", "_rope_deltas")
 
 
 def kind_of(config: dict[str, Any]) -> str:
-    """The architecture of a model, as mlx-vlm calls it."""
+    """mlx-vlm's name of the model's architecture."""
     return str(get_model_type(config))
 
 
@@ -35,7 +35,7 @@ def knows(kind: str) -> bool:
 
 
 def read_model(folder: Path) -> Any:
-    """A model, whose weights are read when they are used."""
+    """The model in a folder. Its weights are read when they are used."""
     return load_model(folder, lazy=True)
 
 
@@ -44,7 +44,9 @@ def read_processor(folder: Path) -> Any:
 
 
 def content(kind: str, plain: Any, role: str, pictures: int) -> Any:
-    """The content of a message in the form that models of a kind expect."""
+    """The content of a message with so many `pictures`, in the form that models of this kind
+    expect; `plain` if mlx-vlm knows no form of this kind.
+    """
     if kind not in MODEL_CONFIG:
         return plain
     written = get_message_json(
@@ -56,7 +58,7 @@ def content(kind: str, plain: Any, role: str, pictures: int) -> Any:
 def inputs(
     processor: Any, config: dict[str, Any], text: str, images: Sequence[Any]
 ) -> dict[str, Any]:
-    """The arrays of a text and its pictures, by name.
+    """The model's input arrays by name, made of a rendered text and its pictures.
 
     Raises:
         Exception: each processor fails in its own way on shapes or numbers that it doesn't accept.
@@ -72,14 +74,14 @@ def inputs(
 
 
 def make_caches(language: Any) -> list[Any]:
-    """New caches, of mlx-lm's kinds if these are the same: their sizes are known, and they can be
-    cut into blocks.
+    """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
+    of such caches is known, and they can be cut into blocks.
     """
     return [as_mlx_lms(each) for each in cache.make_prompt_cache(language)]
 
 
 def forget_positions(language: Any) -> None:
-    """Make a model ready for another sequence."""
+    """Delete the positions that a language model keeps of its last sequence."""
     for name in _POSITIONS:
         if hasattr(language, name):
             setattr(language, name, None)
@@ -88,8 +90,8 @@ def forget_positions(language: Any) -> None:
 def computes_in_chunks(
     model: Any, tokens: mx.array, embeddings: mx.array | None, beside: dict[str, Any]
 ) -> bool:
-    """Whether mlx-vlm's own loop would compute a prompt in chunks. Some models need one call, since
-    the tokens of a picture see each other.
+    """Whether mlx-vlm's own loop would compute a prompt in chunks. Some models must get the prompt
+    in one call, since the tokens of a picture see each other. `beside` has the other arrays.
     """
     return bool(
         _chunked_prefill_enabled(

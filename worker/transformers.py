@@ -1,9 +1,10 @@
-"""Everything that relies on transformers beyond its promises. Functions here import it only when
-they need it.
+"""All code that relies on undocumented parts of transformers. Functions of this file import
+transformers only when they need it.
 
-At every import, transformers searches three thousand of its files to find out which names each has.
-That is half of the work of a worker until its hello. The result depends only on these files, so it
-is kept beside them, as Python keeps bytecode. If it can't be kept, the search is repeated.
+At every import, transformers searches three thousand of its files for the names that each defines.
+The search is half of a worker's work until its hello. Its result depends only on these files, so
+this file stores the result beside them, as Python stores bytecode. If the result can't be stored,
+transformers searches at the next import again.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-# mlx-lm needs only this module. Its import takes nearly all the time of the imports, and uses no
-# MLX.
+# The only module of transformers that mlx-lm needs. Importing it takes nearly all the time of a
+# worker's imports, and uses no MLX.
 SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 _MODULE: Final = "transformers.utils.import_utils"
 
-# Names by file, by the back ends that the names need.
+# For each set of back ends: the names that need these back ends, by file.
 Structure: TypeAlias = dict[frozenset[str], dict[str, set[str]]]
 Find: TypeAlias = Callable[[Any, str | None], Structure]
 
 
 def keep_import_structure() -> None:
-    """Keep the result of the search from the first import on; to be called before that."""
+    """Have the first import of transformers use and store the result of the search. Call this
+    before that import.
+    """
     sys.meta_path.insert(0, _Finder())
 
 
 def kept(find: Find, models: Path) -> Find:
-    """transformers' `define_import_structure`, with a kept result for the folder of all models,
-    until that folder changes.
+    """A function that replaces transformers' `define_import_structure`, which is `find`. For the
+    folder `models` it stores the result, and takes the stored one until that folder changes.
     """
 
     def define_import_structure(module_path: Any, prefix: str | None = None) -> Structure:
@@ -48,7 +51,7 @@ def kept(find: Find, models: Path) -> Find:
             return find(module_path, prefix)
         path = Path(cache_from_source(str(models / f"structure_{prefix}.py")))
         if not sys.dont_write_bytecode:
-            # Before the stamp is taken, since a new folder changes it.
+            # The folder is made before the stamp is taken: a new folder changes the stamp.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(exist_ok=True)
         stamp = _stamp(models)
@@ -73,7 +76,7 @@ def template_parameters() -> frozenset[str]:
 
 
 def decoder_of(tokenizer: Any) -> dict[str, Any]:
-    """The description that tokenizer.json has of a decoder; empty for tokenizers of other kinds."""
+    """The tokenizer's decoder, as tokenizer.json describes it; empty if the tokenizer has none."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = getattr(backend, "decoder", None)
     if decoder is None:
@@ -83,7 +86,7 @@ def decoder_of(tokenizer: Any) -> dict[str, Any]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, once."""
+    """Has `_Loader` load the module `_MODULE`, at its first import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -125,7 +128,7 @@ def _read(path: Path, stamp: list[int]) -> Structure | None:
 
 
 def _write(path: Path, stamp: list[int], structure: Structure) -> None:
-    """Write the whole file or none, since other processes read and write it at the same time."""
+    """Write the whole file or nothing: other processes may read and write it at the same time."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         unfinished.write_bytes(marshal.dumps((stamp, structure)))

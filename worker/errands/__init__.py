@@ -18,8 +18,9 @@ T = TypeVar("T", bound=Struct)
 
 
 class Errand:
-    """Orders on standard input, and answers on standard output. Libraries print to standard output,
-    so an errand, which keeps it for answers, is made before their import.
+    """Reads orders from standard input, and writes answers to standard output. Making an
+    errand sends what libraries print to standard error, so make the errand before they are
+    imported.
     """
 
     def __init__(self) -> None:
@@ -27,17 +28,17 @@ class Errand:
         os.dup2(2, 1)
 
     def read(self, kind: type[T]) -> T:
-        """Read the whole of standard input."""
+        """The order of type `kind` that standard input has up to its end."""
         return msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
 
     def orders(self, kind: Any) -> Iterator[Any]:
-        """The orders on standard input, line by line."""
+        """The orders of type `kind` on standard input, one a line."""
         decoder = msgspec.json.Decoder(kind)
         for line in sys.stdin.buffer:
             yield decoder.decode(line)
 
     def begin(self) -> None:
-        """Tell the versions, once the imports are done."""
+        """Answer with the versions of Python, MLX and mlx-lm, once the imports are done."""
         self.answer(Environment(platform.python_version(), version("mlx"), version("mlx-lm")))
 
     def answer(self, content: Struct) -> None:

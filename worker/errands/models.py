@@ -1,4 +1,4 @@
-"""Errands about models: whether they can be loaded here, and how fast one generates."""
+"""Errands about models: whether models can be loaded here, and how fast a model generates."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from worker.text.template import ChatTemplate
 
 
 def examine(errand: Errand) -> None:
-    """Answer for each model as soon as possible. If one kills this process, earlier answers are not
-    lost.
+    """Examine one model after another, and answer after each. If a model kills this process, the
+    earlier answers are not lost.
     """
     errand.begin()
     for source in errand.read(Examine).sources:
@@ -50,7 +50,7 @@ def _examined(source: str) -> Examined:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """The configuration, if mlx-lm or mlx-embeddings knows the architecture."""
+    """The content of config.json. Raises any error if the architecture is unknown."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     classes_of(config)
     return config
@@ -69,12 +69,12 @@ def _templated(source: str, tokenizer: Any) -> Examined:
 
 
 def _root(error: Exception) -> str:
-    """The first cause, without the advice to a client or an operator."""
+    """The text of an error's cause, which lacks the error's advice to a client or an operator."""
     return one_sentence(error.__cause__ if isinstance(error.__cause__, Exception) else error)
 
 
 def measure(errand: Errand) -> None:
-    """Generate as a worker does for one request, without the gateway."""
+    """Answer with the time that a model needs to generate, as a worker does for one request."""
     errand.begin()
     asked = errand.read(Measure)
     try:
@@ -93,7 +93,7 @@ def _generate(loaded: LoadedModel, asked: Measure) -> float:
     while made < asked.tokens:
         new = len(engine.step())
         if made == 0:
-            # The time until the first token also has the prompt, and work that is done once.
+            # The time until the first token is left out: it has the prompt, and work done once.
             began = time.monotonic()
         made += new
     seconds = time.monotonic() - began

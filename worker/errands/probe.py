@@ -1,4 +1,4 @@
-"""Measures the memory of MLX in this process, order by order."""
+"""The errand that measures the memory and the speed of MLX in this process, by orders."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _LAYERS: Final = 16
 _ROWS: Final = 8
 _WIDENING: Final = 4
 _WEIGHT_BYTES: Final = 256_000_000
-# A CPU makes few steps a second with so many weights.
+# Fewer weights on a CPU, which would make too few steps a second otherwise.
 _WEIGHT_BYTES_ON_CPU: Final = 16_000_000
 _ROUNDS: Final = 3
 _ABOVE_BYTES: Final = 1_000_000_000
-# The least cache that workers set.
+# The smallest cache limit that workers set.
 _SMALL_CACHE_BYTES: Final = 32_000_000
 
 
 def probe(errand: Errand) -> None:
-    """Carry out orders until there are no more; then give back the memory as a worker does."""
+    """Carry out all orders, then give the memory back as a worker does."""
     errand.begin()
     with released_memory():
         _obey_all(errand)
@@ -55,7 +55,9 @@ def back_end() -> Literal["metal", "cuda", "cpu"]:
 
 
 class _Size(NamedTuple):
-    """The sizes of an attention. Keys and values have fewer heads, as in most models of today."""
+    """The sizes of one attention. Keys and values have fewer heads than queries, as in most models
+    of today.
+    """
 
     heads: int
     key_heads: int
@@ -83,7 +85,7 @@ def measure_attention(head_dim: int, *, with_array: bool) -> AttentionPeak:
 
 
 def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool) -> int:
-    """The peak of memory without inputs and output."""
+    """The peak of MLX's memory during one attention, without its inputs and output."""
     queries = mx.ones((1, size.heads, size.queries, head_dim), kind)
     keys = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
     values = mx.ones((1, size.key_heads, size.keys, head_dim), kind)
@@ -101,8 +103,8 @@ def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool)
 
 
 def time_steps(seconds: float) -> StepTimes:
-    """Time steps under each kind of limits. The kinds take turns, so that the rest of the machine's
-    work affects all of them alike.
+    """Measure the time of a step under each kind of limit, for about `seconds` in all. The kinds
+    take turns, so that other work of the machine affects all of them alike.
     """
     step = _build()
     step()
@@ -130,7 +132,9 @@ def time_steps(seconds: float) -> StepTimes:
 
 
 def _build() -> Callable[[], None]:
-    """A step through layers of two products, whose weights have the wanted size together."""
+    """A function that computes one step: layers of two matrix products each. Their weights have
+    `_WEIGHT_BYTES` in all, on a CPU `_WEIGHT_BYTES_ON_CPU`.
+    """
     on_cpu = back_end() == "cpu"
     kind = mx.float32 if on_cpu else mx.float16
     layer_bytes = (_WEIGHT_BYTES_ON_CPU if on_cpu else _WEIGHT_BYTES) // _LAYERS
@@ -153,7 +157,7 @@ def _build() -> Callable[[], None]:
 
 
 def _times(step: Callable[[], None], seconds: float) -> list[float]:
-    """The times of steps, one at least."""
+    """The seconds of each step. Steps are repeated, at least once, for so many `seconds` in all."""
     times: list[float] = []
     while sum(times) < seconds:
         began = time.perf_counter()
@@ -198,7 +202,7 @@ def _obey(order: Any, held: list[mx.array]) -> Struct:
 
 
 def _import() -> Imported:
-    # Imported here and not above, because the cost of the imports is measured.
+    # Imported here and not at the top of the file, because the cost of the imports is measured.
     for module in ("worker.process.loop", "worker.runtime.serve"):
         importlib.import_module(module)
     read_device()
@@ -211,7 +215,7 @@ def _hold(held: list[mx.array], size_bytes: int, *, wire: bool) -> MlxMemory:
     missing_bytes = size_bytes - sum(each.nbytes for each in held)
     if missing_bytes > 0:
         held.append(mx.ones((missing_bytes // 4,), mx.float32))
-        # Used once, because memory that lies idle may not be resident.
+        # The array is read once, because memory that was never read may not be resident.
         mx.eval(held[-1], mx.max(held[-1]))
     mx.synchronize()
     return read_memory()

@@ -1,1 +1,1 @@
-"""A model's folder to a model in memory."""
+"""Loads a model from its folder into memory."""

@@ -25,7 +25,8 @@ _SAMPLING_BOUNDS: Final = {
 }
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapters.safetensors"
-# Configuration, tokenizer and template; the largest, tokenizer.json, has some ten megabytes.
+# Files whose whole content is hashed: configuration, tokenizer and template. The largest,
+# tokenizer.json, has some ten megabytes.
 _READ_WHOLE: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 
 
@@ -38,7 +39,7 @@ def find_folder(source: str) -> Path:
     if folder.is_absolute():
         raise ModelError(f"There is no folder {source}.")
     try:
-        # snapshot_download would also miss files that no load needs.
+        # snapshot_download would also ask for files that no load needs.
         repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
         revision = (repository / "refs" / "main").read_text("ascii").strip()
         return (repository / "snapshots" / revision).resolve(strict=True)
@@ -49,7 +50,9 @@ def find_folder(source: str) -> Path:
 
 
 def check_files(folder: Path) -> None:
-    """Find damaged or missing files before MLX does, whose lazy reads fail late and abruptly."""
+    """Raise ModelError if files of a model are damaged or missing. MLX reads lazily, and would fail
+    late and abruptly.
+    """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
     try:
@@ -88,7 +91,7 @@ def check_shard(path: Path) -> None:
 
 
 def sampling_defaults(folder: Path) -> SamplingDefaults:
-    """The author's sampling settings, as other servers of these files apply them."""
+    """The author's sampling settings in generation_config.json, which other servers apply, too."""
     path = folder / "generation_config.json"
     try:
         config = read_table(path)
@@ -110,20 +113,17 @@ def sampling_defaults(folder: Path) -> SamplingDefaults:
             )
         fields[name] = value
     if (top_k := fields.get("top_k")) is not None:
-        # Some files write -1 for "all".
+        # Some authors write -1 for "all tokens".
         fields["top_k"] = max(0, int(top_k))
     return SamplingDefaults(**fields)
 
 
 class AdapterError(ValueError):
-    """A folder can't be used as an adapter, for a reason in one sentence."""
+    """A folder can't be used as an adapter. The text is a sentence that says why."""
 
 
 def check_adapter(folder: Path) -> None:
-    """Find faults of the files before mlx-lm does, whose errors only name keys.
-
-    Raises: AdapterError.
-    """
+    """Raise AdapterError if an adapter's files have faults. mlx-lm's own errors only name keys."""
     if not folder.is_dir():
         raise AdapterError(f"There is no folder {folder} for the adapter.")
     config = folder / CONFIG
@@ -146,10 +146,11 @@ def check_adapter(folder: Path) -> None:
 
 
 def add_adapter(model: Any, folder: Path) -> None:
-    """Change a model's layers in place; the arrays are read when they are computed.
+    """Add an adapter to a model's layers, in place. The adapter's arrays are read when they are
+    computed.
 
     Raises:
-        AdapterError: it was made for another model.
+        AdapterError: the adapter was made for another model.
     """
     try:
         read_adapter(model, folder)
@@ -165,9 +166,9 @@ def add_adapter(model: Any, folder: Path) -> None:
 def fingerprint(folder: Path, adapter: Path | None = None) -> str:
     """A hash that changes when weights, tokenizer, template, configuration or adapter change.
 
-    Of weights it takes the safetensors header, size and time of change: reading tens of gigabytes
-    would take as long as the load. Symbolic links, which a Hugging Face cache is made of, are
-    followed.
+    Of a file with weights, only the safetensors header, the size and the time of change are hashed:
+    reading tens of gigabytes would take as long as the load. Symbolic links are followed, since a
+    Hugging Face cache consists of them.
 
     Raises:
         OSError, ValueError: a file can't be read.
@@ -178,7 +179,7 @@ def fingerprint(folder: Path, adapter: Path | None = None) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         _take_weights(digest, path)
     if adapter is not None:
-        # Only these files count: training leaves its earlier states beside them.
+        # Only these two files count: training leaves checkpoints beside them.
         _take(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
         _take_weights(digest, adapter / WEIGHTS)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Loads a model from a folder of files, in slices. A load that fails has one readable reason."""
+"""Loads a model from a folder, its weights in slices. A load that fails has one readable reason."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ from worker.text.template import ChatTemplate
 if TYPE_CHECKING:
     from worker.vision.pictures import PictureProcessor
 
-# Bytes that are read between two looks at the stop flag: few for a shutdown, many for the overhead.
+# Bytes that are read between two calls of `should_stop`: few for a quick stop, many for little
+# overhead.
 _SLICE_BYTES: Final = 64 << 20
-# MLX gets as much to read in advance as it reads in this time. The tokenizer's thread holds
-# Python's lock for as long, and a stop waits as long.
+# MLX gets in advance as many bytes to read as it reads in this time, since the tokenizer's thread
+# holds Python's lock for as long. A stop waits for as long, too.
 _AHEAD_S: Final = 0.5
 
 
@@ -62,17 +63,19 @@ class LoadedModel:
     answer_format: AnswerFormat
     chat_template: ChatTemplate
     constraints: Constraints
-    # A decoder without the head that makes text of its states.
+    # Whether the files lack the head, which makes logits of a decoder's states.
     is_headless: bool = False
-    # A smaller model with the same tokens, and its fingerprint.
+    # The draft model, which is smaller and has the same tokens, and its fingerprint.
     draft: Any = None
     draft_fingerprint: str = ""
-    # Makes tokens of pictures, for a model that looks at them.
+    # Makes the model's inputs of pictures. None: the model is loaded without pictures.
     picture_processor: PictureProcessor | None = None
 
     @cached_property
     def xtc_spared(self) -> tuple[int, ...]:
-        """Tokens that end an answer or a line. XTC never leaves them out, as in mlx_lm.server."""
+        """The tokens that XTC never excludes: those that end an answer or a line, as in
+        mlx_lm.server.
+        """
         line = self.tokenizer.encode("\n", add_special_tokens=False)
         return tuple(dict.fromkeys((*self.eos_token_ids, *line)))
 
@@ -82,7 +85,7 @@ class LoadedModel:
 
     @property
     def is_encoder(self) -> bool:
-        """It writes no text."""
+        """Whether the model is an encoder, which writes no text."""
         return encoder_of(self.config) is not None
 
     @property
@@ -101,15 +104,16 @@ def load(
     pictures: bool = False,
     part: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> LoadedModel:
-    """Load a model from a folder, or from a repository in the Hugging Face cache; with an adapter
-    on top of it, and a draft model beside it. With `pictures` it looks at them. `part` takes away
-    the layers that other ranks compute, from the model and its configuration.
+    """Load the model of `source`, a folder or a repository in the Hugging Face cache. An adapter is
+    added to the model, and a draft model is loaded beside it. With `pictures` the model can look at
+    pictures. `part` gets the model and its configuration, and removes the layers that other ranks
+    compute.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
     Raises:
-        ModelError: it can't be loaded.
-        LoadAbandonedError: `should_stop` said so between two slices.
+        ModelError: the model can't be loaded.
+        LoadAbandonedError: `should_stop` returned True after a slice.
     """
     folder = find_folder(source)
     check_files(folder)
@@ -173,9 +177,9 @@ def _read(
     on_progress: Callable[[int, int], None],
     should_stop: Callable[[], bool],
 ) -> tuple[_TextParts, _Draft, int]:
-    """Read tokenizer, draft model and weights; also returns how many bytes the weights have."""
+    """Read the tokenizer, the draft model and all weights. The number is the weights' bytes."""
     folder, model, config, picture_processor, reads = unread
-    # A tokenizer with a large vocabulary takes a second, in which weights can be read.
+    # Reading a tokenizer with a large vocabulary takes a second. Meanwhile weights are read.
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         reading = beside.submit(_read_text_parts, folder, config, picture_processor)
         draft = _Draft()
@@ -195,7 +199,7 @@ def _read(
 
 @contextmanager
 def _one_reason() -> Iterator[None]:
-    """Turn any failure of a load into a ModelError."""
+    """Turn any failure in the block into a ModelError, except LoadAbandonedError."""
     try:
         yield
     except (LoadAbandonedError, ModelError):
@@ -209,7 +213,7 @@ def _one_reason() -> Iterator[None]:
 
 
 class _TextParts(NamedTuple):
-    """The parts that write and read a model's text."""
+    """The parts of a loaded model that write its prompts and read its answers."""
 
     tokenizer: Any
     vocabulary: int
@@ -239,7 +243,7 @@ def _read_text_parts(
 
 
 def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
-    # mlx-vlm is an extra.
+    # mlx-vlm is an optional dependency.
     if find_spec("mlx_vlm") is None:
         raise ModelError(
             "pictures: mlx-vlm, which looks at them, isn't installed: pip install "
@@ -259,7 +263,7 @@ class _Draft(NamedTuple):
 
 
 def _load_draft(source: str, words: _TextParts) -> _Draft:
-    """Its weights are read later, with the model's."""
+    """Load the draft model. Its weights are read later, together with the model's."""
     try:
         folder = find_folder(source)
         check_files(folder)
@@ -301,21 +305,21 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A model whose weights are read when they are needed, and its configuration."""
+    """The model in a folder, whose weights are read when they are needed, and its configuration."""
     headless = is_headless(folder)
     return models.read_model(folder, lambda config: classes_of(config, headless=headless))
 
 
 def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
-    """A model's class and that of its arguments: mlx-lm's, or an encoder's."""
+    """The classes of a model and of its arguments. With `headless` the files lack the head."""
     if encoder_of(config) is not None:
         return encoders.classes_of(config)
     return models.with_head(config) if headless else models.classes_of(config)
 
 
 def is_headless(folder: Path) -> bool:
-    """Whether the files lack the head, as those of many decoders that only make embeddings. The
-    names of their weights then have no prefix, as in Qwen3-Embedding.
+    """Whether the files lack the head, as with many decoders that only make embeddings. In such
+    files the names of the weights have no prefix (Qwen3-Embedding).
     """
     if not (folder / "modules.json").is_file():
         return False
@@ -360,11 +364,11 @@ def _read_weights(
 
     for each in _slices(arrays, reads):
         if each.sources:
-            # The sources of two slices would take memory at the same time.
+            # Otherwise the sources of two slices would take memory at the same time.
             while ahead:
                 await_first()
             mx.eval(each.sources)
-            # Nothing else may keep them once the arrays are computed.
+            # MLX frees a source once the arrays are computed, unless there is a reference here.
             each.sources.clear()
         mx.async_eval(each.arrays)  # type: ignore[no-untyped-call] # MLX leaves its types out
         ahead.append(each)
@@ -377,7 +381,7 @@ def _read_weights(
 
 
 class _Slice(NamedTuple):
-    """Some of the `arrays` are computed from `sources`."""
+    """Arrays that are read together. The `sources`, from which arrays are computed, come first."""
 
     arrays: list[mx.array]
     sources: list[mx.array]

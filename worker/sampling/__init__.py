@@ -1,1 +1,1 @@
-"""The choice of a batch's next tokens, of each row by the settings of its own request."""
+"""The choice of the next tokens of a batch. Each row follows the settings of its own request."""

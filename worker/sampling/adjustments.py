@@ -1,6 +1,7 @@
-"""Changes of logits that requests ask for: biases, penalties, banned words, a least length.
+"""Changes of log probabilities that requests ask for: biases, penalties, banned words, a least
+length of the answer.
 
-The histories of the rows stay on the device: when the next token is chosen, the last one is still
+The histories of the rows stay on the device: while a token is chosen, the token before it is still
 being computed.
 """
 
@@ -16,25 +17,26 @@ import mlx.core as mx
 
 from protocol.requests import Sampling
 
-# The log probability of tokens that a request forbids. It is finite, and more than that of tokens
-# that a constraint forbids: if both together forbid all tokens, the constraint is kept.
+# The log probability of tokens that a request forbids. It is finite, where tokens that a constraint
+# forbids have minus infinity: if both together forbid all tokens, the constraint is kept.
 FORBIDDEN: Final = -3e4
-# Stands for tokens before the answer: no banned sequence has it.
+# An id that stands for tokens before the answer, and that no banned sequence has.
 _NO_TOKEN: Final = -1
 
 
 @dataclass(frozen=True)
 class Adjustments:
-    """The adjustments of one sequence. All are added to logits, so their order doesn't matter.
+    """The adjustments of one sequence. Biases and penalties are added, so their order doesn't
+    matter.
 
     The first `prompt_tokens` of the sequence are no part of the answer. `banned` are sequences of
-    tokens, whose last token isn't chosen after the others. `ends` aren't chosen among the first
-    `min_tokens` of the answer.
+    tokens: the last token of one isn't chosen after its other tokens. Tokens of `ends` aren't
+    chosen among the first `min_tokens` of the answer.
     """
 
     prompt_tokens: int
     repetition_penalty: float = 1.0
-    # The last tokens of prompt and answer, which are penalized.
+    # How many of the last tokens, of prompt and answer, are penalized.
     repetition_tokens: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -68,8 +70,8 @@ class Adjustments:
                 history.counts = history.counts.at[answer].add(1.0)
         if self.repeats:
             last = token_ids[-self.repetition_tokens :].astype(mx.int32)
-            # Copies of the first token fill the window: they change nothing, and leave it before
-            # that token does.
+            # Copies of its first token fill a window. They change nothing, and leave the window
+            # before the first token does.
             missing = mx.repeat(last[:1], self.repetition_tokens - last.shape[0])
             history.window = mx.concatenate([missing, last])
         if self.phrases:
@@ -97,11 +99,11 @@ class Adjustments:
 
 @dataclass
 class History:
-    """The tokens of one sequence, as its adjustments need them. `position`: how many tokens the
-    answer has.
+    """The tokens of one sequence, in the forms that its adjustments need. `position`: how many
+    tokens the answer has.
 
     `counts`: (vocabulary,), how often the answer has each token. `window`: (tokens,), the ids whose
-    repetition is penalized, the last one at the end. `end`: (tokens,), the answer's last ids.
+    repetition is penalized, the latest id at the end. `end`: (tokens,), the answer's last ids.
     """
 
     adjustments: Adjustments
@@ -140,9 +142,10 @@ def make_adjustments(
 
 
 def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ...]]:
-    """The tokens of each word at the beginning of a text, and after a space. vLLM bans both, too,
-    but the second only if both have as many tokens: it allows " the" if that is one token and "the"
-    is not. Words in other tokens, and longer words that contain one of these, are not banned.
+    """Two sequences of tokens for each word: at the beginning of a text, and after a space. vLLM
+    bans the second sequence only if both have equally many tokens: it allows " the" if " the" is
+    one token and "the" isn't. The same word in other tokens isn't banned, nor is a longer word that
+    has other tokens.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
@@ -154,7 +157,7 @@ def banned_sequences(words: Iterable[str], tokenizer: Any) -> list[tuple[int, ..
 
 
 class Adjuster:
-    """Adjusts the same rows, step after step."""
+    """Adjusts the log probabilities of the same rows, one for each history, step after step."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._histories = histories
@@ -189,7 +192,7 @@ class Adjuster:
             part.take_in(token_ids)
 
     def put_back(self) -> None:
-        """Bring the histories up to date, before their rows go on in another batch."""
+        """Write the arrays of this batch into the histories, before rows go on in another batch."""
         for each in self._parts:
             each.put_back()
 
@@ -206,7 +209,7 @@ class Adjuster:
 
 
 class _Repetition:
-    """One penalty for each token in a window, however often it comes there."""
+    """The repetition penalty, once for each token in a row's window, however often it is there."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.window is not None for each in histories)
@@ -236,7 +239,7 @@ class _Repetition:
 
 
 class _Counts:
-    """Penalties for tokens that an answer has already, over the whole vocabulary at once."""
+    """The frequency and presence penalties for tokens that an answer already has."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.counts is not None for each in histories)
@@ -271,7 +274,7 @@ def _penalized(
 
 
 class _Phrases:
-    """Banned sequences of several tokens: the last token is forbidden after the others."""
+    """Banned sequences of several tokens: the last token of one is forbidden after its others."""
 
     def __init__(self, histories: Sequence[History]) -> None:
         self._rows = RowSubset(each.end is not None for each in histories)
@@ -305,9 +308,9 @@ class _Phrases:
 
 
 class _Windows:
-    """The last tokens of some rows, of different lengths, which end in the same column.
+    """Windows of the last tokens of some rows. Their lengths differ; all end in the last column.
 
-    `ids`: (rows, longest). `within`: (rows, longest), false beside a shorter window.
+    `ids`: (rows, longest). `within`: (rows, longest), false where a window is shorter than that.
     """
 
     def __init__(self, windows: Sequence[mx.array | None]) -> None:
@@ -322,12 +325,12 @@ class _Windows:
         return self.ids[row, -self._lengths[row] :]
 
     def shift(self, last: mx.array) -> None:
-        """Append a token to each row, (rows,)."""
+        """Append each row's `last` token, (rows,), and drop its first."""
         self.ids = mx.concatenate([self.ids[:, 1:], last[:, None]], axis=1)
 
 
 class RowSubset:
-    """Some rows of a batch. If they are all of its rows, nothing is copied."""
+    """Some rows of a batch. If the subset has all rows of the batch, nothing is copied."""
 
     def __init__(self, chosen: Iterable[bool]) -> None:
         """`chosen` has a flag for each row of the batch."""
@@ -340,7 +343,7 @@ class RowSubset:
         return values if self._all else values[self._indices]
 
     def put(self, values: mx.array, rows: mx.array) -> mx.array:
-        """`values` with `rows` in place of its own."""
+        """`values` of the whole batch, with `rows` in place of the subset's."""
         if self._all:
             return rows
         changed = mx.array(values)

@@ -1,4 +1,4 @@
-"""One sampler for all rows of a batch, and one pass over their log probabilities."""
+"""A sampler for all rows of a batch, which makes one pass over their log probabilities."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from worker.sampling.scores import Score, Scores
 from worker.sampling.settings import RowSampling, uniforms
 
 Key = TypeVar("Key")
-# Log probabilities (rows, vocabulary) to those of what is allowed.
+# Log probabilities (rows, vocabulary) to the same with minus infinity for forbidden tokens.
 Mask: TypeAlias = Callable[[mx.array], mx.array]
 
 
 class Beginning(NamedTuple):
-    """The adjustments of a row that has not been in a call yet, and its tokens."""
+    """The adjustments and the tokens of a row that has not been in a call yet."""
 
     adjustments: Adjustments
     token_ids: Sequence[int]
@@ -28,20 +28,20 @@ class Beginning(NamedTuple):
 class BatchSampler(Generic[Key]):
     """Chooses the next token of every row by the row's own settings and random numbers.
 
-    mlx-lm calls one sampler a row, unless all rows of a batch have the same object: then it calls
-    that once, with all rows, and doesn't say which they are.
+    mlx-lm calls one sampler for each row, unless all rows of a batch have the same sampler object.
+    Then it calls that object once, with all rows, and doesn't say which rows they are.
     """
 
     def __init__(
         self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
     ) -> None:
-        """At each call `rows` gives the keys of its rows, in their order, and `logits` the model's
-        logits of them, (rows, tokens, vocabulary), whose last token counts. Without `logits` the
-        log probabilities stand for them.
+        """`rows` returns the keys of the rows of the present call, in their order. `logits` returns
+        the model's logits of these rows, (rows, tokens, vocabulary); only the last token's are
+        used. Without `logits`, log probabilities are used in their place.
         """
         self._rows = rows
         self._logits = logits
-        # Of rows that want scores: the number of alternatives, and the scores of the next tokens.
+        # For rows that want scores: the number of alternatives, and the scores not taken yet.
         self._alternatives: dict[Key, int] = {}
         self._scores: dict[Key, deque[tuple[Scores, int]]] = {}
         self._samplings: dict[Key, RowSampling | None] = {}
@@ -58,8 +58,8 @@ class BatchSampler(Generic[Key]):
         token_ids: Sequence[int] = (),
         logprobs: int | None = None,
     ) -> None:
-        """`sampling` None is greedy. `token_ids` are the row's tokens so far, of prompt and answer.
-        With `logprobs` each token has a score, and so many alternatives.
+        """Add a row. `sampling` None is greedy. `token_ids` are the row's tokens so far, of prompt
+        and answer. With `logprobs` each token gets a score with so many alternatives.
         """
         self._samplings[key] = sampling
         if adjustments is not None:
@@ -79,7 +79,7 @@ class BatchSampler(Generic[Key]):
         self._scores.pop(key, None)
 
     def take_score(self, key: Key) -> Score | None:
-        """The score of the row's next token, in the order of the calls; None if it wants none."""
+        """The row's earliest score that was not taken yet; None if the row wants no scores."""
         scores = self._scores.get(key)
         if scores is None:
             return None
@@ -87,8 +87,8 @@ class BatchSampler(Generic[Key]):
         return of_call.read()[row]
 
     def __call__(self, logprobs: mx.array, mask: Mask | None = None) -> mx.array:
-        """Log probabilities (rows, vocabulary) to token ids (rows,). The `mask` comes after the
-        adjustments.
+        """Log probabilities (rows, vocabulary) to token ids (rows,). The `mask` is applied after
+        the adjustments.
         """
         keys = list(self._rows())
         if len(keys) != logprobs.shape[0]:
@@ -130,7 +130,7 @@ class BatchSampler(Generic[Key]):
 
 
 class _Pass(Generic[Key]):
-    """The same rows, step after step."""
+    """Chooses tokens for the same rows, step after step: their settings are arrays here."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Pass(Generic[Key]):
     def choose(
         self, logprobs: mx.array, logits: mx.array, positions: Sequence[int], mask: Mask | None
     ) -> mx.array:
-        """Token ids (rows,). `positions` are of the sampled rows alone."""
+        """Token ids (rows,). `positions` are those of the rows that aren't greedy."""
         if self._adjuster is not None:
             logprobs = self._adjust(self._adjuster, logprobs, logits)
         token_ids = self._choose(logprobs if mask is None else mask(logprobs), positions)
@@ -165,13 +165,13 @@ class _Pass(Generic[Key]):
         return token_ids
 
     def end(self) -> None:
-        """To be called before its rows go on in another pass."""
+        """Write the histories back, before the rows go on in another pass."""
         if self._adjuster is not None:
             self._adjuster.put_back()
 
     def _adjust(self, adjuster: Adjuster, logprobs: mx.array, logits: mx.array) -> mx.array:
         rows = adjuster.adjust(self._adjusted.of(logprobs), self._adjusted.of(logits))
-        # The other rows get single precision too: it changes none of their tokens.
+        # Rows without adjustments get single precision too, which changes none of their tokens.
         return self._adjusted.put(_exact(logprobs), _normalized(rows))
 
     def _choose(self, logprobs: mx.array, positions: Sequence[int]) -> mx.array:
@@ -198,7 +198,9 @@ class _Pass(Generic[Key]):
 
 
 def _exact(logprobs: mx.array) -> mx.array:
-    """Log probabilities in single precision. In bfloat16 their total is up to 4 % from 1."""
+    """Log probabilities in single precision, of total probability 1. In bfloat16 the total is up to
+    4 % from 1.
+    """
     if logprobs.dtype == mx.float32:
         return logprobs
     return _normalized(logprobs.astype(mx.float32))

@@ -1,9 +1,9 @@
 """From the log probabilities of each row to its token: filters, XTC, the temperature, and the draw.
 
-top_p, top_k and min_p each keep the likeliest tokens. So together they keep the tokens above the
-highest of their bounds, in whatever order they are applied, and one bound for each row is enough.
-Tokens as likely as the last one that is kept are kept too, since a choice among equals would be
-arbitrary.
+top_p, top_k and min_p each keep the likeliest tokens, down to a bound. So together they keep the
+tokens down to the highest of the three bounds, in whatever order they are applied, and one bound a
+row is enough. All tokens that are exactly as likely as the bound are kept, since a choice among
+equals would be arbitrary.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ import numpy as np
 
 from worker.sampling.settings import RowSampling, chance
 
+# The most and the fewest entries of a block.
 _MOST: Final = 128
 _LEAST: Final = 16
-# On a CPU MLX sorts twenty times as slowly as NumPy. But MLX is idle while NumPy sorts, and with 32
-# rows of so few tokens that loses more than the slower sort does.
+# On a CPU MLX sorts twenty times as slowly as NumPy. But MLX is idle while NumPy sorts: with 32
+# rows of a vocabulary up to this size, the idle time costs more than MLX's slower sort.
 _SMALL_VOCABULARY: Final = 1024
-# The exponentials of smaller numbers are subnormal in float32, and slow. Beside the mass of the
-# likeliest token, which is 1, they change no sum.
+# The exponentials of lower numbers are subnormal in float32, and slow to compute. Added to the mass
+# of the likeliest token, which is 1, such an exponential changes no sum.
 _LEAST_EXPONENT: Final = -87.0
 _SQUARINGS: Final = 7
-# In longer sums of float32, rounding would lose some of the unlikely tokens.
+# The most terms of a sum in float32: in longer sums, rounding would lose some unlikely tokens.
 _LONGEST_SUM: Final = 4096
 
 
 class Filters:
-    """The bounds of a batch's rows. `on_cpu`: NumPy sorts for top_p, which waits for MLX within the
-    step, unless the vocabulary is small. A GPU sorts fast, and would be idle during that wait.
+    """top_p, top_k and min_p of a batch's rows. With `on_cpu` NumPy sorts for top_p, unless the
+    vocabulary is small; for that the step waits for MLX. A GPU sorts fast, and would be idle during
+    such a wait.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int, *, on_cpu: bool) -> None:
@@ -48,21 +50,21 @@ class Filters:
         self._any_ranked = bool(ranked)
         top_p = [rows[index].top_p for index in ranked]
         top_k = [rows[index].top_k for index in ranked]
-        # A row's sums must not depend on other rows: they are of all tokens, and made in one way.
+        # All sums are over the whole vocabulary, so that a row's don't depend on other rows.
         self._sums = any(each < 1.0 for each in top_p)
         self._by_numpy = self._sums and on_cpu and vocabulary > _SMALL_VOCABULARY
         self._largest = vocabulary if self._sums else max(top_k, default=0)
-        # No sum of probabilities is 2.
+        # 2 stands for no top_p, since no sum of probabilities reaches 2.
         self._top_p = mx.array([each if each < 1.0 else 2.0 for each in top_p])[:, None]
         self._beyond_top_k = mx.array(
             [self._largest - (each or self._largest) for each in top_k], dtype=mx.int32
         )[:, None]
 
     def least_kept(self, logprobs: mx.array, largest: mx.array) -> mx.array | None:
-        """The least log probability that may be chosen, shape (rows, 1); None: all may be.
+        """The lowest log probability of tokens that may be chosen, (rows, 1); None: all tokens may.
 
         `logprobs`: (rows, vocabulary), float32, of total probability 1. `largest`: (rows, 1), the
-        largest of them.
+        largest log probability of each row.
         """
         least = None
         if self._log_min_p is not None:
@@ -78,7 +80,7 @@ class Filters:
         return least
 
     def _least_of_ranked(self, logprobs: mx.array) -> mx.array:
-        """The value at which top_p is reached, or that at which top_k is, if it is larger."""
+        """The log probability at which top_p or top_k is reached first, (rows, 1)."""
         if self._by_numpy:
             return _least_by_numpy(logprobs, self._top_p, self._beyond_top_k)
         ascending = _largest(logprobs, self._largest)
@@ -91,7 +93,7 @@ class Filters:
 
 
 def _least_by_numpy(logprobs: mx.array, top_p: mx.array, beyond_top_k: mx.array) -> mx.array:
-    """As `Filters._least_of_ranked`."""
+    """The result of `Filters._least_of_ranked`, with NumPy."""
     ascending = np.sort(np.array(logprobs), axis=-1)
     reached = np.cumsum(np.exp(ascending[:, ::-1]), axis=-1)[:, ::-1]
     beyond_top_p = (reached >= np.array(top_p)).sum(axis=-1, keepdims=True) - 1
@@ -100,12 +102,12 @@ def _least_by_numpy(logprobs: mx.array, top_p: mx.array, beyond_top_k: mx.array)
 
 
 def _largest(values: mx.array, count: int) -> mx.array:
-    """So many of each row's largest values, ascending."""
+    """The `count` largest values of each row, ascending."""
     rows, vocabulary = values.shape
     if count == vocabulary:
         return mx.sort(values, axis=-1)
     each = width(vocabulary)
-    # They are in those blocks whose own largest values are the largest.
+    # The largest values are in the `count` blocks with the largest maxima.
     if 2 * count * each <= vocabulary:
         blocks = in_blocks(values)
         heads = blocks.max(axis=-1)
@@ -115,8 +117,8 @@ def _largest(values: mx.array, count: int) -> mx.array:
 
 
 class Xtc:
-    """XTC (exclude top choices) for the sampled rows of a batch. The random numbers tell before a
-    step which rows it changes: if there are none, nothing is computed.
+    """XTC (exclude top choices) for the rows of a batch that aren't greedy. Random numbers tell
+    before a step which rows XTC changes. If it changes none, nothing is computed.
     """
 
     def __init__(self, rows: Sequence[RowSampling], vocabulary: int) -> None:
@@ -131,7 +133,9 @@ class Xtc:
         streams: Sequence[int],
         positions: Sequence[int],
     ) -> mx.array | None:
-        """Log probabilities (rows, vocabulary) without what is left out; None if nothing is."""
+        """Log probabilities (rows, vocabulary) without the excluded tokens; None if XTC changes no
+        row in this step.
+        """
         if not self._any:
             return None
         numbers = zip(self._rows, streams, positions, strict=True)
@@ -172,10 +176,11 @@ def without_top_choices(
     log_thresholds: mx.array,
     spared: mx.array | None,
 ) -> mx.array:
-    """Log probabilities (rows, vocabulary), minus infinity for tokens that are left out.
+    """Log probabilities (rows, vocabulary), minus infinity for excluded tokens: for all that
+    exceed the threshold, except the least likely of these.
 
     `least_kept`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for tokens that
-    are never left out.
+    are never excluded.
     """
     kept = logprobs
     if least_kept is not None:
@@ -196,10 +201,10 @@ def masses(
     *,
     on_cpu: bool,
 ) -> mx.array:
-    """Probabilities by their ratio to a row's likeliest token, (rows, vocabulary): that one has 1,
-    tokens below `least_kept` have 0.
+    """The mass of each token, (rows, vocabulary): its probability as a ratio to that of the row's
+    likeliest token, and 0 for tokens below `least_kept`.
 
-    `logprobs`: (rows, vocabulary). All others: (rows, 1).
+    `logprobs`: (rows, vocabulary). The other arrays: (rows, 1).
     """
     if least_kept is None:
         all_of = _all_on_cpu if on_cpu else _all
@@ -231,9 +236,9 @@ def _kept_on_cpu(
 
 
 def _exponential(exponents: mx.array) -> mx.array:
-    """The exponential of numbers that aren't positive, to a relative error of 5e-5. On a CPU MLX
-    computes its own one number at a time, which takes longer for a vocabulary than all else in this
-    file together. The processor computes several of these products at a time.
+    """The exponentials of numbers that aren't positive, with a relative error of 5e-5. A CPU
+    computes these products for several numbers at a time. MLX's own exponential takes one number at
+    a time on a CPU: for a vocabulary, longer than all other steps in this file together.
     """
     part = mx.maximum(exponents, _LEAST_EXPONENT) * (1.0 / (1 << _SQUARINGS))
     series = 1.0 + part * (1.0 / 8)
@@ -249,8 +254,8 @@ def draw(masses: mx.array, uniforms: mx.array) -> mx.array:
 
     `masses`: (rows, vocabulary), float32, not negative, the largest of a row not far from 1.
     `uniforms`: (rows, 2), in (0, 1) as `settings.uniforms` makes them. In a large vocabulary the
-    first number chooses a block, and the second a token in it. In a small one the first chooses
-    the token, in fewer operations.
+    first number chooses a block, and the second a token of the block. In a small vocabulary the
+    first number chooses the token, in fewer operations.
     """
     vocabulary = masses.shape[1]
     if vocabulary <= _LONGEST_SUM or width(vocabulary) == vocabulary:
@@ -268,8 +273,8 @@ def _choose(masses: mx.array, uniform: mx.array) -> mx.array:
 
 
 def width(vocabulary: int) -> int:
-    """Entries in a block. All blocks have as many, so that a row can be divided without a copy. A
-    vocabulary without such a divisor is a single block.
+    """The entries of a block. All blocks have equally many, so that a row is divided without a
+    copy. A vocabulary that can't be divided so is a single block.
     """
     divisor = math.gcd(vocabulary, _MOST)
     return divisor if divisor >= _LEAST else vocabulary

@@ -1,10 +1,10 @@
-"""Log probabilities of the tokens that came, and of the likeliest in their place: computed on the
-device, and written as parts of an answer, with the bytes of each token.
+"""Log probabilities of the tokens of a text, and of the likeliest tokens in each place: computed on
+the device, and written as parts of an answer, with the bytes of each token.
 
-They are natural logarithms of the model's own distribution, in single precision: of its logits
-before temperature, filters, penalties, biases and masks. vLLM's are, too (its "raw_logprobs"), and
-OpenAI's, whose documents leave it open. So a token that was chosen can be less likely than every
-alternative. A token's bytes may be a part of a character, which no text can show.
+The log probabilities are natural logarithms of the model's own distribution, in single precision:
+of its logits before temperature, filters, penalties, biases and masks. So are vLLM's (its
+"raw_logprobs"), and OpenAI's, though OpenAI's documents don't say it. So a chosen token can be less
+likely than every alternative. The bytes of a token may be only a part of a character.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from protocol.requests import MOST_ALTERNATIVES
 from worker.sampling.distribution import in_blocks, width
 from worker.transformers import decoder_of
 
-# A chunk's logits may always take so much: a chunk of few tokens reads all weights for little work.
+# A chunk's logits may always take so much: shorter chunks would read all weights for little work.
 _LEAST_BYTES: Final = 64_000_000
 # The memory of one logit: in the model's type for all rows, and thrice in single precision for one
 # row at a time.
 _LOGIT_BYTES: Final = 16
-# SentencePiece's sign for a space. It writes bytes as <0x0A>.
+# SentencePiece writes a space as this sign, and single bytes as <0x0A>.
 _SPACE: Final = "\u2581"
 _LONGEST_BYTE: Final = len("<0x0A>")
 # Sent for a probability of 0, whose logarithm JSON can't write; OpenAI and vLLM send the same.
@@ -42,15 +42,17 @@ _MOST_ENTRIES: Final = 4096
 
 
 class Score(NamedTuple):
-    """A token's log probability, and the likeliest ids with theirs, best first."""
+    """A token's log probability. `top` has the ids of the likeliest tokens with their log
+    probabilities, best first.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Scores:
-    """The scores of one token a row. The device computes them beside its other work; `read` waits
-    for them.
+    """The scores of one token of each row. The device computes the scores beside its other work;
+    `read` waits for them.
     """
 
     def __init__(self, logits: mx.array, token_ids: mx.array, alternatives: Sequence[int]) -> None:
@@ -71,7 +73,7 @@ class Scores:
             self._arrays = []
             if likeliest:
                 ids, logprobs = likeliest
-                # Equals are in the order of their ids, so that their order never differs.
+                # Equally likely tokens are sorted by id, so that their order never differs.
                 pairs = [
                     sorted(zip(*each, strict=True), key=lambda pair: (-pair[1], pair[0]))
                     for each in zip(ids, logprobs, strict=True)
@@ -86,15 +88,15 @@ class Scores:
 
 
 def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
-    """Ids and values of each row's largest, in no order. All rows get as many, so that the choice
-    among equals doesn't depend on the other rows.
+    """The ids and log probabilities of each row's likeliest tokens, unordered. All rows get
+    MOST_ALTERNATIVES, so that a choice among equals doesn't depend on the other rows.
     """
     vocabulary = logprobs.shape[1]
     count, each = min(MOST_ALTERNATIVES, vocabulary), width(vocabulary)
     if 2 * count * each > vocabulary:
         ids = mx.argpartition(logprobs, -count, axis=-1)[:, -count:]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
-    # They are in the blocks with the largest maxima.
+    # The likeliest tokens are in the `count` blocks with the largest maxima.
     blocks = in_blocks(logprobs)
     found = mx.argpartition(blocks.max(axis=-1), -count, axis=-1)[:, -count:, None]
     values = mx.take_along_axis(blocks, found, axis=1).reshape(-1, count * each)
@@ -104,8 +106,8 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def scored_chunk(rows: int, vocabulary: int, working_bytes: int) -> int:
-    """The most tokens of a chunk with so many rows, a power of two, whose logits stay within the
-    memory of a step, `working_bytes`.
+    """The most tokens of a chunk with so many rows, a power of two. Its logits must fit into
+    `working_bytes`, the memory of a step.
     """
     tokens = max(working_bytes, _LEAST_BYTES) // (rows * vocabulary * _LOGIT_BYTES)
     return 1 << max(tokens, 1).bit_length() - 1
@@ -114,9 +116,9 @@ def scored_chunk(rows: int, vocabulary: int, working_bytes: int) -> int:
 def score_prompt(
     logits: mx.array, token_ids: list[int], begin: int, end: int, alternatives: int
 ) -> list[Score]:
-    """Scores of the tokens of a prompt after `begin` up to `end`, the last one included.
+    """The scores of a prompt's tokens from `begin` + 1 to `end`, both included.
 
-    `logits`: (tokens or more, vocabulary), of the prompt's tokens from `begin` on.
+    `logits`: (tokens, vocabulary), of the prompt's tokens from `begin` on; there may be more.
     """
     following = token_ids[begin + 1 : end + 1]
     wanted = [alternatives] * len(following)
@@ -136,8 +138,8 @@ class LogprobWriter:
         return Logprobs((TokenLogprob(text, _finite(score.logprob), self._top(score)),))
 
     def prompt_parts(self, scores: Sequence[Score]) -> Iterator[PromptLogprobs]:
-        """The parts for the prompt's tokens. `scores` begin with that of the second token: the
-        first has none.
+        """The parts for the prompt's tokens. `scores` begin with the score of the second token: the
+        first token has no score.
         """
         begin, entries, tokens = 0, 0, []
         scored = zip(self._prompt_ids, [None, *scores], strict=True)
@@ -160,7 +162,7 @@ class LogprobWriter:
 
 
 def _finite(logprob: float) -> float:
-    """NaN becomes the least, too."""
+    """The log probability, or `_LEAST` if it is lower or NaN."""
     return logprob if logprob > _LEAST else _LEAST
 
 
@@ -178,7 +180,7 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def __call__(self, token_id: int) -> bytes:
-        """Empty for an id without a token, since vocabularies are padded."""
+        """The bytes of a token; empty for an id without a token: vocabularies are padded."""
         known = self._known.get(token_id)
         if known is None:
             known = self._known[token_id] = self._bytes(token_id)
@@ -196,8 +198,8 @@ class TokenBytes:
 
 
 def _speller(tokenizer: Any) -> Callable[[str], bytes] | None:
-    """A function from a token's spelling in the vocabulary to its bytes; None if there is no rule
-    and the decoder must be asked.
+    """A function from a token's spelling in the vocabulary to its bytes; None if no rule is known
+    and the tokenizer must decode the token.
     """
     decoder = decoder_of(tokenizer)
     kinds = {each.get("type") for each in [decoder, *decoder.get("decoders", [])]}
@@ -226,8 +228,8 @@ def _of_byte_level(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a byte that Latin-1 can print is that character; the others, in order, are
-    the characters from 256 on.
+    """GPT-2's alphabet, the byte of each character. A byte that Latin-1 can print is written as its
+    character there; the other bytes, in order, are written as the characters from 256 on.
     """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [each for each in range(256) if each not in printed]

@@ -1,4 +1,4 @@
-"""The settings of sampling that one request asked for, and its random numbers."""
+"""The sampling settings of one request, and its random numbers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Final, NamedTuple
 from protocol.requests import Sampling, SamplingDefaults
 
 _MASK64: Final = (1 << 64) - 1
-# Lower temperatures are greedy for any two logits that differ; far lower ones make logits infinite.
+# Lower temperatures choose like greedy sampling, unless logits are equal. Far lower temperatures
+# would make logits infinite.
 _LEAST_TEMPERATURE: Final = 1e-6
-# One bit less than the significand of a float32: a number halfway between two multiples of the last
-# bit is exact, and its product with a total is neither 0 nor that total.
+# One bit less than the significand of a float32. So a number halfway between two multiples of 2^-23
+# is exact, and its product with a total is neither 0 nor the total.
 _UNIFORM_BITS: Final = 23
 
 
 class Uniforms(NamedTuple):
-    """Two independent numbers in (0, 1): together they resolve probabilities of 2^-46."""
+    """Two independent random numbers in (0, 1). Together they resolve probabilities of 2^-46."""
 
     outer: float
     inner: float
@@ -24,12 +25,12 @@ class Uniforms(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSampling:
-    """One sequence's settings, and its position in its random numbers.
+    """The sampling settings of one sequence, and its position in the seed's random numbers.
 
-    A number depends on seed and position alone: MLX's own random state advances with every row of
-    the batch, and the same seed would give another text beside other requests. `top_p` 1, `top_k`
-    0 and `min_p` 0 filter nothing. `position` is that of the first token to sample, counted from
-    the prompt's end.
+    A random number depends on seed and position alone. MLX's own random state would advance with
+    every row of the batch, so that a seed would give another text beside other requests. `top_p` 1,
+    `top_k` 0 and `min_p` 0 filter nothing. `position` is the place of the first token to sample,
+    counted from the prompt's end.
     """
 
     seed: int
@@ -44,7 +45,7 @@ class RowSampling:
     xtc_spared: tuple[int, ...] = ()
 
     def again_after(self, tokens: int) -> RowSampling:
-        """The same settings, at a position so many tokens later."""
+        """The same settings, with the position moved on by so many tokens."""
         return replace(self, position=self.position + tokens)
 
     def stream(self) -> int:
@@ -59,7 +60,7 @@ def make_row_sampling(
     position: int = 0,
     xtc_spared: tuple[int, ...] = (),
 ) -> RowSampling | None:
-    """The settings of one request, or None for greedy."""
+    """The settings of one request; None: the request is greedy."""
     temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
     top_p = defaults.top_p if sampling.top_p is None else sampling.top_p
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
@@ -82,7 +83,7 @@ def make_row_sampling(
 
 
 def uniforms(stream: int, position: int) -> Uniforms:
-    """The numbers of a row for one token."""
+    """The random numbers that choose the token at a position."""
     mixed = _splitmix64((stream + position) & _MASK64)
     outer = mixed >> (64 - _UNIFORM_BITS)
     inner = mixed & ((1 << _UNIFORM_BITS) - 1)
@@ -90,7 +91,7 @@ def uniforms(stream: int, position: int) -> Uniforms:
 
 
 def chance(stream: int, position: int) -> float:
-    """Another number for the same token, in (0, 1), of the bits that `uniforms` doesn't use."""
+    """Another random number for the position, in (0, 1), of bits that `uniforms` doesn't use."""
     mixed = _splitmix64((stream + position) & _MASK64)
     left = 64 - 2 * _UNIFORM_BITS
     return (((mixed >> _UNIFORM_BITS) & ((1 << left) - 1)) + 0.5) / (1 << left)

@@ -1,1 +1,1 @@
-"""Constraints of answers: compiled beside the engine, and masks over the choice of each token."""
+"""Constraints of answers: grammars, compiled beside the engine, that mask each token's choice."""

@@ -1,6 +1,6 @@
-"""The constraints of one model's answers: from a request to a compiled grammar, which is kept.
+"""The constraints of one model's answers: a request's grammar is compiled, and kept for others.
 
-A grammar is tried in another process before it is compiled here, beside the engine.
+A grammar is tried in another process before it is compiled in this one, beside the engine.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ from worker.text.format import AnswerFormat, opening_state
 
 _CALL_END: Final = "<|call|>"
 _ANY_OBJECT: Final = {"type": "object"}
-# What is not enforced if a schema without strict can't be compiled.
+# The name of what isn't enforced if the schemas of functions without strict can't be compiled.
 _LOOSE: Final = ("parameters of functions without strict",)
 _FINAL_MESSAGE: Final = re.compile(
     r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>\Z"
 )
-# Less than what the gateway takes for noise of a footprint: no request waits for this memory.
+# The most memory of kept grammars. The gateway takes so few bytes for noise of a footprint, so no
+# request waits for them.
 _MOST_BYTES: Final = 24_000_000
-# A refusal that is kept, without its texts.
+# The memory of a kept refusal, without the text of its constraint.
 _REFUSAL_BYTES: Final = 1000
 logger = logging.getLogger(__name__)
 
@@ -67,17 +68,17 @@ class Constraints:
     def of(
         self, generate: Generate, prompt_ids: list[int], delivered: list[int]
     ) -> Constrained | None:
-        """The constraint of a request, after the tokens that were `delivered`; None: the answer may
-        be anything.
+        """The constraint of a request's answer, of which the tokens `delivered` exist already;
+        None: the answer may be anything.
 
         Raises:
-            ConstraintError: this model can't keep the constraint; with the reason.
+            ConstraintError: this model's answers can't be made to match.
         """
         tools, constraint = generate.tools, generate.constraint
         calls = tools is not None and tools.choice != "none"
         left_out: tuple[str, ...] = ()
         if tools is not None and calls:
-            # If a call is required, there is no answer that a constraint could be for.
+            # If a call is required, the answer has no text that a constraint could be for.
             matcher, left_out = self._calls(tools, constraint if tools.choice == "auto" else None)
         elif constraint is not None:
             matcher = self._compiled.find(constraint)
@@ -99,8 +100,9 @@ class Constraints:
     def _calls(
         self, tools: Tools, constraint: Constraint | None
     ) -> tuple[LLMatcher | None, tuple[str, ...]]:
-        """A matcher of calls that are required, or must follow their schemas, or of an answer that
-        must match the constraint; None if all is allowed. And the names of what isn't enforced.
+        """A matcher for an answer with tools, and the names of what isn't enforced. The matcher
+        demands calls; or calls or text that matches `constraint`; or, in any text, calls that
+        follow their schemas. None: the answer may be anything.
         """
         functions = functions_of(tools)
         answer = None if constraint is None else lark_rule(constraint)
@@ -137,7 +139,9 @@ class Constraints:
     def _call_form(
         self, special: dict[str, int], *, forced: bool, answers: bool
     ) -> CallForm | None:
-        """How the model writes calls; None if that is unknown and calls are not `forced`."""
+        """How the model writes calls; None if that is unknown and calls are not `forced`.
+        `answers`: an answer that matches a constraint may stand in place of calls.
+        """
         form = form_of(self._format.family, template_text(self._tokenizer), special)
         if form is None:
             if not forced:
@@ -152,21 +156,21 @@ class Constraints:
                 "answer that must match something: send tools or a constraint"
             )
         if form.thought and _CALL_END not in special:
-            # It ends the answer, too.
+            # The tag ends the answer, so the grammar leaves it out.
             return replace(form, call=form.call.removesuffix(_CALL_END))
         return form
 
     def _thinking(
         self, generate: Generate, prompt_ids: list[int], *, calls: bool
     ) -> Thinking | None:
-        """The reasoning before the part that must match; None: there is none."""
+        """The reasoning that may come before the part that must match; None: none may."""
         format_, tokenizer = self._format, self._tokenizer
         eos = tuple(tokenizer.eos_token_ids)
         if not generate.parsed:
             return None
         if format_.harmony:
             if calls:
-                # The grammar of calls has it.
+                # The grammar of calls allows the reasoning itself.
                 return None
 
             def at_last_message(last: list[int]) -> bool:
@@ -189,11 +193,11 @@ class Constraints:
 
 
 class Compiled:
-    """Grammars by their text, ready to be copied for an answer. Refusals are kept too, since
-    clients often send the same constraint again. For several threads.
+    """Keeps compiled grammars, of which each answer gets a copy, since clients often send the same
+    constraint again. Refusals are kept, too. Several threads may call.
 
-    They are beside MLX's account, so they are bounded in number and in bytes; the one that was used
-    least recently goes first.
+    MLX's account doesn't have the memory of grammars, so the kept grammars are bounded in number
+    and in bytes. The least recently used grammar goes first.
     """
 
     def __init__(
@@ -206,8 +210,8 @@ class Compiled:
     ) -> None:
         """`tokenizer` is mlx-lm's wrapper; the model's logits are `vocabulary` wide."""
         self._inside = tokenizer_inside(tokenizer)
-        # Entries of a mask. Logits may be wider than the vocabulary: ids without a text are never
-        # allowed.
+        # Entries of a mask. Logits may be wider than the tokenizer's vocabulary. Ids without a text
+        # are never allowed.
         self._width = max(vocabulary, len(tokenizer))
         self._most_kept = most_kept
         self._most_bytes = most_bytes
@@ -215,14 +219,14 @@ class Compiled:
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._building = threading.Lock()
-        # The last one used last.
+        # In the order of their last use.
         self._kept: OrderedDict[Constraint | str, _Kept] = OrderedDict()
         self._bytes = 0
 
     @property
     def special(self) -> dict[str, int]:
-        """Tokens that are no text to llguidance, and don't end an answer. The tokenizer's own list
-        has fewer: tags aren't in it.
+        """The ids, by text, of tokens that llguidance takes for special and that don't end an
+        answer. The tokenizer's own list of special tokens lacks tags.
         """
         trie = self.tokenizer
         added = self._inside.added_tokens_decoder
@@ -241,16 +245,16 @@ class Compiled:
         return self._bytes
 
     def find(self, constraint: Constraint) -> LLMatcher:
-        """A matcher that has seen no token. Copy it before you feed it.
+        """The kept matcher of a constraint, which has seen no token. Copy it before you feed it.
 
         Raises:
-            ConstraintError: the constraint can't be compiled, or not within its bounds.
+            ConstraintError: the constraint can't be compiled, or not within the limits.
         """
         return self._find(constraint, lambda: (text := grammar_of(constraint), text))
 
     def find_grammar(self, grammar: str, tried: str) -> LLMatcher:
-        """The same for a grammar of tools. `tried` is the grammar that the trial compiles, which
-        knows no special tokens.
+        """The kept matcher of a grammar of tools, as from `find`. The trial compiles `tried` in
+        place of `grammar`, since it knows no special tokens.
         """
         return self._find(grammar, lambda: (grammar, tried))
 
@@ -272,7 +276,7 @@ class Compiled:
     def _compile(self, grammar: str, tried: str) -> _Kept:
         reason, bytes_ = try_grammar(tried)
         if reason is None:
-            # The limits are no booleans, as types without names have it.
+            # A type checker would match the numbers of LIMITS with `verbose_errors`, too.
             limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
             matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
             reason = matcher.get_error() or self._unwritable(matcher)
@@ -281,8 +285,9 @@ class Compiled:
         raise ConstraintError(one_line(reason))
 
     def _unwritable(self, matcher: LLMatcher) -> str:
-        """Why this model's tokens can't write what the grammar asks for, as far as the first tokens
-        of one answer show; empty: they can. The trial has other tokens, of one byte each.
+        """Why this model's tokens can't write a text that the grammar asks for; empty: they can.
+        Only the first tokens of one answer are tried. The trial in another process can't tell this,
+        since its tokens are single bytes.
         """
         matching = Matching(matcher.deep_copy(), self.tokenizer)
         mask = allocate_token_bitmask(1, self._width)
@@ -296,7 +301,7 @@ class Compiled:
                 break
             matching.feed(int(allowed[step * 7919 % len(allowed)]))
         if matching.matcher.stop_reason() not in ("NoExtensionBias", "InternalError"):
-            # A text that grows too complex may be one that no model would write.
+            # If the tried text grew too complex, it may be a text that no model would write.
             return ""
         return f"its text can't be written in this model's tokens: {matching.error}"
 

@@ -1,5 +1,5 @@
-"""Grammars for llguidance: of a client's constraint, and of calls of tools as each family writes
-them.
+"""Grammars for llguidance: of a client's constraint, and of the calls of tools that each family of
+models writes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from llguidance import LLMatcher
 
 from protocol.requests import Constraint, Tools
 
-# Lark's expressions end at a slash that stands alone.
+# A regular expression in Lark ends at a slash that isn't escaped.
 _SLASH: Final = re.compile(r"(?<!\\)((?:\\\\)*)/")
 _BACKSLASH: Final = r"\1\/"
-# In characters. A longer source takes too long to be read alone.
+# The most characters of a constraint. Even the reading of a longer one would take too long.
 _LONGEST_SOURCE: Final = 1 << 18
-# llguidance's words for keywords that it leaves out.
+# llguidance's warnings about keywords that it doesn't enforce.
 _KEYS: Final = re.compile(r"Unimplemented keys: (\[.*\])")
 _FORMAT: Final = re.compile(r"Unknown format: (.*)")
 _ANY_OBJECT: Final = '{"type":"object"}'
@@ -27,12 +27,12 @@ _ANY_OBJECT: Final = '{"type":"object"}'
 _WHITESPACE: Final = "( |\\n[ \\t]{0,40})?"
 _LONGEST_REASON: Final = 500
 _ONE_OF_ADVICE: Final = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
-# llguidance quotes the grammar in numbered lines.
+# The beginning of a line that llguidance quotes from the grammar, with its number.
 _QUOTED: Final = re.compile(r" +\d+ \| ")
 
 
 class ConstraintError(Exception):
-    """Why an answer can't be made to match, in a sentence for its client."""
+    """An answer can't be made to match a constraint. `reason` is for the client."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -40,10 +40,10 @@ class ConstraintError(Exception):
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """A client's constraint, as llguidance reads it.
+    """The grammar of a client's constraint, in llguidance's form.
 
     Raises:
-        ConstraintError: it is too long, or not of its kind.
+        ConstraintError: the constraint is too long, or can't be read as its kind.
     """
     source = constraint.source
     if len(source) > _LONGEST_SOURCE:
@@ -64,10 +64,10 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def lark_rule(constraint: Constraint) -> str:
-    """The same as the right side of a rule, for a grammar that has other rules.
+    """A client's constraint as the right side of a rule in Lark, for a grammar with other rules.
 
     Raises:
-        ConstraintError: it has rules of its own, or is not of its kind.
+        ConstraintError: the constraint has rules of its own, or can't be read as its kind.
     """
     source = constraint.source
     match constraint.kind:
@@ -90,14 +90,15 @@ def lark_rule(constraint: Constraint) -> str:
 
 
 def json_options(*, whole: bool) -> dict[str, Any]:
-    """Options by which llguidance compiles a schema; they take precedence over the schema's own.
-    With `whole` a keyword that can't be enforced is refused, else it is left out.
+    """The options with which llguidance compiles a schema. They override options in the schema.
+    With `whole` a schema is refused for a keyword that can't be enforced; otherwise the keyword is
+    left out.
     """
     return {"whitespace_pattern": _WHITESPACE, "lenient": not whole, "coerce_one_of": not whole}
 
 
 def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
-    """The names of the keywords that a grammar's schemas have and that aren't enforced."""
+    """The names of the keywords in a grammar's schemas that llguidance doesn't enforce."""
     found: dict[str, None] = {}
     for warning in matcher.get_grammar_warnings():
         if keys := _KEYS.search(warning):
@@ -114,10 +115,10 @@ def unenforced(matcher: LLMatcher) -> tuple[str, ...]:
 
 
 def json_grammar(schema: str, *, whole: bool = True) -> str:
-    """A schema's grammar.
+    """The grammar of a JSON schema.
 
     Raises:
-        ConstraintError: it is no JSON object.
+        ConstraintError: the schema is no JSON object.
     """
     options: Any = json_options(whole=whole)
     try:
@@ -127,7 +128,7 @@ def json_grammar(schema: str, *, whole: bool = True) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as Lark writes it."""
+    """A text as a string in Lark, with quotation marks."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -150,8 +151,9 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperti
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a family writes calls. A `call` without `_ARGUMENTS` is only the beginning of one: the
-    rest is no JSON, and not constrained. A `thought` may come before the only call.
+    """How a family writes a block of calls: `open`, calls with `between` between them, `close`. A
+    `call` without `_ARGUMENTS` is only the beginning of a call, whose arguments are no JSON and not
+    constrained. A form with a `thought` has only one call, and the thought may come before it.
     """
 
     call: str
@@ -162,7 +164,7 @@ class CallForm:
 
     @property
     def is_bare(self) -> bool:
-        """Whether a call looks like any answer in JSON."""
+        """Whether calls have no tag, and look like any other answer in JSON."""
         return (self.open or self.call).startswith("{")
 
 
@@ -206,13 +208,13 @@ _FORMS: Final[Mapping[str, CallForm]] = {
         "",
         "<｜tool▁calls▁end｜>",
     ),
-    # A message is one call, and the end of the message is the end of the answer.
+    # A message of harmony is one call, and the end of the message is the end of the answer.
     "harmony": CallForm(
         f"<|channel|>commentary to=functions.{_NAME} <|constrain|>json<|message|>{_ARGUMENTS}"
         "<|call|>",
         thought=f"<|channel|>analysis<|message|>{_ANY}<|end|><|start|>assistant",
     ),
-    # These write no JSON.
+    # The families from here on write arguments in other forms than JSON.
     "qwen3_coder": CallForm(f"<tool_call>\n<function={_NAME}>\n"),
     "seed_oss": CallForm(f"<seed:tool_call>\n<function={_NAME}>\n"),
     "glm47": CallForm(f"<tool_call>{_NAME}\n"),
@@ -229,12 +231,12 @@ _FORMS: Final[Mapping[str, CallForm]] = {
     "gemma4": CallForm(f"<|tool_call>call:{_NAME}{{"),
     "function_gemma": CallForm(f"<start_function_call>call:{_NAME}{{"),
 }
-# The beginning of harmony's answers.
+# The beginning of harmony's final message, which has the text for the user.
 _FINAL: Final = "<|channel|>final<|message|>"
 _TAG: Final = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _REST: Final = r"REST: /(.|\n)+/"
 _HOLES: Final = {_ARGUMENTS: "", _NUMBER: "/[0-9]{1,3}/", _ANY: "REST"}
-# Variants of a family, which its template or vocabulary shows.
+# Other forms of a family, for models whose vocabulary or template shows them.
 _MISTRAL_HEADED: Final = CallForm(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")
 _DEEPSEEK_FENCED: Final = CallForm(
     f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_ARGUMENTS}\n```"
@@ -246,8 +248,8 @@ _DEEPSEEK_FENCED: Final = CallForm(
 
 
 class ToolGrammar(NamedTuple):
-    """A grammar in Lark, and the same for a tokenizer without special tokens, whose texts are plain
-    text there: the trial of a grammar has such a tokenizer.
+    """A grammar in Lark, and the form of it that the trial compiles. The trial's tokenizer has no
+    special tokens: `tried` has their texts as plain text.
     """
 
     grammar: str
@@ -274,7 +276,7 @@ def functions_of(tools: Tools) -> list[Function]:
     """The functions that may be called.
 
     Raises:
-        ConstraintError: there is none.
+        ConstraintError: no function may be called.
     """
     found = []
     for each in tools.known:
@@ -303,8 +305,8 @@ def forced_calls(
     parallel: bool,
     answer: str | None = None,
 ) -> ToolGrammar:
-    """Calls and nothing else, or an `answer` in Lark. Harmony's thought may come before either: it
-    is a message like a call.
+    """A grammar of calls and nothing else, or of calls or an `answer`, the right side of a rule in
+    Lark. Harmony's thought is a message like a call, and may come before either.
     """
     instead = "" if answer is None else " | answer"
 
@@ -338,8 +340,8 @@ def forced_calls(
 def possible_calls(
     form: CallForm, functions: list[Function], special: Mapping[str, int], *, parallel: bool
 ) -> ToolGrammar | None:
-    """Text, with calls in it that follow their schemas. None: calls can't be told from text, or are
-    no JSON.
+    """A grammar of any text, with calls in it that follow their schemas. None: calls of this form
+    have no tag, no arguments in JSON, or are whole messages.
     """
     begin = _TAG.match(form.open or form.call)
     if begin is None or _ARGUMENTS not in form.call or form.thought:
@@ -351,7 +353,7 @@ def possible_calls(
         if tag in known:
             yield f"start: (REST | {_sequence(tag, known)} block{' | other' if others else ''})*"
         else:
-            # From the tag on the text is constrained.
+            # The text after the tag is constrained.
             yield f"start: (head block{' | REST other' if others else ''})* REST?"
             yield f"head[lazy]: /(.|\\n)*/ {quoted(tag)}"
         if others:
@@ -371,12 +373,12 @@ def _block(
     parallel: bool,
     without: str = "",
 ) -> str:
-    """One block of calls, after its tag `without`, which stands there already."""
+    """One block of calls, in Lark. The rule before it has the block's first tag, `without`."""
     parts = [_sequence(form.open.removeprefix(without), special)]
     if form.open or not without:
         parts.append(f"({_any_call(functions)})")
     else:
-        # Each call has a tag of its own: that of the first call stands there.
+        # Each call has a tag of its own. The rule before this one has the first call's tag.
         parts.append(f"({_any_call(functions, 'rest')})")
     if parallel:
         parts.append(f"({_sequence(form.between, special)} ({_any_call(functions)}))*")
@@ -401,7 +403,7 @@ def _rules(form: CallForm, functions: list[Function], special: Mapping[str, int]
 
 
 def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str:
-    """A text in Lark: special tokens, quoted texts, and rules in place of the holes."""
+    """A text in Lark: special tokens, strings, and rules in place of the text's holes."""
     parts = [re.escape(each) for each in sorted(special, key=len, reverse=True)]
     pieces = re.split(f"({'|'.join([*map(re.escape, _HOLES), *parts])})", text)
     written = []
@@ -418,7 +420,7 @@ def _sequence(text: str, special: Mapping[str, int], arguments: str = "") -> str
 
 
 def _any_token(special: Mapping[str, int]) -> str:
-    """Any of these tokens, as ranges of ids."""
+    """Any one of the special tokens, in Lark, as ranges of ids."""
     ids = sorted(set(special.values()))
     begins = [each for each in ids if each - 1 not in special.values()]
     ends = [each for each in ids if each + 1 not in special.values()]
@@ -432,6 +434,6 @@ def one_line(reason: str) -> str:
     errors = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
     quoted = [at for at, each in enumerate(lines) if _QUOTED.match(each)]
     text = " ".join(" ".join(errors or lines[: quoted[0] if quoted else None]).split())
-    # The advice names an option that no client has.
+    # llguidance's advice names an option that clients don't have.
     text = text.replace(_ONE_OF_ADVICE, "Send anyOf, or options that differ in type or a const")
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

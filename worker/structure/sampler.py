@@ -1,4 +1,4 @@
-"""The batch's sampler, with masks over the rows whose answers must match a constraint."""
+"""A batch's sampler that masks the rows whose answers must match a constraint."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 from worker.structure.grammar import one_line
 
-# No tag has more.
+# No tag that ends reasoning has more tokens.
 _TAG_TOKENS: Final = 24
 Key = TypeVar("Key")
-# Far below any log probability that is chosen, and finite in float16: if other settings forbid all
-# tokens that a constraint allows, one of these is chosen.
+# The least log probability of tokens that a constraint allows: finite in float16, and far below
+# that of any token that is chosen otherwise. If other settings forbid all tokens that a constraint
+# allows, one of the allowed tokens is still chosen.
 _LEAST: Final = -6e4
-# Masks take a fraction of a millisecond each. If all together take so long, the next ones are made
-# one by one; and a row whose mask takes so much processor time ends, since its neighbours wait.
+# A mask takes a fraction of a millisecond. If all masks of a step take longer than this, the next
+# step makes its masks one by one. If one row's mask then takes more processor time than this, the
+# row ends, since other rows wait for it.
 _SLOW_S: Final = 0.1
 _MOST_THREADS: Final = 8
 
@@ -42,21 +44,21 @@ _MOST_THREADS: Final = 8
 class ConstrainedSampler(Generic[Key]):
     """Samples all rows in one pass. Rows with a constraint get a mask first, in one pass too.
 
-    mlx-lm asks for a token while the one before it is still being computed. If a row has a
-    constraint, this waits for the token before: the model's next step has begun by then, and goes
-    on while the masks are made. Without such rows this waits for nothing.
+    mlx-lm asks for a token while the token before it is still being computed. If a row has a
+    constraint, the sampler waits for the token before: the model's next step has begun by then, and
+    goes on while the masks are made. Without a row with a constraint the sampler never waits.
     """
 
     def __init__(
         self, rows: Callable[[], Sequence[Key]], logits: Callable[[], mx.array] | None = None
     ) -> None:
-        """Both as for `BatchSampler`."""
+        """`rows` and `logits` are as for `BatchSampler`."""
         self._rows = rows
         self._sampler = BatchSampler[Key](rows, logits)
         self._matchings: dict[Key, Matching] = {}
-        # Rows with a constraint whose probabilities are summed.
+        # Rows with a constraint and top_p, for which probabilities are summed.
         self._summed: set[Key] = set()
-        # The tokens that were chosen last, and the row's place among them.
+        # The tokens of the last call, and the row's place among them.
         self._chosen: dict[Key, tuple[mx.array, int]] = {}
         self._broken: dict[Key, str] = {}
         self._one_by_one = False
@@ -87,8 +89,8 @@ class ConstrainedSampler(Generic[Key]):
         return self._sampler.take_score(key)
 
     def take_broken(self) -> dict[Key, str]:
-        """Rows that can't go on, and why. Their tokens match, all but the one that was chosen last,
-        which mlx-lm has not given out.
+        """Rows that can't go on, and why. All tokens of such a row match, except the token chosen
+        last, which mlx-lm has not given out.
         """
         broken, self._broken = self._broken, {}
         return broken
@@ -100,7 +102,7 @@ class ConstrainedSampler(Generic[Key]):
         places = {key: at for at, key in enumerate(self._rows()) if key in self._matchings}
         if not places:
             return self._sampler(logprobs)
-        # The model's step begins before this waits for anything.
+        # The model's step begins before the sampler waits for tokens.
         mx.async_eval(logprobs)  # type: ignore[no-untyped-call] # MLX leaves its types out
         self._feed(places)
         keys = [key for key in places if key in self._matchings]
@@ -109,21 +111,21 @@ class ConstrainedSampler(Generic[Key]):
         masks = self._fill(keys)
         rows = [places[key] for key in keys]
         summed = [at for at, key in enumerate(keys) if key in self._summed]
-        # After the penalties, which don't know which tokens must come.
+        # Masks come after the penalties, which don't know which tokens must come.
         tokens = self._sampler(logprobs, lambda adjusted: masked(adjusted, rows, masks, summed))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
         return tokens
 
     def _feed(self, keys: Sequence[Key] | dict[Key, int]) -> None:
-        """Give the matchings the tokens that were chosen last, as soon as they are computed."""
+        """Wait for the tokens of the last call, and feed them to the matchings."""
         read: dict[int, list[int]] = {}
         for key in keys:
             if key not in self._chosen:
                 continue
             tokens, place = self._chosen.pop(key)
             if id(tokens) not in read:
-                # Most rows were chosen together.
+                # The tokens of most rows are of the same call.
                 read[id(tokens)] = tokens.tolist()  # type: ignore[assignment]
             began_s = time.thread_time()
             self._matchings[key].feed(read[id(tokens)][place])
@@ -162,8 +164,8 @@ class ConstrainedSampler(Generic[Key]):
 def masked(
     logprobs: mx.array, rows: list[int], masks: NDArray[np.int32], summed: list[int]
 ) -> mx.array:
-    """A copy in which these rows have only the tokens that their mask allows. The rows in `summed`,
-    by their place among these, have a total probability of 1 again.
+    """A copy of `logprobs` in which `rows` have only the tokens that their masks allow. `summed`
+    are places in `rows`: the rows there have a total probability of 1 again.
     """
     together = len(rows) == logprobs.shape[0]
     indices = mx.array(rows, dtype=mx.uint32)
@@ -183,9 +185,9 @@ def masked(
 
 @dataclass(frozen=True)
 class Thinking:
-    """A model's reasoning, which need not match. `open`: the prompt ends in reasoning; else the
-    model may begin it with the token `begin`, as its first one. `over` tells by the last tokens
-    whether it has ended. Tokens of `eos` can't come in it.
+    """A model's reasoning, which need not match. `open`: the prompt ends in reasoning. Otherwise
+    the answer may begin with reasoning, whose first token is `begin`. `over` tells by the last
+    tokens whether the reasoning has ended. Tokens of `eos` can't come in reasoning.
     """
 
     begin: int | None
@@ -196,7 +198,9 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Constrained:
-    """A sequence's constraint, and the tokens that its answer had when an engine took it."""
+    """A sequence's constraint. `before` are the tokens that the answer had when an engine took the
+    sequence.
+    """
 
     compiled: LLMatcher
     tokenizer: LLTokenizer
@@ -209,8 +213,8 @@ class Constrained:
         return replace(self, before=(*self.before, *generated))
 
     def begin(self) -> Matching:
-        """A matching that stands behind the tokens before. A copy takes microseconds, and so does
-        a token.
+        """A new matching that has taken in the tokens `before`. The copy of the matcher takes
+        microseconds, and so does each token.
         """
         matching = Matching(self.compiled.deep_copy(), self.tokenizer, self.thinking)
         for token_id in self.before:
@@ -227,7 +231,7 @@ class Stage(Enum):
 
 
 class Matching:
-    """Follows an answer, token by token."""
+    """Follows one answer, token by token, through its reasoning and its constraint's grammar."""
 
     def __init__(
         self, matcher: LLMatcher, tokenizer: LLTokenizer, thinking: Thinking | None = None
@@ -242,7 +246,7 @@ class Matching:
 
     @property
     def width(self) -> int:
-        """Tokens in a mask."""
+        """The number of tokens in a mask."""
         return self._tokenizer.vocab_size
 
     @property
@@ -254,7 +258,7 @@ class Matching:
         """Take in the token that was chosen."""
         thinking = self._thinking
         if thinking is not None and self.stage is Stage.FIRST:
-            # The tag of a call may begin with the same token, and has precedence.
+            # The tag of a call may begin with the same token. Then the call has precedence.
             thinks = token_id == thinking.begin and not self.matcher.validate_tokens([token_id])
             self.stage = Stage.THINKING if thinks else Stage.BOUND
         if thinking is None or self.stage is Stage.BOUND:
@@ -265,8 +269,8 @@ class Matching:
             self.stage = Stage.BOUND
 
     def amend(self, mask: NDArray[np.int32]) -> None:
-        """Allow reasoning to begin where it may, and forbid tokens of `eos` in it. `mask` has a bit
-        for each token: the matcher's, or all set in reasoning.
+        """Allow `begin` where reasoning may begin, and forbid tokens of `eos` in reasoning. `mask`
+        has a bit for each token: the matcher's bits, or in reasoning all bits set.
         """
         thinking = self._thinking
         bits = mask.view(np.uint32)
@@ -282,9 +286,9 @@ class Matching:
             bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
     def _spell(self, bits: NDArray[np.uint32]) -> None:
-        """Replace a forced token that the matcher itself refuses. llguidance tokenizes a text that
-        must come next like any other; the tokenizer may make a special token of it, or normalize it
-        to another text. The text is then written in other tokens.
+        """Replace the only allowed token, if the matcher itself refuses it. llguidance tokenizes a
+        text that must come next like any text: the tokenizer may turn the text into a special
+        token, or normalize it. Then the text is written in other tokens.
         """
         if np.count_nonzero(bits) != 1:
             return
@@ -313,7 +317,7 @@ def _normalized(logprobs: mx.array) -> mx.array:
 
 
 def _spread(masks: NDArray[np.int32], vocabulary: int) -> mx.array:
-    """Bits to booleans, shape (rows, vocabulary). Logits beyond the masks belong to no token."""
+    """Masks as booleans, (rows, vocabulary). Logits beyond the end of a mask belong to no token."""
     words = mx.array(masks.view(np.uint32))[:, :, None]
     bits = (words >> mx.arange(32, dtype=mx.uint32)) & 1
     allowed = bits.reshape(masks.shape[0], -1).astype(mx.bool_)
@@ -323,5 +327,5 @@ def _spread(masks: NDArray[np.int32], vocabulary: int) -> mx.array:
 
 @cache
 def _executor() -> LLExecutor:
-    """The process's threads for masks."""
+    """The threads that fill the masks of this process."""
     return LLExecutor(max(1, min(_MOST_THREADS, (os.cpu_count() or 2) // 2)))

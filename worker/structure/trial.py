@@ -1,11 +1,11 @@
-"""A trial of a grammar, in a process of its own, under a limit that the kernel keeps.
+"""The trial of a grammar, in a process of its own, under limits that the kernel enforces.
 
-llguidance's own limits bound the size of the result and not the time: a multiple of a large number
-takes minutes, and thousands of optional properties take twenty seconds. A thread in there can't be
-ended, and a recursion that goes too deep ends its process.
+llguidance's own limits bound the size of a compiled grammar and not the time of compiling: a
+multiple of a large number takes minutes, and thousands of optional properties take twenty seconds.
+A thread inside llguidance can't be ended, and a recursion that goes too deep ends the process.
 
-The process runs this file as a script, without site-packages. A request waits for its start, so
-next to nothing is imported at the top.
+The process runs this file as a script, without site-packages. A request waits for the process to
+start, so next to nothing is imported at the top.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 from typing import Any, Final, NamedTuple
 
-# The most that a grammar may take: about 20 MB of a lexer's states, and milliseconds of a step.
+# llguidance's limits for a grammar: about 20 MB for states of the lexer, milliseconds for a step.
 LIMITS: Final = {
     "max_items_in_row": 1000,
     "initial_lexer_fuel": 1_000_000,
@@ -25,18 +25,19 @@ LIMITS: Final = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 100_000,
 }
-# Steps of an answer that are tried: most of a grammar's tables are built in the first ones.
+# Steps of an answer that are tried. llguidance builds most tables of a grammar in the first steps.
 STEPS: Final = 48
 _CPU_S: Final = 0.5
-# The longest wait, however slow the machine is.
+# The longest wait for the process, however slow the machine is.
 _LONGEST_S: Final = 20.0
 _MEMORY_BYTES: Final = 2 << 30
-# The memory of a process's first grammar serves all others, too.
+# Compiled before the grammar that is measured: the first grammar of a process takes memory that
+# all later grammars use, too.
 _FIRST: Final = '{"type":"object","properties":{"a":{"pattern":"^[a-z]{1,9}$"},"b":{"enum":[1]}}}'
 
 
 class TrialOutcome(NamedTuple):
-    """Why a grammar can't be compiled, None if it can; and the most bytes that it takes then."""
+    """`refusal`: why a grammar can't be compiled; None: it can. `bytes`: the most that it takes."""
 
     refusal: str | None
     bytes: int = 0
@@ -57,7 +58,7 @@ def try_grammar(grammar: str) -> TrialOutcome:
             stderr=subprocess.DEVNULL,
             timeout=_LONGEST_S,
             check=False,
-            # Else CPython forks on macOS, where a process that has touched Metal must not.
+            # Otherwise CPython forks. On macOS, a process that has used Metal must not fork.
             close_fds=False,
         )
     except subprocess.TimeoutExpired:
@@ -71,9 +72,9 @@ def try_grammar(grammar: str) -> TrialOutcome:
 
 
 def main(folder: str) -> None:
-    """Compile the grammar on standard input. Standard output gets the bytes that it takes, and on
-    the next line why it can't be compiled, if so. `folder` is llguidance's: the package takes five
-    times as long to import as its library.
+    """Compile the grammar on standard input. Write the bytes that it takes to standard output, and
+    on the next line why it can't be compiled, or nothing. `folder` is llguidance's package: the
+    library in it is imported alone, in a fifth of the package's time.
     """
     sys.path.append(folder)
     library = importlib.import_module("_lib")
@@ -82,7 +83,7 @@ def main(folder: str) -> None:
         # macOS has no such limit.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The signal ends the process wherever it is.
+    # The signal ends the process even inside llguidance.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, _CPU_S)
     tokenizer = library.LLTokenizer("byte")
@@ -101,8 +102,9 @@ def main(folder: str) -> None:
 
 
 def _held_bytes() -> int:
-    """Resident memory, by proc(5). On macOS, which has no such file, its peak: on Linux the peak
-    would begin with that of the process that has started this one (getrusage(2)).
+    """The resident memory of this process, by proc(5). macOS has no such file, so there it is the
+    peak. On Linux the peak would begin with that of the process that started this one
+    (getrusage(2)).
     """
     if sys.platform != "linux":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -111,13 +113,13 @@ def _held_bytes() -> int:
 
 
 def _walk(matcher: Any) -> None:
-    """Take some steps of one answer."""
+    """Have the matcher take the first tokens of one answer."""
     for step in range(STEPS):
         if matcher.is_stopped():
             return
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
         allowed = [each for each in range(bits.bit_length()) if bits >> each & 1]
-        # Any of them, but not the first one each time.
+        # Any allowed token will do, but not the first one each time.
         if not allowed or not matcher.consume_token(allowed[step * 7919 % len(allowed)]):
             return
 

@@ -1,1 +1,1 @@
-"""Errors, and MLX's memory, for all other rooms of a worker."""
+"""Errors and functions for MLX's memory, which all other rooms of a worker use."""

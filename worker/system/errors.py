@@ -1,7 +1,7 @@
-"""Failures: of a load, of one request, and of the GPU, which may pass.
+"""Errors of a load, of one request and of the GPU, and the recovery from GPU failures that pass.
 
-MLX raises a failure of the GPU as RuntimeError at the next wait (0.32.0 and later): "[METAL]
-Command buffer execution failed: Caused GPU Timeout Error
+MLX (0.32.0 and later) raises a GPU failure as RuntimeError when the program waits for the GPU next:
+"[METAL] Command buffer execution failed: Caused GPU Timeout Error
 (00000002:kIOGPUCommandBufferCallbackErrorTimeout)."
 """
 
@@ -21,20 +21,20 @@ logger = logging.getLogger("worker")
 
 _LONGEST_REASON: Final = 500
 _KIND: Final = re.compile(r"CommandBufferCallbackError(\w+)")
-# A command took too long, made the screen wait, or was there when another process's command was
-# given up. Other failures come again, such as an address that isn't mapped; and after ignored
-# submissions all commands fail.
+# The kinds of GPU failures that pass. In this order: a command took too long, made the screen wait,
+# or was given up together with a command of another process. Other kinds don't pass: an address
+# that isn't mapped fails again, and after ignored submissions all commands fail.
 _PASSING: Final = frozenset({"Timeout", "ImpactingInteractivity", "InnocentVictim"})
-# So many failures within so long don't pass: another process may do better.
+# After so many failures within this time the process ends: a new process may do better.
 _MOST_FAILURES: Final = 8
 _WITHIN_S: Final = 600.0
-# One of each stream, and some more.
+# The most failures that one failed command causes: one for each of MLX's streams, and some more.
 _MOST_ECHOES: Final = 4
 
 
 class ModelError(Exception):
-    """A model can't be loaded, for a reason in one sentence. `permanent`: until its files
-    change.
+    """A model can't be loaded. `reason` is one sentence. `permanent`: another load fails too, until
+    the model's files change.
     """
 
     def __init__(self, reason: str, *, permanent: bool = True) -> None:
@@ -55,8 +55,8 @@ def one_sentence(error: Exception) -> str:
 
 
 class PromptError(Exception):
-    """A request that can't be run, with a code and a sentence for its client. `field` is the field
-    of the request that is to blame, and `picture` the number of a picture.
+    """A request can't be run. `message` is a sentence for the client. `field` is the field of the
+    request that is to blame, and `picture` the number of the picture that is.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PromptError(Exception):
         self.picture = picture
 
     def told(self, request_id: str) -> RequestFailed:
-        """As a message to the gateway."""
+        """The error as a message to the gateway."""
         return RequestFailed(
             request_id=request_id,
             code=self.code,
@@ -84,20 +84,18 @@ class PromptError(Exception):
 
 
 def passing_kind(error: BaseException) -> str | None:
-    """The kind of a failure of the GPU after which this process can go on; None: any other
-    error.
-    """
+    """The kind of a GPU failure that passes; None for any other error."""
     found = _KIND.search(str(error)) if isinstance(error, RuntimeError) else None
     return found[1] if found is not None and found[1] in _PASSING else None
 
 
 class GpuRecovery:
-    """Has an engine begin anew after a failure of the GPU, instead of ending the process."""
+    """Has an engine begin anew after a GPU failure that passes, so that the process needn't end."""
 
     def __init__(
         self, begin_anew: Callable[[], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`begin_anew` is the engine's; it is False if the engine can't."""
+        """`begin_anew` is the engine's method; it returns False if the engine can't."""
         self._begin_anew = begin_anew
         self._clock = clock
         self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
@@ -106,7 +104,8 @@ class GpuRecovery:
         """Have the engine begin anew.
 
         Raises:
-            RuntimeError: the same error, if a new beginning can't help; or another one on the way.
+            RuntimeError: `error` itself, if it doesn't pass, if failures come too often, or if the
+                engine can't begin anew; another error, if the GPU fails again meanwhile.
         """
         kind = passing_kind(error)
         now = self._clock()
@@ -124,8 +123,8 @@ class GpuRecovery:
 
 
 def _settle() -> None:
-    """Wait until the commands that depended on the failed one have failed too. Each raises its
-    failure at a wait.
+    """Wait until the commands that depended on the failed command have failed, too. Each of these
+    failures is raised by another wait.
     """
     for _ in range(_MOST_ECHOES):
         try:

@@ -1,4 +1,4 @@
-"""The memory of this process: MLX's device and account, and ways to give memory back."""
+"""MLX's device, MLX's account of this process's memory, and functions that give memory back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def trim() -> None:
 
 
 def give_back_buffers() -> None:
-    """Have the C library give back the memory through which weights went to a card. It was seen to
-    keep 4 GB (malloc_trim(3)).
+    """With CUDA, have the C library give back the memory through which weights went to the GPU
+    (malloc_trim(3)). The library was seen to keep 4 GB.
     """
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None and mx.cuda.is_available():
@@ -39,7 +39,7 @@ def read_device() -> Device:
         name=str(info["device_name"]),
         architecture=str(info["architecture"]),
         recommended_working_set_bytes=_bytes(info.get("max_recommended_working_set_size")),
-        # The first name is Metal's, the second CUDA's.
+        # "memory_size" is Metal's key, "total_memory" CUDA's.
         memory_bytes=_bytes(info.get("memory_size", info.get("total_memory"))),
     )
 
@@ -54,7 +54,7 @@ def read_memory() -> MlxMemory:
 
 @contextlib.contextmanager
 def released_memory() -> Iterator[None]:
-    """Give back the memory that MLX held in the block, however the block ends."""
+    """Give back the memory that MLX took in the block, even if the block raises."""
     try:
         yield
     except Exception as error:
@@ -67,23 +67,23 @@ def released_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Give back the memory that MLX holds, once nothing refers to it.
+    """Give back the memory that MLX holds and to which no array refers.
 
-    If memory is unwired and the cache emptied before the exit, no wired pages are stranded on macOS
-    (omlx#2184).
+    If memory is unwired and MLX's cache emptied before the process ends, no wired pages are
+    stranded on macOS (omlx#2184).
     """
     try:
         synchronize()
     except RuntimeError:
-        # A GPU that has failed raises once more. There is nothing left to wait for.
+        # A GPU that has failed raises once more. No computation is left to wait for.
         logger.exception("The last computations failed")
     wiring.undo()
     mx.clear_cache()
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clear the frames of an error and of its causes, which refer to the variables of their
-    functions, such as the model.
+    """Clear the frames of an error and of its causes. Frames keep the variables of their functions
+    alive, such as the model.
     """
     last: BaseException | None = error
     while last is not None:
@@ -92,10 +92,10 @@ def _clear_frames(error: BaseException) -> None:
 
 
 def wait_for_computing() -> None:
-    """Wait for MLX, without Python's lock.
+    """On a CPU, wait until MLX has computed, with Python's lock free.
 
-    MLX's allocator for CPUs waits too, but holds the lock meanwhile: a worker whose peer is gone
-    could send no more messages (MLX 0.32.4).
+    Otherwise MLX's allocator for CPUs waits, and holds the lock meanwhile: a worker that waits for
+    a rank that is gone could send no more messages (MLX 0.32.4).
     """
     if mx.default_device() == mx.cpu:
         synchronize()
@@ -106,9 +106,9 @@ def _bytes(value: str | int | None) -> int | None:
 
 
 def leave_imports_alone() -> None:
-    """Hide all present objects from Python's collector of cycles, since they stay until the end.
-    Otherwise it searches them during some answer of each worker, which takes 30 ms, the time of
-    several tokens.
+    """Exempt all present objects from Python's garbage collection, since they live as long as the
+    process. Otherwise the collector searches them during some answer of each worker, for 30 ms,
+    the time of several tokens.
     """
     gc.collect()
     gc.freeze()

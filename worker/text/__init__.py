@@ -1,1 +1,1 @@
-"""From the tokens of a model to text, reasoning and tool calls; from conversations to prompts."""
+"""Turns conversations into prompts, and a model's tokens into text, reasoning and tool calls."""

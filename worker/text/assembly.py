@@ -1,4 +1,4 @@
-"""The parts of an answer, in order."""
+"""Puts text, reasoning and tool calls together as the parts of an answer, in order."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from worker.mlx_lm.text import StopTexts
 
 _Kind: TypeAlias = Literal["text", "reasoning", "arguments"]
 
-# Longer white space is a part of the answer.
+# The most white space that is held because a tag may follow. More is a part of the answer.
 _MOST_HELD_SPACE: Final = 64
 
 
 class Assembly:
-    """Puts parts together. White space beside a tag belongs to the tag, and is left out.
+    """Puts the parts of one answer together. White space beside a tag belongs to the tag, and is
+    left out.
 
-    Stop sequences are looked for in the text alone, which is all that a reader sees: models quote
-    anything while they think, and arguments that stop in the middle are of no use.
+    Stop sequences are looked for in text, and not in reasoning and arguments: models quote anything
+    while they think, and arguments that stop in the middle are of no use.
     """
 
     def __init__(
@@ -28,8 +29,8 @@ class Assembly:
         plain: bool = False,
         include_stop: bool = False,
     ) -> None:
-        """Without `parallel` the first call ends the answer. `plain`: there are no tags, and all is
-        text. With `include_stop` the text has the stop sequence that ended it.
+        """Without `parallel` the first call ends the answer. `plain`: the answer has no tags, only
+        text. With `include_stop` the text has the stop sequence that ended the answer.
         """
         self._stops = StopTexts(stop, include=include_stop)
         self._parallel = parallel
@@ -41,10 +42,10 @@ class Assembly:
         self._keeps_space = False
         self._after_tag = False
         self.calls = 0
-        # Grows with each part of a call that can't turn out to be text any more.
+        # Grows when the characters read last are certainly a part of a call, and not text.
         self.committed = 0
         self.in_call = False
-        # The only call that is wanted is there.
+        # Whether one call is wanted, and is there.
         self.has_all_calls = False
 
     @property
@@ -54,11 +55,11 @@ class Assembly:
 
     @property
     def over(self) -> bool:
-        """No part follows: a stop sequence ended the answer, or the only call did."""
+        """Whether no part follows: a stop sequence or the only call has ended the answer."""
         return self.stop_sequence is not None or self.has_all_calls
 
     def take(self) -> list[AnswerPart]:
-        """The parts since the last time."""
+        """The parts since the last `take`."""
         self._close_piece()
         parts, self._parts = self._parts, []
         return parts
@@ -74,14 +75,14 @@ class Assembly:
         self._put_trimmed("reasoning", self._without_space_after_tag(text, "reasoning"))
 
     def tag(self) -> None:
-        """A tag, or the beginning of a part without one: white space around it doesn't count."""
+        """Note a tag, or the beginning of a part without a tag. White space there is left out."""
         self._flush_stops()
         self._held = ""
         self._keeps_space = False
         self._after_tag = True
 
     def only_text(self) -> None:
-        """No tag follows: all white space counts."""
+        """Note that no tag follows. White space is kept from here on."""
         self._plain = True
 
     def begin(self, name: str) -> None:
@@ -103,11 +104,11 @@ class Assembly:
         self.has_all_calls = not self._parallel
 
     def commit(self) -> None:
-        """The characters that were read last belong to the call before them."""
+        """Note that the characters read last belong to the call before them."""
         self.committed += 1
 
     def finish(self) -> None:
-        """The answer is over: held text can't begin a stop sequence or tag any more."""
+        """End the answer. Text that was held for a stop sequence or a tag becomes a part."""
         self._flush_stops()
         self._put(self._kind, self._held)
         self._held = ""

@@ -1,4 +1,4 @@
-"""The budget of reasoning: reasoning is closed once the budget is used up."""
+"""The budget of reasoning tokens. Once the budget is used up, reasoning is closed by force."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from worker.text.format import AnswerFormat, opening_state
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """The tags of a model's reasoning. `closing` ends it by force; after that, the last token of
-    `reopening` can't follow the others.
+    """The tags of a model's reasoning, as token ids. The tokens of `closing` end reasoning by
+    force. After that, the last token of `reopening` can't follow its other tokens.
     """
 
     start: list[int]
@@ -23,27 +23,30 @@ class ReasoningTokens:
 
 
 class ReasoningBudget:
-    """A logits processor. It depends on the tokens alone, so a sequence can go on in another
-    worker. It never waits for them, so the next step begins before they are known.
+    """A logits processor that closes reasoning after `budget` tokens. It depends on the tokens
+    alone, so a sequence can go on in another worker. It never waits for the tokens' ids, so a step
+    begins before the ids are known.
     """
 
     def __init__(
         self, marks: ReasoningTokens, budget: int, prompt_tokens: int, *, opened: bool
     ) -> None:
-        """`opened`: the prompt has the start tag."""
+        """`opened`: the prompt has opened reasoning."""
         self._marks = marks
         self._budget = budget
         self._prompt_tokens = prompt_tokens
         self._opened = opened
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """Token ids so far (tokens,), and logits of the next (1, vocabulary)."""
+        """The logits of the next token (1, vocabulary), minus infinity for forbidden tokens.
+        `tokens`: the ids so far (tokens,), of prompt and answer.
+        """
         answer = tokens[self._prompt_tokens :]
         count = answer.shape[0]
         if count < self._budget:
             return logits
         inside = self._inside(answer)
-        # Tags don't count.
+        # A token counts if reasoning is open before it and after it, so tags don't count.
         exhausted = mx.sum(inside[:-1] & inside[1:]) >= self._budget
         closing, none = self._marks.closing, mx.array(-1)
         forced = mx.where(inside[-1], closing[0], none)
@@ -59,7 +62,7 @@ class ReasoningBudget:
         return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
 
     def _inside(self, answer: mx.array) -> mx.array:
-        """Whether reasoning is open, before the first token and after each."""
+        """Whether reasoning is open before the answer and after each token, (tokens + 1,)."""
         places = mx.arange(1, answer.shape[0] + 1)
         started = mx.where(_ends(answer, self._marks.start), places, -1)
         ended = mx.where(_ends(answer, self._marks.end), places, -1)
@@ -75,14 +78,14 @@ def reasoning_budget(
     """The budget for the answer to a prompt; None if this model doesn't think.
 
     Raises:
-        ValueError: its tags are ordinary text, which can come in other tokens than these.
+        ValueError: the model's tags are ordinary text, which can come in several ways as tokens.
     """
 
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     if format_.harmony:
-        # The model chooses the channel that comes next.
+        # `closing` ends before the name of a channel, so the model chooses the next channel.
         marks = ReasoningTokens(
             ids("<|channel|>analysis<|message|>"),
             ids("<|end|>"),
@@ -102,7 +105,7 @@ def reasoning_budget(
 
 
 def _ends(tokens: mx.array, tag: list[int]) -> mx.array:
-    """Whether the tag ends at each of the tokens."""
+    """For each token whether the tag ends with it, (tokens,)."""
     count = tokens.shape[0]
     found = mx.ones((count,), dtype=mx.bool_)
     for back, token_id in enumerate(reversed(tag)):

@@ -1,6 +1,7 @@
-"""The format of a model, by its chat template and its vocabulary, as mlx-lm chooses its parsers.
+"""Finds the format of a model's answers by its chat template and its vocabulary, as mlx-lm chooses
+parsers.
 
-mlx-lm's choice comes first. The families here are those for which mlx-lm has no parser.
+mlx-lm's choice has precedence. This file has the families for which mlx-lm has no parser.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from worker.text.format import (
 )
 from worker.text.readers import ObjectCalls, WholeCalls
 
-# V3 and R1 write "function" first, and the arguments in a fence; V3.1 does neither.
+# DeepSeek V3 and R1 write "function" first, and the arguments in a fence; V3.1 does neither.
 _DEEPSEEK_HEAD: Final = (
     r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁call▁begin｜>\s*"
     r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
@@ -48,7 +49,8 @@ _HUNYUAN_HEAD: Final = (
 )
 _HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
 _LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
-# Tags that mlx-lm doesn't know. The last are for templates that write them in ordinary tokens.
+# Tags of reasoning that mlx-lm doesn't know. The last pair is for templates that write these tags
+# in ordinary tokens.
 THOUGHTS: Final = (
     Tags("<seed:think>", "</seed:think>"),
     Tags("[THINK]", "[/THINK]"),
@@ -61,7 +63,9 @@ THOUGHTS: Final = (
 
 
 def find_format(tokenizer: Any) -> AnswerFormat:
-    """`tokenizer` is mlx-lm's wrapper, whose choice of a parser has precedence."""
+    """The format of a model's answers. `tokenizer` is mlx-lm's wrapper, which may have chosen a
+    parser.
+    """
     template, vocabulary = template_text(tokenizer), tokenizer.get_vocab()
     if all(each in vocabulary for each in ("<|start|>", "<|channel|>", "<|message|>")):
         return AnswerFormat("harmony", harmony=True)
@@ -91,8 +95,8 @@ def template_text(tokenizer: Any) -> str:
 
 
 class Family(NamedTuple):
-    """Models whose template, or vocabulary, has the `mark`. `before_mlx_lm`: mlx-lm would take
-    their template for another family's. `around` are the tags around the answer itself.
+    """Models whose template, or vocabulary, has the `mark`. `before_mlx_lm`: the family goes before
+    mlx-lm's choice, which takes its template for another family's. `around` are tags around text.
     """
 
     name: str
@@ -104,12 +108,12 @@ class Family(NamedTuple):
 
 
 def _python_lines(text: str, definitions: Any) -> Any:
-    """Calls in Python, one a line."""
+    """Parse calls in Python, one a line."""
     return python_calls(f"[{', '.join(text.strip().splitlines())}]", definitions)
 
 
 def _dsml(text: str, _definitions: Any) -> list[Any]:
-    """Calls in DeepSeek V3.2's markup, which mlx-lm writes and doesn't read."""
+    """Parse calls in DeepSeek V3.2's markup, which mlx-lm writes into prompts and can't read."""
     calls = []
     for name, body in _matches(_INVOKE, text):
         arguments = {
@@ -133,7 +137,7 @@ def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[tuple[str, ...]
 HERMES: Final = Family("hermes", "<tool_call>", (objects("<tool_call>", "</tool_call>"),))
 
 
-# In order: a later family's mark may stand in the template of an earlier one.
+# The order counts: the template of an earlier family may have the mark of a later one.
 FAMILIES: Final = (
     Family(
         "deepseek_v32",
@@ -214,7 +218,7 @@ FAMILIES: Final = (
 
 
 def _family(template: str, vocabulary: Container[str]) -> Family:
-    # The template comes first, since many models have the vocabulary of another one.
+    # The template comes first, since many models have the vocabulary of another model.
     for marks in (template, vocabulary):
         for family in FAMILIES:
             if family.mark in marks:

@@ -21,9 +21,9 @@ from worker.mlx_lm.text import Parse, parse_python, parser_name
 from worker.text.assembly import Assembly
 from worker.text.readers import EitherCalls, HeadedCalls, ObjectCalls, Reader, WholeCalls
 
-# Makes a reader of an assembly and the definitions of the tools.
+# Makes a reader. The arguments are an assembly and the definitions of the tools.
 MakeReader: TypeAlias = Callable[[Assembly, Any], Reader]
-# The end of a prompt that is looked at. Templates write less than that after the last message.
+# How much of a prompt's end is searched. Templates write less than that after the last message.
 _END_TOKENS: Final = 256
 # Harmony's first token of a message.
 _START: Final = "<|start|>"
@@ -40,9 +40,9 @@ _KIMI_HEAD: Final = (
     r"(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*\{"
 )
 _KIMI_TAIL: Final = r"\s*(?:<\|tool_call_end\|>)?\s*<\|tool_calls_section_end\|>"
-# No call has so many arguments. The time of mlx-lm's parsers grows with the square of the tags.
+# More tags than any call has. The time of mlx-lm's parsers grows with the square of their number.
 _MOST_TAGS: Final = 500
-# Longer texts must be Python: mlx-lm's parser takes as long for others.
+# In characters. Longer texts must be valid Python: mlx-lm's parser takes too long for others.
 _MOST_BROKEN_PYTHON: Final = 1 << 13
 _NAME: Final = r"\s*[\w.:/-]+\s*(?:<|\{|$)"
 _GEMMA: Final = r"\s*call:"
@@ -56,7 +56,7 @@ class Tags(NamedTuple):
 
 @dataclass(frozen=True)
 class CallBlock:
-    """Tool calls after a tag."""
+    """A block of tool calls after the tag `start`. `make` makes its reader."""
 
     start: str
     make: MakeReader
@@ -64,7 +64,9 @@ class CallBlock:
 
 @dataclass(frozen=True)
 class Bare:
-    """Tool calls without a tag, at the beginning of an answer, by their `first` character."""
+    """Tool calls without a tag. An answer that begins with the character `first` may be such calls;
+    `make` makes their reader.
+    """
 
     first: str
     make: MakeReader
@@ -72,9 +74,9 @@ class Bare:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """The tags of a model's answers. Those that are `dropped` mean nothing to a client. `turns` are
-    mlx-lm's transitions, for a model whose turns have messages with headers; an answer begins in
-    the state `first`.
+    """The tags of a model's answers. The tags `dropped` mean nothing to a client, and are left out.
+    `turns` are mlx-lm's transitions between states, for a model whose turns have messages with
+    headers. An answer begins in the state `first`.
     """
 
     family: str = ""
@@ -97,7 +99,7 @@ def headed(start: str, end: str, head: str, tail: str = r"\s*") -> CallBlock:
 
 
 def either(start: str, end: str, head: str, tail: str = r"\s*") -> CallBlock:
-    """Objects, or calls with heads, by the first character."""
+    """A block of JSON objects, or of calls with heads: its first character tells which."""
     patterns = regex.compile(head), regex.compile(tail)
     return CallBlock(start, lambda assembly, _: EitherCalls(assembly, end, *patterns))
 
@@ -111,7 +113,7 @@ def whole(start: str, end: str, parse: Parse, begins: str) -> CallBlock:
 
 
 def opening_state(prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat) -> str:
-    """The state that an answer begins in: "reasoning" if its block was opened and not closed."""
+    """The state that an answer begins in: "reasoning" if the prompt ends in open reasoning."""
     if format_.reasoning is None:
         return format_.first
     start, end = format_.reasoning
@@ -120,15 +122,17 @@ def opening_state(prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat) 
 
 
 def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
-    """For harmony: the text from the last message's start on; None if there is none."""
+    """For harmony: the prompt from the start of its last message on; None if no start is near its
+    end.
+    """
     text = str(tokenizer.decode(prompt_ids[-_END_TOKENS:]))
     at = text.rfind(_START)
     return None if at < 0 else text[at:]
 
 
 def _end_of(prompt_ids: list[int], tokenizer: Any, keeping: tuple[str, ...]) -> str:
-    """The text after the last special token that is no part of `keeping`, which ends a message:
-    no message opens reasoning.
+    """The end of a prompt, after the last special token that is no part of a tag in `keeping`. That
+    token ends a message, and tags in a message don't open reasoning.
     """
     special = set(tokenizer.all_special_ids)
     end = prompt_ids[-_END_TOKENS:]
@@ -144,8 +148,8 @@ def _is_part(token_id: int, tokenizer: Any, keeping: tuple[str, ...]) -> bool:
 
 
 def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
-    """The family and its block, if mlx-lm has chosen a parser. JSON has readers of this room, since
-    mlx-lm's parsers wait for the end of a call.
+    """The name and the block of a family for which mlx-lm has chosen a parser. Calls in JSON get
+    readers of this room, since mlx-lm's parsers wait for the end of a call.
     """
     family = parser_name(tokenizer)
     start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
@@ -153,7 +157,7 @@ def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
         case "json_tools":
             return "hermes", objects(start, end)
         case "mistral":
-            # Up to version 7 a list of objects; later a name before the arguments.
+            # Tokenizers up to version 7 write a list of objects, later ones names and arguments.
             return family, either(start, end, _MISTRAL_HEAD)
         case "kimi_k2":
             return family, headed(start, end, _KIMI_HEAD, _KIMI_TAIL)
@@ -173,7 +177,7 @@ def block_of_mlx_lm(tokenizer: Any) -> tuple[str, CallBlock]:
 
 
 def gemma_calls(quote: str) -> Parse:
-    """A parser for texts whose strings stand between `quote`."""
+    """A parser for Gemma's calls, whose strings stand between two tags `quote`."""
 
     def parse(text: str, _definitions: Any) -> list[Any]:
         calls: list[Any] = []
@@ -187,7 +191,9 @@ def gemma_calls(quote: str) -> Parse:
 
 
 class _Text:
-    """A text on its way through Gemma's grammar. Raises ValueError if it doesn't follow that."""
+    """Reads a text by the grammar of Gemma's calls, from the character `at` on. Methods raise
+    ValueError if the text doesn't follow the grammar.
+    """
 
     def __init__(self, text: str, quote: str) -> None:
         self.text = text
@@ -253,8 +259,9 @@ FUNCTION_TAGS: Final = (Tags("<function=", "</function>"), Tags("<parameter=", "
 
 
 class _BlockForm(NamedTuple):
-    """The pattern of a block's beginning, and tags in it that must be closed as often as they are
-    opened: mlx-lm's parsers skip other texts silently. `alike`: all tags are opened equally often.
+    """A block that mlx-lm parses. The pattern `begins` matches its beginning. The `tags` in it must
+    be closed as often as they are opened: mlx-lm's parsers silently skip tags that are not
+    closed. `alike`: all tags must be opened equally often.
     """
 
     begins: str
@@ -325,7 +332,9 @@ def python_calls(text: str, definitions: Any) -> Any:
 
 
 def functions(parse: Parse) -> Parse:
-    """Parse each function of a block alone: mlx-lm's parser takes them all for a single one."""
+    """A parser that gives each function of a block to `parse` alone: mlx-lm's parser takes several
+    functions for one.
+    """
 
     def parse_each(text: str, definitions: Any) -> list[Any]:
         ends = [each.end() for each in _FUNCTION_END.finditer(text)]

@@ -1,4 +1,4 @@
-"""Readers of the text between the tags of tool calls, a character at a time."""
+"""Readers of blocks of tool calls: they get the text after a block's tag by characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.mlx_lm.text import Parse
 from worker.text.assembly import Assembly
 
 SPACE: Final = frozenset(" \t\r\n")
-# All characters that JSON has outside strings; the last ones are of literals and numbers.
+# All characters that JSON has outside strings, with those of numbers and literals.
 _OUTSIDE: Final = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsnINiyN")
 _CLOSING: Final = {"{": "}", "[": "]"}
 Steps = Generator[None, str, None]
@@ -21,35 +21,37 @@ _ARGUMENTS: Final = frozenset({"arguments", "parameters", "args"})
 _STRICT_KEYS: Final = _NAMES | _ARGUMENTS | {"type", "id"}
 _LITERAL: Final = frozenset("truefalsn0123456789+-.eE")
 _MOST_HEAD_CHARACTERS: Final = 512
-# mlx-lm's parsers take a time that at worst grows with the square of the length.
+# The longest block for a parser. The time of mlx-lm's parsers can grow with the square of that.
 _MOST_WHOLE_CHARACTERS: Final = 1 << 18
 
 
 class BrokenCallError(Exception):
-    """The characters since the last commitment are no call."""
+    """The characters since the assembly's last commitment are no call."""
 
 
 class BlockEndedError(Exception):
-    """The block ended within a call."""
+    """The tag that ends a block came within a call."""
 
 
 class Reader(Protocol):
     """Reads one block of calls, and gives them to an assembly."""
 
     def take(self, character: str) -> bool:
-        """Read a character; True if the block ends with it.
+        """Read a character. Return True if the block ends with it.
 
         Raises:
-            BrokenCallError: the characters since the last commitment are no call.
+            BrokenCallError: the characters since the assembly's last commitment are no call.
         """
 
     def close(self, *, complete: bool) -> None:
-        """The answer is over; `complete` if the model ended it. Raises as `take` does."""
+        """End the block, since the answer is over. `complete`: the model itself ended the answer.
+        Raises as `take` does.
+        """
 
 
 class ObjectCalls:
-    """Reads JSON objects of a name and arguments each, one after another or in a list. Arguments
-    are given as they come.
+    """Reads calls that are JSON objects with a name and arguments, one after another or in a list.
+    Arguments after the name go to the assembly as they come.
     """
 
     def __init__(self, assembly: Assembly, end: str = "", *, strict: bool = False) -> None:
@@ -159,9 +161,9 @@ class ObjectCalls:
 
 
 class HeadedCalls:
-    """Reads calls that have their name in a head, before arguments in JSON, which are given as they
-    come. `head` matches up to the bracket that opens the arguments, `tail` from the end of the last
-    ones to the end of the block.
+    """Reads calls with the name in a head, before arguments in JSON, which go to the assembly as
+    they come. `head` matches a head up to the bracket that opens the arguments. `tail` matches from
+    the end of the last arguments to the end of the block.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ class HeadedCalls:
 
 
 class EitherCalls:
-    """Reads calls as objects, or with heads, by the first character."""
+    """Reads calls that are objects, or calls with heads: the first character tells which."""
 
     def __init__(
         self, assembly: Assembly, end: str, head: regex.Pattern[str], tail: regex.Pattern[str]
@@ -240,7 +242,7 @@ class EitherCalls:
 
 
 class WholeCalls:
-    """Reads calls of a form that is no JSON: a parser gets a block whole, at its end."""
+    """Reads calls that are no JSON. A parser gets the whole text of a block, at the block's end."""
 
     def __init__(
         self,
@@ -285,7 +287,7 @@ class WholeCalls:
             parsed = self._parse(text, self._definitions)
             calls = [_call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
         except Exception as error:
-            # Parsers fail in as many ways as models write: the block is text then.
+            # Parsers fail in many ways on what models write. Then the block is text.
             raise BrokenCallError from error
         if not calls:
             raise BrokenCallError
@@ -298,10 +300,11 @@ class WholeCalls:
 
 
 def span(opening: str, put: Callable[[str], None], end: str | None) -> Generator[None, str, None]:
-    """Puts the characters after the `opening` bracket, up to the one that closes it.
+    """`put` the characters after the `opening` bracket, up to the bracket that closes it.
 
-    A text that is no JSON goes on up to the `end` tag of its block, "" if there is none, and raises
-    BlockEndedError there. If `end` is None it raises BrokenCallError at once.
+    If they turn out to be no JSON, `put` all characters before the tag `end` of the block, and
+    raise BlockEndedError at the tag; an empty `end` never comes. With `end` None, raise
+    BrokenCallError at once.
     """
     open_brackets = [_CLOSING[opening]]
     in_string = escaped = False
@@ -366,7 +369,7 @@ def _solid() -> Generator[None, str, str]:
 
 
 def _string() -> Generator[None, str, str]:
-    """A string, from the character after its opening quotation mark on."""
+    """Read a string whose opening quotation mark was read before."""
     pieces = ['"']
     escaped = False
     while True:
@@ -385,7 +388,7 @@ def _string() -> Generator[None, str, str]:
 
 
 def _other(character: str) -> Generator[None, str, str]:
-    """Skips a value; returns the first character after it that isn't space."""
+    """Skip a value that begins with `character`. Return the first solid character after it."""
     if character == '"':
         yield from _string()
     elif character in "{[":

@@ -13,9 +13,9 @@ from worker.text.assembly import Assembly
 from worker.text.format import AnswerFormat, CallBlock, MakeReader
 from worker.text.readers import BrokenCallError, Reader
 
-# The most characters that are held because they may be no call.
+# The most characters of a block that are held because they may turn out to be text.
 _MOST_RAW_CHARACTERS: Final = 1 << 20
-# Tags that end a message; models leave out the end and begin the next message.
+# Tags that end a message. The last two begin the next message: some models leave out the end.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _HEADER: Final = regex.compile(
     r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<early>[\w.:/-]+)\s*)?"
@@ -26,7 +26,9 @@ _MOST_HEADER_CHARACTERS: Final = 256
 
 
 class Splitter:
-    """Gives the parts of a text to its assembly, whatever the pieces that the text comes in."""
+    """Splits a text that comes in pieces, and gives its parts to an assembly. The parts don't
+    depend on the pieces.
+    """
 
     def __init__(self, assembly: Assembly, state: str) -> None:
         self._assembly = assembly
@@ -39,7 +41,7 @@ class Splitter:
         return self._state == "reasoning"
 
     def settle(self) -> None:
-        """If no tag is open, none follows: texts that look like tags are text."""
+        """If no tag is open, take everything from here on for text, even if it looks like a tag."""
 
     def feed(self, text: str) -> None:
         self._pending += text
@@ -48,15 +50,15 @@ class Splitter:
             going_on = self._step()
 
     def finish(self, *, complete: bool) -> None:
-        """The answer is over; `complete` if the model ended it."""
+        """End the answer. `complete`: the model itself ended it."""
 
     def _step(self) -> bool:
-        """Read some of the pending text; False if the rest must wait for more."""
+        """Read some of the pending text. Return False if the rest must wait for more text."""
         raise NotImplementedError
 
 
 class PlainSplitter(Splitter):
-    """Takes all for text."""
+    """Takes the whole answer for text."""
 
     def __init__(self, assembly: Assembly) -> None:
         super().__init__(assembly, "text")
@@ -80,9 +82,10 @@ class TagSplitter(Splitter):
         state: str,
         bounded: bool = False,
     ) -> None:
-        """`state` is the first one: "normal", "reasoning" or one that the format's turns have.
-        Without `calls` their tags are text. `bounded`: a budget may close the reasoning. The model
-        then goes on thinking in its text, and closes it once more: that tag is dropped.
+        """`state` is the first state: "normal", "reasoning" or a state of the format's turns.
+        Without `calls` the tags of calls are text. `bounded`: a budget may close the reasoning by
+        force. The model may then go on thinking in its text, and write the end tag of reasoning
+        again; this second tag is dropped.
         """
         super().__init__(assembly, state)
         self._definitions = definitions
@@ -150,7 +153,7 @@ class TagSplitter(Splitter):
     def _begin(self, tag: str, make: MakeReader) -> None:
         self._fresh = False
         if self._state != "reasoning":
-            # If it is no call it is text, though it stands in a header.
+            # If the block is no call it is text, though it stands in a header.
             self._state = "normal"
         self._raw = [tag] if tag else []
         self._reader = make(self._assembly, self._definitions)
@@ -181,7 +184,9 @@ class TagSplitter(Splitter):
         return False
 
     def _give_up(self, rest: str) -> None:
-        """It was no call. The end of it may be the beginning of a tag, and is read again."""
+        """Take the held characters for text, since they are no call. Their end may be the beginning
+        of a tag, and is read again.
+        """
         raw = "".join(self._raw)
         self._raw.clear()
         self._reader = None
@@ -201,7 +206,7 @@ class TagSplitter(Splitter):
 
 
 def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | CallBlock]]:
-    """The markers of each state, and the state or block that each leads to."""
+    """For each state: its markers, with the state or the block that a marker leads to."""
     normal: dict[str, str | CallBlock] = dict.fromkeys(format_.dropped, "normal")
     edges = {"normal": normal}
     blocks = {each.start: each for each in format_.blocks} if calls else {}
@@ -221,18 +226,18 @@ def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | C
 
 
 class HarmonySplitter(Splitter):
-    """Splits gpt-oss's messages: analysis is reasoning, a message to a function is a call, and all
-    others are text.
+    """Splits gpt-oss's messages. A message in the channel "analysis" is reasoning, a message to a
+    function is a call, and all other messages are text.
     """
 
     def __init__(self, assembly: Assembly, *, calls: bool, header: str | None) -> None:
-        """`header` is the part of a header at the prompt's end; None if the prompt ends in no
-        message of the assistant.
+        """`header` is the beginning of a header at the prompt's end; None if the prompt begins no
+        message there.
         """
         super().__init__(assembly, "text" if header is None else "header")
         self._calls = calls
         self._header = ""
-        # The characters of the header that are the prompt's.
+        # How many characters of the header the prompt has.
         self._prompted = len(header or "")
         # The name of a call that has no arguments yet.
         self._name: str | None = None
@@ -242,7 +247,7 @@ class HarmonySplitter(Splitter):
             self.feed(header)
 
     def settle(self) -> None:
-        """No message follows the final one."""
+        """If the final message has begun, take everything from here on for its text."""
         self._settled = self._final
 
     def _step(self) -> bool:
@@ -277,7 +282,8 @@ class HarmonySplitter(Splitter):
         return False
 
     def _give_first(self) -> bool:
-        # A text that looked like a header may begin with a tag that ends messages.
+        # The text, which is no header, may begin with a tag that ends messages. So its first
+        # character is given alone: otherwise the tag would begin a header again.
         self._assembly.text(self._pending[0])
         self._pending = self._pending[1:]
         return True
@@ -353,7 +359,7 @@ class HarmonySplitter(Splitter):
 
 
 class Markers:
-    """Texts that are looked for. None of them may be the beginning of another."""
+    """Finds markers in a text. No marker may be the beginning of another."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         texts = sorted(set(markers))
@@ -363,8 +369,8 @@ class Markers:
         self.longest = max(map(len, texts), default=0)
 
     def cut(self, text: str) -> tuple[str, str | None, str]:
-        """The text before the first marker, the marker, the text after it. If there is no marker,
-        None stands for it, and before the last text, which may be the beginning of one.
+        """The text before the first marker, the marker, and the text after it. If there is no
+        marker: the text that is in no marker, None, and the rest, which may begin a marker.
         """
         match = None if self._pattern is None else self._pattern.search(text)
         if match is not None:
@@ -373,7 +379,9 @@ class Markers:
         return text[:certain], None, text[certain:]
 
     def _certain(self, text: str) -> int:
-        """How many characters of a text without markers can't belong to one that has begun."""
+        """How many characters of a text without markers stand before the beginning of a marker that
+        more text may complete.
+        """
         if self._first.isdisjoint(text):
             return len(text)
         for at in range(max(0, len(text) - self.longest + 1), len(text)):
@@ -382,7 +390,9 @@ class Markers:
         return len(text)
 
     def last_beginning(self, text: str) -> int:
-        """Where the last marker may begin, after the first character; the length if nowhere."""
+        """The last place in the text, after its first character, where a marker may begin; the
+        length of the text if there is none.
+        """
         for at in range(len(text) - 1, max(0, len(text) - self.longest), -1):
             if text[at] in self._first:
                 return at

@@ -1,4 +1,4 @@
-"""From the tokens of one request to the parts of its answer."""
+"""Turns the tokens of one request into the parts of its answer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from worker.text.splitter import HarmonySplitter, PlainSplitter, Splitter, TagSp
 
 
 class AnswerStream:
-    """Detokenizes one request's answer and splits it into parts. It ends at a stop sequence, even
-    one that straddles tokens, and after the only call that is wanted.
+    """Detokenizes one request's answer and splits it into parts. The answer ends at a stop
+    sequence, even one that straddles tokens, and after a call if only one call is wanted.
 
-    It depends on the tokens alone: a stream that gets the tokens of another goes on as that one
-    would.
+    The parts depend on the tokens alone: a new stream that gets the tokens of an earlier stream
+    goes on as the earlier stream would.
     """
 
     def __init__(
@@ -28,8 +28,9 @@ class AnswerStream:
         splitter: Splitter,
         bound: Callable[[int, bool], bool] | None = None,
     ) -> None:
-        """`bound` says of a token, and whether text came before it, if it is in the part that must
-        match a constraint: that part has no tags, only texts that look like them.
+        """`bound` gets a token id, and whether text came before the token. It returns True if the
+        token is in the part that must match a constraint. That part has no tags, only texts that
+        look like tags.
         """
         self._bound = bound
         self._spoken = False
@@ -40,7 +41,7 @@ class AnswerStream:
 
     @property
     def stopped(self) -> bool:
-        """No token after this one is wanted."""
+        """Whether the answer has ended, so that no other token is wanted."""
         return self._assembly.over
 
     @property
@@ -54,7 +55,7 @@ class AnswerStream:
         return self._assembly.calls > 0 and self.stop_sequence is None
 
     def add(self, token_id: int) -> list[AnswerPart]:
-        """The parts that are certain after this token."""
+        """Take in a token. Return the parts that have become certain."""
         if self._bound is not None and self._bound(token_id, self._spoken):
             self._splitter.settle()
         was_reasoning = self._splitter.reasoning
@@ -66,7 +67,9 @@ class AnswerStream:
         return parts
 
     def finish(self, *, complete: bool) -> list[AnswerPart]:
-        """The parts that were held back; `complete` if the model ended the answer by a token."""
+        """End the answer. Return the parts that were held back. `complete`: the model ended the
+        answer by a token.
+        """
         if not self.stopped:
             self._detokenizer.finalize()
             self._feed(self._detokenizer.last_segment)
@@ -82,7 +85,7 @@ class AnswerStream:
 def answer_stream(
     generate: Generate, prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat
 ) -> AnswerStream:
-    """The stream of an answer to a prompt, by a model of this format."""
+    """The stream of a request's answer, by a model whose answers have this format."""
     tools = generate.tools
     assembly = Assembly(
         generate.stop,
@@ -113,13 +116,13 @@ def answer_stream(
 
 
 def _bound(format_: AnswerFormat, tokenizer: Any, *, calls: bool) -> Callable[[int, bool], bool]:
-    """`AnswerStream`'s `bound`, for an answer with a constraint."""
+    """The function `bound` of an `AnswerStream`, for an answer with a constraint."""
     tags = [] if format_.reasoning is None else [format_.reasoning.start]
     if calls:
         tags += [each.start for each in format_.blocks]
     ids = [tokenizer.encode(each, add_special_tokens=False) for each in tags]
     openers = frozenset(each[0] for each in ids if len(each) == 1)
     if calls and any(len(each) > 1 for each in ids):
-        # Only its text shows such a tag.
+        # One token can't show a tag of several tokens. Text shows that there was no tag.
         return lambda _, spoken: spoken
     return lambda token_id, _: token_id not in openers

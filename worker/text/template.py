@@ -1,8 +1,8 @@
-"""The chat template of a model: a conversation is written in its form, and becomes token ids.
+"""The chat template of a model, which turns a conversation into token ids.
 
-Agents send system messages in mid-conversation. Templates that have no place for them there get
-them as a part of the user's messages: if one were moved to the front, everything behind would be
-computed anew in every turn.
+Agents send system messages in mid-conversation. For a template that refuses them there, they become
+parts of the user's messages. If a system message were moved to the front instead, all messages
+behind it would be computed anew in every turn.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError
 from worker.transformers import template_parameters
 
-# Arguments that transformers and mlx-lm give templates themselves, or take for something else.
+# Arguments that transformers and mlx-lm give to templates themselves, or use for other purposes.
 _RESERVED: Final = template_parameters() | {
     "messages",
     "raise_exception",
     "strftime_now",
     "return_text",
 }
-# Clients send these to any model: a template that doesn't know them goes without.
+# Arguments that clients send to any model. A template that doesn't know them doesn't get them.
 _WISHES: Final = frozenset({"enable_thinking", "reasoning_effort", "verbosity"})
-# DeepSeek's and Granite's word for the same.
+# DeepSeek and Granite call enable_thinking "thinking".
 _SYNONYMS: Final = {"enable_thinking": "thinking", "thinking": "enable_thinking"}
-# transformers' own tag, which marks the text of an assistant.
+# A tag that only transformers knows, and that marks the text of an assistant.
 _GENERATION: Final = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 _PROBE: Final[list[dict[str, Any]]] = [
     {"role": "system", "content": "probed 1"},
@@ -70,12 +70,12 @@ class ChatTemplate:
         *,
         asking: bool = True,
     ) -> list[int]:
-        """Token ids of a prompt's messages, or of others in their place; `asking` for an answer at
-        the end. Tools are in the prompt whatever their choice, so that the choice changes no prompt
-        that is kept.
+        """The token ids of a prompt's messages, or of `messages` in their place. With `asking` they
+        end where the model's answer begins. The tools are written whatever `tools.choice` is, so
+        that another choice can use the same cached prompt.
 
         Raises:
-            PromptError: there is no template, or it refuses these messages.
+            PromptError: the model has no template, or the template refuses the messages.
         """
         conversation = prompt.messages if messages is None else messages
         rendered = self._apply(prompt, tools, conversation, None, asking=asking, tokenize=True)
@@ -87,8 +87,8 @@ class ChatTemplate:
         tools: Tools | None,
         content: Callable[[ChatMessage], Any],
     ) -> str:
-        """A prompt before it is tokenized. `content` makes the content of a message, which has more
-        than text if there are pictures. Errors as in `tokens`.
+        """The text of a prompt, before it is tokenized. `content` makes the content of a message: a
+        message with pictures has more than text. Raises as `tokens` does.
         """
         return str(
             self._apply(prompt, tools, prompt.messages, content, asking=True, tokenize=False)
@@ -155,11 +155,11 @@ class ChatTemplate:
 
 
 def template_arguments(text: str, template: str | None) -> dict[str, Any]:
-    """The arguments for a Jinja template, from a JSON object as text, which may be empty. None for
-    the template: it is a program, of which mlx-lm has one, which can think or not.
+    """The arguments for a Jinja template, from `text`, which is a JSON object or empty. `template`
+    None: a program of mlx-lm renders, which knows only enable_thinking.
 
     Raises:
-        PromptError: the text is no object, or has arguments that the template doesn't know.
+        PromptError: the text is no object, or has arguments that are reserved or unknown.
     """
     given = _parsed(text, "template_arguments") if text else {}
     if not isinstance(given, dict):
@@ -186,7 +186,7 @@ def template_arguments(text: str, template: str | None) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _known_arguments(template: str) -> frozenset[str]:
-    """The names that a Jinja template takes from outside, without those that aren't arguments."""
+    """The arguments of a Jinja template: variables that it doesn't set, without reserved names."""
     environment = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True)
     try:
         parsed = environment.parse(_GENERATION.sub("", template))
@@ -226,17 +226,19 @@ def _refused(why: str) -> PromptError:
 class MessageWriter:
     """Writes messages in the form of one chat template.
 
-    Most templates take the arguments of calls as objects, and write them as JSON themselves. Others
-    take them as text; so do all, if the arguments are no JSON object.
+    Most templates take the arguments of a call as an object, and write it as JSON themselves. Other
+    templates take the arguments as text. Arguments that are no JSON object are always text.
     """
 
     def __init__(self, template: str, render: RenderText) -> None:
-        """`render` is the template itself, which is tried out when that is first needed."""
+        """`render` renders messages by the template, to find out what the template takes. It is
+        called when that is first needed.
+        """
         self._template = template
         self._render = render
 
     def placed(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """The same conversation, with system messages where the template takes them."""
+        """The conversation, with system messages only where the template takes them."""
         late = any(each.role == "system" for each in messages[1:])
         return as_users(messages) if late and not self._takes_late else messages
 
@@ -255,14 +257,14 @@ class MessageWriter:
                 written.setdefault("name", name)
         if message.tool_calls:
             written["tool_calls"] = [self._call(each, ids) for each in message.tool_calls]
-        # transformers copies it to the other names that templates have for it.
+        # transformers copies reasoning_content to the other names that templates have for it.
         if message.reasoning is not None and not self._refuses_reasoning(message):
             written["reasoning_content"] = message.reasoning
         return written
 
     def _refuses_reasoning(self, message: ChatMessage) -> bool:
-        """gpt-oss's template takes reasoning or text beside a call, not both: the text stays, since
-        the user saw it.
+        """Whether the template refuses the message with its reasoning. gpt-oss's template takes
+        reasoning or text beside a call, not both. The text stays, since the user saw it.
         """
         return (
             bool(message.tool_calls and message.content) and "<|channel|>analysis" in self._template
@@ -289,10 +291,10 @@ class MessageWriter:
             # Python's form of an object, which no template writes on purpose.
             return "'probed'" in self._render(conversation)
         except TypeError:
-            # It joins texts.
+            # The template joins texts, and the object isn't a text.
             return True
         except Exception:
-            # It refuses the conversation for another reason.
+            # The template refuses the conversation for another reason.
             return False
 
     @cached_property
@@ -301,18 +303,18 @@ class MessageWriter:
         try:
             return _IN_PLACE.search(self._render(_PROBE)) is not None
         except Exception:
-            # It refuses them, in whatever way.
+            # The template refuses such messages, in whatever way.
             return False
 
 
 def as_users(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """The same conversation, with at most one system message, which is the first.
+    """The conversation with at most one system message, at the beginning.
 
-    Each later one is marked, and joins the message of the user or tool before it. Many templates
-    want users and assistants to alternate; and a new message of the user behind a tool's result
-    would be the end of a turn, whose reasoning some templates drop.
+    Each later system message is marked, and joins the message of the user or tool before it. Many
+    templates want users and assistants to alternate. And a new message of the user behind a tool's
+    result would end a turn: some templates drop the reasoning of earlier turns.
     """
-    # Messages that become one. They are joined only once, as there may be tens of thousands.
+    # Each group becomes one message. A group is joined once, as it may have thousands of messages.
     groups: list[list[ChatMessage]] = []
     # Whether the last group has nothing but marked messages.
     alone = False
@@ -353,8 +355,9 @@ def _object(arguments: str) -> Any:
 
 
 class _CallIds:
-    """Ids of calls, in the form that templates want: Mistral's have nine letters or digits; Kimi's
-    have the name and the number of the call, which is all that its template writes of a call.
+    """The ids of calls, in the form that a template wants. Mistral's ids have nine letters or
+    digits. Kimi's ids have the function's name and the call's number: Kimi's template writes the
+    name nowhere else.
     """
 
     def __init__(self, template: str) -> None:

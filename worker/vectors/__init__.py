@@ -1,1 +1,1 @@
-"""Vectors and scores of texts: tokens in, batches by length, one pass through the model."""
+"""Vectors and scores of texts, which are tokenized, batched by length, and computed in one pass."""

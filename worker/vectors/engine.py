@@ -1,4 +1,4 @@
-"""The engine for vectors, which computes batches of texts of like length, alone or in turns with an
+"""The engine for vectors. It computes batches of texts of like length, alone or in turns with an
 engine for text.
 """
 
@@ -20,14 +20,14 @@ from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
 from worker.vectors.model import Backbone, Head, PaddedTexts, Pool
 
-# Well within a worker's frame.
+# The vectors in one message, well within a worker's frame.
 _PART_BYTES: Final = 512 << 10
-# The least norm of a vector that has a direction.
+# The least norm that a vector is divided by. A shorter vector has no direction.
 _SHORTEST: Final = 1e-12
 
 
 class VectorEngine:
-    """Not thread-safe: the engine thread calls everything."""
+    """Computes vectors, batch after batch. Not thread-safe: the engine thread calls all methods."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class VectorEngine:
         pad_token_id: int,
         emit: Callable[[Embedded], None],
     ) -> None:
-        """`stall_s` is how long a step may hold up others; texts of encoders can't be cut. `emit`
-        gets the vectors.
+        """`stall_s` is how long a step may hold up an engine for text. A step of an encoder may
+        take longer, since its texts can't be cut. `emit` gets the vectors.
         """
         self._backbone = backbone
         self._heads = heads
@@ -59,12 +59,12 @@ class VectorEngine:
 
     @property
     def computing(self) -> bool:
-        """A batch has begun and isn't done."""
+        """Whether a batch has begun and isn't done."""
         return self._batch is not None
 
     @property
     def next_bytes(self) -> int:
-        """The memory of the smallest batch that could come next; 0 if none waits."""
+        """The memory of the smallest batch that could come next; 0 if no text waits."""
         longest = max((each.longest() for each in self._waiting.values()), default=0)
         return self._batch_bytes(1, longest) if longest else 0
 
@@ -83,7 +83,7 @@ class VectorEngine:
             self._end_batch()
 
     def step(self, *, beside_decoding: bool) -> None:
-        """Compute a chunk of the batch that has begun."""
+        """Compute a chunk of the batch that has begun, and send the vectors of finished jobs."""
         batch = self._batch
         assert batch is not None
         rows, longest = batch.texts.tokens.shape
@@ -99,7 +99,7 @@ class VectorEngine:
             self._finish(batch)
 
     def begin_anew(self) -> None:
-        """Compute the batch that has begun from its start, in shorter chunks."""
+        """Let the texts of the batch that has begun wait again, and make chunks shorter."""
         if self._batch is not None:
             places = [each for each in self._batch.places if each.job in self._runs]
             self._waiting[self._batch.kind].give_back(places)
@@ -121,8 +121,8 @@ class VectorEngine:
         return free_bytes is None or self._batch_bytes(rows, longest) <= free_bytes
 
     def begin(self, free_bytes: int | None) -> bool:
-        """Begin a batch unless one has begun; False if there is no room for one. `free_bytes` is
-        the memory that running sequences leave, None if it has no bound.
+        """Begin a batch, unless a batch has begun. Return False if no text waits, or if there is no
+        room for a batch. `free_bytes` is the memory that running sequences leave; None: unlimited.
         """
         if self._batch is not None:
             return True
@@ -139,7 +139,7 @@ class VectorEngine:
         while not self._fits(max(1, most // longest), longest, free_bytes):
             most //= 2
         places = waiting.take(most, longest)
-        # Another kind has its turn next.
+        # The other kinds have their turns before this kind comes again.
         self._waiting[kind] = self._waiting.pop(kind)
         texts = [self._runs[each.job].job.texts[each.place] for each in places]
         lengths = [len(each.token_ids) for each in texts]
@@ -183,7 +183,7 @@ class VectorEngine:
             rows = rows[:, : job.dimensions]
         if job.kind == "cosine":
             rows = _unit(rows)
-            # Rounding can go beyond 1.
+            # Rounding can bring a cosine beyond 1.
             rows = np.clip(rows[1:] @ rows[:1].T, -1.0, 1.0)
         elif self._heads[job.kind].normalized or job.dimensions is not None:
             rows = _unit(rows)
@@ -203,7 +203,7 @@ class VectorEngine:
 
 @dataclass
 class _JobRun:
-    """A job that isn't done, and its vectors so far, by the place of their text."""
+    """A job that isn't done. `left` texts have no vector yet; `vectors` are by places of texts."""
 
     job: VectorJob
     left: int
@@ -212,7 +212,7 @@ class _JobRun:
 
 @dataclass
 class _TextBatch:
-    """Texts on their way through the model, up to the token `at`."""
+    """A batch of texts, of which the tokens before `at` are computed. `kept` are its caches."""
 
     kind: VectorKind
     places: list[TextPlace]
@@ -240,7 +240,7 @@ def _types(texts: list[TokenizedText]) -> mx.array | None:
 
 
 class NoText:
-    """The engine for text of a model that writes none. The gateway sends it no sequences."""
+    """The engine for text of a model that writes no text. The gateway sends it no sequences."""
 
     batching = True
     need = EngineNeed(0, 0, 0)
@@ -277,8 +277,8 @@ class NoText:
 
 
 class WithVectors:
-    """An engine for text and one for vectors. A step of both is a step of text and a chunk of
-    vectors.
+    """An engine for text and an engine for vectors, as one engine. A step computes a chunk of
+    vectors and a step of text.
     """
 
     def __init__(self, text: Engine, vectors: VectorEngine, room: CacheRoom) -> None:
@@ -286,7 +286,7 @@ class WithVectors:
         self._text = text
         self._vectors = vectors
         self._room = room
-        # The next batch found no room.
+        # Whether the next batch of vectors found no room.
         self._held = False
 
     @property
@@ -365,7 +365,7 @@ class WithVectors:
         self._vectors.close()
 
     def _free_bytes(self) -> int | None:
-        """The memory that running sequences leave; None if it has no bound."""
+        """The memory that running sequences leave; None if the process has no limit."""
         if self._room.limit_bytes is None:
             return None
         running_bytes = max(self._text.need.used_bytes, self._room.needed_bytes([]))

@@ -1,5 +1,5 @@
 """Jobs of the engine for vectors, and the choice of the texts that are computed together: texts of
-like length, whichever jobs they are of. No I/O, and light to import.
+like length, from any jobs. No I/O, and light to import.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 # Texts up to this length are computed together whatever their lengths: padding costs less than
 # another batch.
 _SHORT_TOKENS: Final = 16
-# Other texts of a batch have at least this part of the longest one's length.
+# In a batch with longer texts, each text has at least this share of the longest text's length.
 _LEAST_SHARE: Final = 0.75
 
 
 class TextPlace(NamedTuple):
-    """A text by its length, the number of its job and its place in that."""
+    """A text: its length in tokens, the number of its job, and its place in the job."""
 
     tokens: int
     job: int
@@ -24,7 +24,7 @@ class TextPlace(NamedTuple):
 
 
 class WaitingTexts:
-    """Texts that wait for a batch. Jobs are known by numbers, which grow."""
+    """Texts that wait for a batch. A job is known by a number; a later job has a larger number."""
 
     def __init__(self) -> None:
         self._all: list[TextPlace] = []
@@ -55,7 +55,7 @@ class WaitingTexts:
             insort(self._by_job.setdefault(each.job, []), each)
 
     def longest(self) -> int:
-        """The tokens of the text that must be in the next batch; 0 if there is none."""
+        """The length of the text that must be in the next batch; 0 if no text waits."""
         first = self._first_job()
         return 0 if first is None else self._by_job[first][-1].tokens
 
@@ -65,9 +65,9 @@ class WaitingTexts:
         return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
 
     def take(self, most_tokens: int, longest_tokens: int) -> list[TextPlace]:
-        """A batch: the longest text of the first job, by priority and then by age, however long it
-        is, and others of like length. With padding the batch has `most_tokens` at most, and none of
-        the others more than `longest_tokens`.
+        """Take a batch: the longest text of the first job, by priority and then by age, and other
+        texts of like length. A batch of several texts has `most_tokens` at most, with padding, and
+        no other text has more than `longest_tokens`. The first job's text may be of any length.
         """
         first = self._first_job()
         if first is None:
@@ -102,13 +102,13 @@ class WaitingTexts:
         return min(self._by_job, key=lambda job: (-self._priorities[job], job), default=None)
 
 
-# "cosine" compares the vectors of a job's texts with the vector of its first one.
+# "cosine" compares the vectors of a job's texts with the vector of its first text.
 VectorKind: TypeAlias = Literal["embedding", "score", "cosine"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text's tokens. `types` tell for each which of a pair's two texts it belongs to. The first
+    """A text's tokens. `types` tell for each token to which text of a pair it belongs. The first
     `skipped` tokens are a prompt that isn't pooled.
     """
 

@@ -1,4 +1,4 @@
-"""The serving of vectors by a loaded model: its abilities, its tokenizing of texts, its engine."""
+"""Makes the parts with which a loaded model serves vectors: abilities, tokenizer and engine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from worker.vectors.model import (
     read_recipe,
 )
 
-# Vocabularies have runs of spaces as single tokens, the longest known of 128.
+# Vocabularies have runs of spaces as single tokens. The longest known run has 128 spaces.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
-# The names that files give to the prompt of a role; the first name that they have counts.
+# For each role the names that model files give to its prompt. The first name in the files counts.
 _ROLES: Final = {
     "query": ("query", "search_query", "retrieval.query", "Retrieval-query", "s2p_query"),
     "document": (
@@ -45,7 +45,7 @@ _ROLES: Final = {
         "Retrieval-document",
     ),
 }
-# From the card of Qwen3-Reranker.
+# The prompt in the model card of Qwen3-Reranker.
 _BEFORE: Final = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VectorServing:
-    """`texts` become jobs for the `engine`."""
+    """The parts that serve a model's vectors: `texts` makes jobs, and `engine` computes them."""
 
     abilities: tuple[Ability, ...]
     texts: VectorTokenizer
@@ -72,8 +72,9 @@ def make_vectors(
     stall_s: float,
     emit: Callable[[Embedded], None],
 ) -> VectorServing | None:
-    """None: the model is a decoder that only writes. `source` is what it was loaded from; the rest
-    is the engine's.
+    """The parts that serve a loaded model's vectors; None: the model is a decoder that makes none.
+    `source` is the folder or repository that the model was loaded from. `room`, `stall_s` and
+    `emit` are for the engine.
 
     Raises:
         ModelError: an encoder's files ask for something that this worker can't do.
@@ -101,8 +102,8 @@ def make_vectors(
 
 
 class _Parts(NamedTuple):
-    """The parts of a model that makes vectors. `score` is how it compares texts; with `pairs` it
-    takes two texts at once.
+    """The parts of a model that makes vectors. `score` is how the model compares texts. With
+    `pairs` the model takes two texts at once.
     """
 
     recipe: Recipe
@@ -135,7 +136,9 @@ def _of_decoder(loaded: LoadedModel, source: str) -> _Parts | None:
 
 
 def _yes_no(loaded: LoadedModel, source: str) -> tuple[int, int] | None:
-    """Qwen3-Reranker's files don't say what it is: its name does."""
+    """The ids of "yes" and "no" if the model is Qwen3-Reranker. Only the name of its `source`
+    tells, since the files don't.
+    """
     kind = str(loaded.config.get("model_type"))
     if not kind.startswith("qwen3") or "rerank" not in source.lower():
         return None
@@ -149,12 +152,12 @@ def _only_token(tokenizer: Any, word: str) -> int | None:
 
 
 class VectorTokenizer:
-    """Makes tokens of one model's texts."""
+    """Tokenizes the texts of requests for vectors, and makes jobs of the requests."""
 
     def __init__(
         self, tokenizer: Any, vocabulary: int, recipe: Recipe, score: VectorKind, *, pairs: bool
     ) -> None:
-        """`score` is how texts are compared; with `pairs` an encoder takes two texts at once."""
+        """`score` is how texts are compared. With `pairs` the model takes two texts at once."""
         self._tokenizer = tokenizer_inside(tokenizer)
         self._vocabulary = vocabulary
         self._recipe = recipe
@@ -163,11 +166,11 @@ class VectorTokenizer:
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens of a text, if the files say it."""
+        """The most tokens of a text by the model's files; None if they don't say it."""
         return self._recipe.most_tokens
 
     def prepare(self, embed: Embed, context: Context) -> VectorJob | RequestFailed:
-        """Tokenize and check one request."""
+        """The job of a request; RequestFailed if one of its texts or settings is refused."""
         try:
             return self._prepare(embed, context)
         except PromptError as error:
@@ -191,7 +194,7 @@ class VectorTokenizer:
                 )
         kind: VectorKind = "embedding" if embed.query is None else self._score
         texts = self._texts(embed, kind, most, cut)
-        # The query is the first of them.
+        # For "cosine" the query is the first of the texts.
         first = 1 if kind == "cosine" else 0
         for index, each in enumerate(texts):
             where = f"at {index - first}" if index >= first else "of the query"
@@ -268,8 +271,8 @@ class VectorTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """How many tokens a prompt has, without the one that ends a text, as sentence-transformers
-        counts them.
+        """How many tokens a prompt has, as sentence-transformers counts them: without the special
+        token that ends a text.
         """
         ids = list(self._tokenizer.encode(prompt))
         return len(ids) - (bool(ids) and ids[-1] in self._tokenizer.all_special_ids)
@@ -330,7 +333,7 @@ def _invalid(message: str, field: RequestField) -> PromptError:
 
 
 def _too_long(where: str, tokens: str, most: int, note: str) -> PromptError:
-    # Clients tell this error from others by these words.
+    # Clients tell this error from others by the first words of the message.
     return PromptError(
         "context_length_exceeded",
         f"This model's maximum context length is {most} tokens. However, the prompt is too long: "

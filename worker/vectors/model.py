@@ -1,5 +1,5 @@
-"""A model that makes vectors: its recipe in files as sentence-transformers writes them, its hidden
-states, their pooling, and the heads that make a vector or a score of these.
+"""A model that makes vectors: its recipe in files of sentence-transformers, its hidden states,
+their pooling, and the heads that turn pooled states into a vector or a score.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pooling: TypeAlias = Literal[
     "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 ]
 _POOLINGS: Final = get_args(Pooling)
-# The names before sentence-transformers 5.4, in the order in which results are joined.
+# The names of poolings before sentence-transformers 5.4, in the order in which results are joined.
 _OLD_NAMES: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,16 +42,18 @@ _LEAST = 1e-9
 
 
 class RecipeError(Exception):
-    """The files ask for something that this worker can't do; the text is a sentence about it."""
+    """A model's files can't be read, or ask for something that this worker can't do. The text is a
+    sentence about it.
+    """
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How hidden states become a vector. Results of several `poolings` are joined; `dense` are the
-    folders of the layers behind them. `prompts`, by name, go before texts; `with_prompt` says
-    whether their tokens are pooled too. `most_tokens` bounds a text, beside the model's own bound.
-    Vectors may be cut to `dimensions`, to any length if that is True. `yes_no` are the ids of the
-    two tokens that a reranker compares.
+    """How hidden states become a vector. The results of several `poolings` are joined. `dense` are
+    the folders of the layers after the pooling. `prompts`, by name, go before texts; `with_prompt`
+    says whether a prompt's tokens are pooled, too. `most_tokens` bounds a text, beside the model's
+    own bound. `dimensions` are the lengths to which vectors may be cut; True: any length. `yes_no`
+    are the ids of the two tokens that a reranker compares.
     """
 
     poolings: tuple[Pooling, ...]
@@ -66,7 +68,7 @@ class Recipe:
 
 
 def read_recipe(folder: Path, config: Mapping[str, Any], default: Pooling) -> Recipe:
-    """`default` is the pooling if the files have none.
+    """The recipe in a model's files. `default` is the pooling if the files name none.
 
     Raises:
         RecipeError: the files can't be read, or ask for something that this worker can't do.
@@ -125,7 +127,7 @@ def _poolings(settings: Mapping[str, Any]) -> tuple[Pooling, ...]:
 
 
 def _dimensions(config: Mapping[str, Any]) -> bool | tuple[int, ...]:
-    """The keys of config.json are vLLM's."""
+    """The `dimensions` of a recipe, by the keys that vLLM reads in config.json."""
     if isinstance(lengths := config.get("matryoshka_dimensions"), list):
         return tuple(int(each) for each in lengths)
     return bool(config.get("is_matryoshka"))
@@ -139,8 +141,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 class Head(Protocol):
-    """Makes numbers of hidden states that were pooled by `poolings`. `normalized`: the numbers of a
-    text are to be divided by their norm.
+    """Turns a text's hidden states, pooled by `poolings`, into a vector or a score. `normalized`:
+    vectors are to be divided by their norm.
     """
 
     poolings: tuple[Pooling, ...]
@@ -151,7 +153,7 @@ class Head(Protocol):
 
 
 class VectorHead:
-    """The layers behind the pooling, if there are any."""
+    """Makes vectors, with the layers after the pooling if the recipe has any."""
 
     def __init__(self, recipe: Recipe) -> None:
         """
@@ -169,7 +171,7 @@ class VectorHead:
 
 
 class ClassHead:
-    """The score of a model with one label (sentence-transformers' CrossEncoder)."""
+    """Makes the scores of an encoder with one label (sentence-transformers' CrossEncoder)."""
 
     poolings: tuple[Pooling, ...]
     normalized = False
@@ -179,7 +181,7 @@ class ClassHead:
         self._model = model
         own = config.get("sentence_transformers") or {}
         name = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
-        # By default sentence-transformers and vLLM make a probability of one label.
+        # By default sentence-transformers and vLLM turn the logit of one label into a probability.
         self._activation = _activation(name or "Sigmoid")
 
     def __call__(self, pooled: mx.array) -> mx.array:
@@ -189,7 +191,7 @@ class ClassHead:
 
 
 class YesHead:
-    """The probability that a decoder's next token is "yes", and not "no"."""
+    """Makes the scores of a decoder: the probability that the next token is "yes", and not "no"."""
 
     poolings: tuple[Pooling, ...] = ("lasttoken",)
     normalized = False
@@ -214,7 +216,7 @@ def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:
     try:
         settings = json.loads((folder / "config.json").read_text("utf-8"))
         weights: Any = mx.load(str(folder / "model.safetensors"))
-        # A GPU that computes on them would wait for the disk (mlx#3803).
+        # Otherwise the GPU would wait for the disk when it first uses the weights (mlx#3803).
         mx.eval(weights)
     except (OSError, ValueError, RuntimeError) as error:
         raise RecipeError(f"The layer in {folder} can't be read: {error}") from error
@@ -224,7 +226,7 @@ def _read_layer(folder: Path) -> tuple[mx.array, mx.array, Any]:
 
 
 class Pool:
-    """Pools the states of one batch, padded on the right. Sums are in single precision."""
+    """Pools the states of a batch of texts padded on the right. Sums are in single precision."""
 
     def __init__(
         self, poolings: Sequence[Pooling], lengths: Sequence[int], skipped: Sequence[int]
@@ -237,7 +239,7 @@ class Pool:
         self._state: dict[Pooling, mx.array] = {}
 
     def take(self, hidden: mx.array) -> None:
-        """The next tokens' states, of shape (texts, tokens, width)."""
+        """Take in the states of the next tokens, (texts, tokens, width)."""
         places = mx.arange(self._at, self._at + hidden.shape[1])[None, :]
         hidden = hidden.astype(mx.float32)
         for each in dict.fromkeys(self._poolings):
@@ -251,7 +253,7 @@ class Pool:
         mx.eval(list(self._state.values()))
 
     def result(self) -> mx.array:
-        """Of shape (texts, width x poolings)."""
+        """The pooled states, (texts, width x poolings)."""
         counts = mx.maximum(self._ends - self._begins, 1)
         joined = []
         for each in self._poolings:
@@ -262,7 +264,7 @@ class Pool:
                 case "mean_sqrt_len_tokens":
                     value = value / mx.sqrt(counts)
                 case "weightedmean":
-                    # Of the places from the first pooled one to the last, counted from 1.
+                    # The sum of the weights: the places of pooled tokens, counted from 1.
                     sums = (self._ends * (self._ends + 1) - self._begins * (self._begins + 1)) / 2
                     value = value / mx.maximum(sums, _LEAST)
                 case _:
@@ -283,14 +285,14 @@ class Pool:
                 weights = pooled * (places + 1).astype(mx.float32)
             case "mean" | "mean_sqrt_len_tokens":
                 weights = pooled.astype(mx.float32)
-        # States of padding may be no numbers.
+        # States of padding may be NaN.
         known = mx.where(weights[..., None] > 0, hidden, 0)
         return (weights[:, None, :] @ known)[:, 0]
 
 
 class PaddedTexts(NamedTuple):
-    """Texts of a batch, or a chunk of them, padded on the right. `tokens` and `types`: (texts,
-    tokens); `lengths` are those of the whole texts.
+    """The texts of a batch, or a chunk of their tokens, padded on the right. `tokens` and `types`:
+    (texts, tokens). `lengths` are the lengths of the whole texts.
     """
 
     tokens: mx.array
@@ -303,19 +305,19 @@ class PaddedTexts(NamedTuple):
 
 
 class Backbone(Protocol):
-    """A model without its head. `in_chunks`: a batch may be computed in parts."""
+    """A model without its head. `in_chunks`: a batch may be computed in chunks of its tokens."""
 
     in_chunks: bool
 
     def begin(self) -> Any:
-        """The caches of a batch, which `states` gets with each chunk; None if there are none."""
+        """New caches for a batch, which `states` gets with each chunk; None: the model has none."""
 
     def states(self, texts: PaddedTexts, kept: Any) -> mx.array:
-        """Hidden states, (texts, tokens, width)."""
+        """The hidden states of texts, (texts, tokens, width). `kept` are the caches of `begin`."""
 
 
 class Decoder:
-    """Tokens see only those before them, so padding on the right changes nothing."""
+    """A model whose tokens see only earlier tokens, so padding on the right changes nothing."""
 
     in_chunks = True
 
@@ -325,7 +327,7 @@ class Decoder:
 
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
-        """None: the architecture's backbone can't be told from its head."""
+        """The decoder of a model; None: the model's backbone can't be told from its head."""
         backbone = trunk_of(model)
         return None if backbone is None else cls(model, backbone)
 
@@ -339,7 +341,7 @@ class Decoder:
 
 
 class Encoder:
-    """A model whose tokens see all of their text."""
+    """A model whose tokens see their whole text."""
 
     in_chunks = False
 

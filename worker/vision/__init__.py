@@ -1,7 +1,7 @@
 """Models that look at pictures, by mlx-vlm.
 
-mlx-vlm and Pillow are an extra: other rooms import this one's files only for a model that needs
-them. The types here are for all rooms.
+mlx-vlm and Pillow are optional dependencies. So other rooms import the files of this room only for
+a model that needs them. The types in this file import neither.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class PictureInputs:
-    """The pictures of a sequence, as its model takes them in. `arrays` are numpy's, or other values
-    of mlx-vlm, by name. They belong to a prompt of `prompt_tokens`. `digest` is a hash of the
-    pictures' files.
+    """The pictures of a sequence, as the inputs of its model. `arrays` are numpy's arrays, or other
+    values of mlx-vlm, by name. They belong to a prompt of `prompt_tokens` tokens. `digest` is a
+    hash of the pictures' files.
     """
 
     arrays: Mapping[str, Any]
@@ -23,12 +23,12 @@ class PictureInputs:
     digest: str
 
     def salt(self, salt: str) -> str:
-        """For names of prompts that are shared only where the pictures are the same, too."""
+        """A salt for names of cached prompts, so that only prompts with the same pictures share."""
         return f"{self.digest} {salt}"
 
 
 class UndecodablePictureError(Exception):
-    """A picture that can't be decoded, by its number."""
+    """A picture can't be decoded. `number` is its place among the request's pictures, from 0 on."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
@@ -37,4 +37,4 @@ class UndecodablePictureError(Exception):
 
 
 class UnusablePicturesError(Exception):
-    """The model can't look at these pictures, or not at so many; the text says why."""
+    """The model can't look at these pictures, or not at so many. The text says why."""

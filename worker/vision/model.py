@@ -1,8 +1,8 @@
-"""A model that looks at pictures, by mlx-vlm: loaded, given its pictures, and called as mlx-lm's
-models are.
+"""Loads a model that looks at pictures by mlx-vlm, and makes it callable as mlx-lm's models are.
 
-mlx-vlm computes a prompt's embeddings at once, from its tokens and its pictures. Then it hands them
-to the language model in chunks, with the other arrays that the embedding gave. So does this file.
+mlx-vlm computes all embeddings of a prompt at once, from its tokens and its pictures. Then mlx-vlm
+gives the embeddings to the language model in chunks, with the other arrays that came with the
+embeddings. This file does the same.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from worker.vision.pictures import PictureProcessor
 
 _PIXELS: Final = "pixel_values"
 _EMBEDDINGS: Final = "inputs_embeds"
-# By how much positions after the pictures are shifted.
+# The array that tells by how much positions after the pictures are shifted.
 _SHIFT: Final = "rope_deltas"
 _CROSS: Final = "cross_attention_states"
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
 
 
 class NoVisionError(Exception):
-    """A model that can't look at pictures; the text says why."""
+    """A model can't look at pictures. The text says why."""
 
 
 def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProcessor]:
-    """The model, whose weights are read when they are used; its configuration; its processor.
+    """The model in a folder, its configuration and its processor. The model's weights are read when
+    they are used.
 
     Raises:
-        NoVisionError: mlx-vlm doesn't know it, or it has no part that looks at pictures.
-        Exception: its files can't be understood; architectures fail in as many ways as they have.
+        NoVisionError: the model has no part that looks at pictures, or can't be run here.
+        Exception: the files can't be understood; each architecture fails in its own way.
     """
     config = json.loads((folder / "config.json").read_text("utf-8"))
     kind = mlx_vlm.kind_of(config)
@@ -53,7 +54,7 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
 
 
 class VisionModel:
-    """Takes one sequence at a time: its language model keeps the positions of one."""
+    """Takes one sequence at a time, since the language model keeps the positions of only one."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -78,10 +79,11 @@ class VisionModel:
     def begin(
         self, token_ids: list[int], pictures: PictureInputs | None, seen_tokens: int
     ) -> Prompted:
-        """For a sequence that begins with these tokens; caches have seen `seen_tokens` of them.
+        """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
+        them.
 
         Raises:
-            Exception: its pictures and tokens don't fit each other, as its model finds out.
+            Exception: pictures and tokens don't fit each other; each model fails in its own way.
         """
         mlx_vlm.forget_positions(self._language)
         return Prompted(self._model, token_ids, pictures, seen_tokens)
@@ -90,8 +92,8 @@ class VisionModel:
 class Prompted:
     """The model for one sequence, called with its tokens in order.
 
-    `whole`: the prompt must come in one call, all but its last token, since the tokens of a picture
-    see each other.
+    `whole`: all of the prompt but its last token must come in one call, since the tokens of a
+    picture see each other.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Prompted:
     ) -> None:
         self._language = model.language_model
         self._seen = seen_tokens
-        # An answer may have the token of a picture: no picture stands behind that one.
+        # Only the prompt: an answer may have the token of a picture, too, but no picture.
         self._length = len(token_ids) if pictures is None else pictures.prompt_tokens
         tokens = mx.array([token_ids[: self._length]])
         arrays = {} if pictures is None else _arrays(pictures)
@@ -109,7 +111,7 @@ class Prompted:
         self._embeddings: mx.array | None = embedded.pop(_EMBEDDINGS)
         given = {name: each for name, each in embedded.items() if each is not None}
         self._beside: dict[str, Any] = {**arrays, **given}
-        # The language model may have seen the prompt before, for another sequence.
+        # The answer needs the shift even if caches have the whole prompt, from another sequence.
         self._after = {name: each for name, each in given.items() if name == _SHIFT}
         mx.eval(self._embeddings)
         self.whole = not mlx_vlm.computes_in_chunks(model, tokens, self._embeddings, self._beside)
@@ -139,7 +141,7 @@ class Prompted:
         if end == self._length:
             self._embeddings = None
             self._beside = {}
-            # Some models attend to a picture all along, instead of having its tokens.
+            # Some models attend to a picture's states in each step, and have no tokens of it.
             states = getattr(output, _CROSS, None)
             if states is not None:
                 self._after[_CROSS] = states
@@ -147,20 +149,22 @@ class Prompted:
         return logits
 
     def _chunk(self, begin: int, end: int) -> dict[str, Any]:
-        """The other arrays of a part of the prompt. Models cut them by the caches' offset."""
+        """The other arrays for the prompt's tokens from `begin` to `end`. Models cut most of the
+        arrays themselves, by the offset of the caches.
+        """
         beside = self._beside
         if end < self._length:
             beside = {**beside, "n_to_process": end - begin}
         if not self.whole:
             return beside
-        # The last token alone has no picture beside it.
+        # A second call has only the last token, and needs no array of the prompt's length.
         aligned = [name for name, each in beside.items() if _is_aligned(each, self._length)]
         rest = {name: each for name, each in beside.items() if name not in aligned}
         return rest if begin else rest | {name: beside[name][:, :end] for name in aligned}
 
 
 def _arrays(pictures: PictureInputs) -> dict[str, Any]:
-    """As MLX's arrays."""
+    """The arrays of pictures, with MLX's arrays in place of numpy's."""
     return {
         name: mx.array(each) if isinstance(each, np.ndarray) else each
         for name, each in pictures.arrays.items()

@@ -1,4 +1,4 @@
-"""Pictures on their way to a model: files are measured, decoded within bounds, and processed."""
+"""Turns files of pictures into inputs of a model: measures, decodes and processes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS, ChatMessage, Pictur
 from worker import mlx_vlm
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
-# Pillow knows many more; for some of them it starts other programs, such as Ghostscript.
+# Pillow knows many more formats. For some it starts other programs, such as Ghostscript.
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 _OPAQUE: Final = "RGB"
 _PAPER: Final = (255, 255, 255)
@@ -26,7 +26,7 @@ _MASK: Final = "attention_mask"
 
 
 class PictureProcessor:
-    """Writes one model's messages with pictures, and makes the model's inputs of both."""
+    """Writes messages with pictures in the form of one model, and makes the model's inputs."""
 
     def __init__(self, processor: Any, config: dict[str, Any]) -> None:
         self._processor = processor
@@ -35,12 +35,12 @@ class PictureProcessor:
 
     @property
     def chat_template(self) -> Any:
-        """The processor's own, which may be the only one."""
+        """The processor's chat template. Some models have no other."""
         return getattr(self._processor, "chat_template", None)
 
     def content(self, message: ChatMessage) -> Any:
-        """A message's content in the form that this model's template takes: its pictures are parts
-        of a list, or words of the text.
+        """A message's content in the form that this model's template takes: the pictures are items
+        of a list, or words in the text.
         """
         plain = message.content if not message.pictures else _parts(message)
         if message.tool_calls or message.role == "tool":
@@ -48,11 +48,11 @@ class PictureProcessor:
         return mlx_vlm.content(self._kind, plain, message.role, len(message.pictures))
 
     def inputs(self, text: str, pictures: Sequence[Picture]) -> tuple[list[int], PictureInputs]:
-        """Token ids of a rendered conversation, and its pictures.
+        """The token ids of a rendered conversation, and its pictures as the model's inputs.
 
         Raises:
             UndecodablePictureError: one of the pictures can't be decoded.
-            UnusablePicturesError: the model can't look at them.
+            UnusablePicturesError: the model can't look at these pictures.
         """
         images = decode_pictures(pictures)
         try:
@@ -69,10 +69,10 @@ def decode_pictures(pictures: Sequence[Picture]) -> list[Image.Image]:
     """Pictures as RGB: upright, of at most MOST_SEEN_PIXELS, the first frame of an animation, and
     on white where they are transparent.
 
-    No pixel is decoded before the headers of all have said how many there are.
+    No pixel is decoded before the headers of all pictures have told the number of pixels.
 
     Raises:
-        UndecodablePictureError: one can't be decoded, or they have too many pixels.
+        UndecodablePictureError: a picture can't be decoded, or all have too many pixels together.
     """
     opened = [_open(number, each) for number, each in enumerate(pictures)]
     pixels = 0
@@ -96,7 +96,7 @@ def _open(number: int, picture: Picture) -> Image.Image:
             number, f"it has too many pixels: {MOST_PIXELS:,} is the most"
         ) from error
     except Exception as error:
-        # Each format fails on broken files in its own ways.
+        # Each format fails in its own ways on broken files.
         raise UndecodablePictureError(
             number, "it is no PNG, JPEG, WebP or GIF, or is broken"
         ) from error
@@ -104,7 +104,7 @@ def _open(number: int, picture: Picture) -> Image.Image:
 
 def _decode(number: int, image: Image.Image) -> Image.Image:
     try:
-        # JPEG can be decoded at a part of its size.
+        # A JPEG can be decoded at a fraction of its width and height.
         image.draft(None, _seen(image.size))
         image.load()
         upright = _opaque(ImageOps.exif_transpose(image))
@@ -138,7 +138,7 @@ def _digest(pictures: Sequence[Picture]) -> str:
 
 
 def _parts(message: ChatMessage) -> list[dict[str, str]]:
-    """Text and pictures in the form of Hugging Face's templates."""
+    """A message's text and pictures as a list, in the form of Hugging Face's templates."""
     parts: list[dict[str, str]] = []
     done = 0
     for each in message.pictures:
@@ -153,5 +153,5 @@ def _text(text: str) -> list[dict[str, str]]:
 
 
 def _numpy(value: Any) -> Any:
-    """MLX's arrays stay on the thread that made them: numpy's leave it."""
+    """The value, as numpy's array if it is MLX's: MLX's stay on the thread that made them."""
     return np.array(value) if isinstance(value, mx.array) else value
