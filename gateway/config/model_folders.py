@@ -188,7 +188,7 @@ def find_draft(path: str, allowed: Iterable[str]) -> str:
 
 
 def find_adapter(path: str, allowed: Iterable[str]) -> str:
-    """The absolute folder of an adapter. An adapter that can be read must be in an allowed folder.
+    """The absolute folder of an adapter, which must be in an allowed folder, also if it is missing.
 
     Raises:
         ValueError: with a sentence for the operator.

@@ -176,7 +176,13 @@ def _choice(
 
 def _check_known(names: list[str], known: set[str]) -> None:
     unknown = next((each for each in names if each not in known), None)
-    if unknown is not None or not names:
+    if not names:
+        raise invalid(
+            "tool_choice: allowed_tools names no function that runs here: name one of tools, or "
+            "leave tool_choice out.",
+            "tool_choice",
+        )
+    if unknown is not None:
         raise invalid(f"tool_choice: there is no function {unknown!r} in tools.", "tool_choice")
 
 

@@ -36,7 +36,7 @@ class Admission:
     Bytes that are being freed for one model aren't given to models behind it. While a model waits
     for busy models, other models that fit may pass it. Bytes that no model waits for are lent
     (`gateway.memory.loans`). If requests wait for memory in a loaded model, the room of the spare
-    is lent after a while, and idle models are evicted (`gateway.memory.reclaim`).
+    is lent after a while, and idle models are evicted (`gateway.memory.idle_eviction`).
 
     Models of a group that loads `together` get their memory in one turn or not at all. Of a group
     with `swap` one model holds memory at a time, and the next model waits until that one has ended.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.memory.allocation import Allocation, Prompt
+from gateway.memory.idle_eviction import IdleEviction
 from gateway.memory.ledger import NOISE_BYTES, Claim, Ledger, MemoryOrders
 from gateway.memory.loans import RECALL_S, Loans
-from gateway.memory.reclaim import IdleEviction, Reclaim, enough_to_evict, worth
+from gateway.memory.reclaim import Reclaim, enough_to_evict, worth
 
 # A worker over its limit gets so long to shrink while the budget has no room for it.
 OVERGROWN_S: Final = 10.0

@@ -44,11 +44,11 @@ class Reclaim:
         rows = [each for each in others if self._may_take_rows(claim, each)]
         busy = [each for each in others if not each.idle and self._may_displace(claim, each)]
 
-        def staying_bytes(allocation: Allocation) -> int:
+        def bytes_without_displacing(allocation: Allocation) -> int:
             """Bytes that the model gives if it isn't displaced: all if it is idle and may be
             evicted, otherwise a part of its loan.
             """
-            if allocation.idle and self._may_go(claim, allocation):
+            if allocation.idle and self._may_evict_for(claim, allocation):
                 return allocation.going_bytes
             return (
                 self._rows_bytes(claim, allocation)
@@ -56,12 +56,13 @@ class Reclaim:
                 else allocation.loose_bytes
             )
 
+        def bytes_of_displacing(allocation: Allocation) -> int:
+            return allocation.going_bytes - bytes_without_displacing(allocation)
+
         # If busy models must be evicted, they go first. Other models then give only the rest.
-        over_bytes = missing_bytes - sum(map(staying_bytes, others))
-        going = enough_to_evict(
-            busy, over_bytes, self._now, lambda each: each.going_bytes - staying_bytes(each)
-        )
-        if sum(each.going_bytes - staying_bytes(each) for each in going) < over_bytes:
+        uncovered_bytes = missing_bytes - sum(map(bytes_without_displacing, others))
+        going = enough_to_evict(busy, uncovered_bytes, self._now, bytes_of_displacing)
+        if sum(map(bytes_of_displacing, going)) < uncovered_bytes:
             return False
         missing_bytes -= sum(each.going_bytes for each in going)
         for each in going:
@@ -85,7 +86,7 @@ class Reclaim:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.idle_loan_bytes)
         for each in lenders:
             missing_bytes -= self._orders.recall_some(each, missing_bytes, each.loose_bytes)
-        idle = [each for each in lenders if each.idle and self._may_go(claim, each)]
+        idle = [each for each in lenders if each.idle and self._may_evict_for(claim, each)]
         for each in enough_to_evict(idle, missing_bytes, self._now, lambda each: each.going_bytes):
             missing_bytes -= each.going_bytes
             self._orders.evict(each, None if claim is None else claim.model_id)
@@ -148,7 +149,7 @@ class Reclaim:
             return True  # A group keeps this room for the claim's models; it was only lent.
         return claim.priority >= allocation.priority
 
-    def _may_go(self, claim: Claim | None, allocation: Allocation) -> bool:
+    def _may_evict_for(self, claim: Claim | None, allocation: Allocation) -> bool:
         """Whether the allocation may be evicted for the claim. A companion of the claim's models
         may not: it is loaded together with them.
         """
@@ -160,7 +161,7 @@ class Reclaim:
         return self._ledger.groups.companions_of(claim.model_ids)
 
     def _may_displace(self, claim: Claim, allocation: Allocation) -> bool:
-        return self._may_go(claim, allocation) and self._has_right(claim, allocation)
+        return self._may_evict_for(claim, allocation) and self._has_right(claim, allocation)
 
     def _may_evict_rival(self, claim: Claim, rival: Allocation) -> bool:
         return rival.leaves and (rival.idle or self._has_right(claim, rival))
@@ -239,67 +240,3 @@ def enough_to_evict(
             chosen.remove(allocation)
             chosen_bytes -= brings(allocation)
     return chosen
-
-
-class IdleEviction:
-    """Makes room for requests that wait in loaded models, after free bytes were lent in a round.
-
-    Other requests run in the loaded model meanwhile, so no idle model is evicted at once. An idle
-    model of the same or a lower priority is evicted when the requests have waited for its `kept_s`
-    and it was unused for its `kept_s`. This time is no shorter than its load, so a needless reload
-    costs no more time than the requests have waited. The room of the spare is lent earlier.
-    """
-
-    def __init__(self, ledger: Ledger, orders: MemoryOrders, reclaim: Reclaim, now: float) -> None:
-        self._ledger = ledger
-        self._orders = orders
-        self._reclaim = reclaim
-        self._now = now
-
-    def serve(self, coming_bytes: int) -> None:
-        """Make room for the loaded models in which requests wait. `coming_bytes` are being freed
-        and promised to no model. A negative number is a debt to claims: nothing is done then.
-        """
-        short = [
-            each
-            for each in self._ledger.steady
-            if self._is_short(each) and not each.returning_bytes
-        ]
-        if coming_bytes < 0:
-            # The claims would get any room that is made here, and the requests would still wait.
-            return
-        for each in sorted(short, key=lambda e: (-e.priority, e.short_since)):
-            missing_bytes = each.need.wanted_bytes - each.limit_bytes - coming_bytes
-            coming_bytes = max(0, -missing_bytes)
-            if missing_bytes > 0:
-                coming_bytes += self._make_room(each, missing_bytes)
-
-    def _is_short(self, allocation: Allocation) -> bool:
-        if not allocation.short:
-            allocation.short_since = None
-        elif allocation.short_since is None:
-            allocation.short_since = self._now
-        return allocation.short_since is not None
-
-    def _make_room(self, allocation: Allocation, missing_bytes: int) -> int:
-        """Make room for a loaded model. Returns the bytes that will be freed beyond its need."""
-        if self._ledger.spare_bytes and self._waited(allocation, self._reclaim.slice_s):
-            given_bytes = min(missing_bytes, self._ledger.spare_bytes)
-            self._ledger.spare_bytes = 0
-            self._orders.lend(allocation, allocation.limit_bytes + given_bytes)
-            missing_bytes -= given_bytes
-        idle = [each for each in self._ledger.steady if self._may_go(allocation, each)]
-        for each in enough_to_evict(idle, missing_bytes, self._now, lambda each: each.going_bytes):
-            missing_bytes -= each.going_bytes
-            self._orders.evict(each, allocation.model_id)
-        return max(0, -missing_bytes)
-
-    def _may_go(self, allocation: Allocation, idle: Allocation) -> bool:
-        if not idle.yields or not idle.idle or idle.priority > allocation.priority:
-            return False
-        kept_s = self._reclaim.kept_s(idle)
-        unused_since = max(idle.used_at, idle.ready_at or 0.0)
-        return self._waited(allocation, kept_s) and self._now - unused_since >= kept_s
-
-    def _waited(self, allocation: Allocation, seconds: float) -> bool:
-        return allocation.short_since is not None and self._now - allocation.short_since >= seconds

@@ -159,7 +159,7 @@ def _installed_version(installed: Installed, warnings: list[str]) -> str | None:
     except ServiceError as error:
         warnings.append(f"It will not start again: {error}")
         return None
-    return done.said.rpartition(" ")[2] if done.status == 0 else None
+    return done.printed.strip().rpartition(" ")[2] if done.status == 0 else None
 
 
 def _too_short(installed: Installed, settings: Settings) -> list[str]:

@@ -264,7 +264,8 @@ class WholeCalls:
 
     def take(self, character: str) -> bool:
         self._pieces.append(character)
-        self._tail = (self._tail + character)[-len(self._end) :]
+        if self._end:
+            self._tail = (self._tail + character)[-len(self._end) :]
         if self._end and self._tail == self._end:
             self._give("".join(self._pieces)[: -len(self._end)])
             return True

@@ -173,6 +173,7 @@ class VectorEngine:
             run.left -= 1
             if not run.left:
                 del self._runs[place.job]
+                self._waiting[batch.kind].remove(place.job)
                 self._send(run)
 
     def _send(self, run: _JobRun) -> None:

@@ -45,6 +45,8 @@ class WaitingTexts:
         self._priorities[job] = priority
 
     def remove(self, job: int) -> None:
+        """Forget a job that has ended, and the texts of it that wait."""
+        self._priorities.pop(job, None)
         if self._by_job.pop(job, None):
             self._all = [each for each in self._all if each.job != job]
 
