@@ -48,7 +48,7 @@ class UncutGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
-        # click itself reports an option in the place of a verb.
+        # If an option stands where the verb should be, click reports the mistake.
         if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name):
             return super().resolve_command(ctx, args)
         found = self.elsewhere.get(name) or nearest(name, self.list_commands(ctx))

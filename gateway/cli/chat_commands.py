@@ -16,7 +16,7 @@ from gateway.cli.output import printable
 from gateway.cli.transcript import ScreenTranscript, dim
 from gateway.system.notation import nearest
 
-# The form of a command. A path such as /usr/bin doesn't match, since a message begins with it.
+# The form of a command. A path such as /usr/bin doesn't match: a message may begin with a path.
 _TYPED: Final = re.compile(r"/(\?|[A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
 _NONE: Final = "none"
 

@@ -72,7 +72,7 @@ _STYLES: Final = {
 
 
 class Column(Struct, frozen=True):
-    """A column of `cells` cells, which screens of at least `from_width` cells show."""
+    """A column of `cells` cells. Screens of at least `from_width` cells show the column."""
 
     heading: str
     cells: int

@@ -27,8 +27,8 @@ _Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class RankPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A host by its name, and the addresses there at which the other ranks reach this one. If there
-    are none, the host's only address is used, or the one that leads to the others.
+    """A host's name, and the addresses at which other ranks reach the rank on this host. Without
+    addresses, the host's only address is used, or the address that leads to the other hosts.
     """
 
     host: _Word
@@ -99,15 +99,15 @@ class ModelSettings(Section, frozen=True):
     pictures: Annotated[
         bool,
         switch(
-            "It looks at pictures, by mlx-vlm (the extra vision), and answers one request at a "
-            "time."
+            "The model looks at pictures. That needs mlx-vlm (the extra vision), and requests are "
+            "answered one at a time."
         ),
     ] = False
     local: Annotated[
         int,
         whole(
-            "The number of processes of this machine that compute it together, each with its "
-            "part: on several cards, a model that is larger than one.",
+            "The number of processes of this machine that compute the model together, each a part "
+            "of it: for a model that is larger than one card.",
             1,
             64,
         ),
@@ -133,8 +133,8 @@ class ModelSettings(Section, frozen=True):
     split: Annotated[
         RankSplit,
         choice(
-            "Each of them has its part of every layer, or some of the layers, as mlx-lm can split "
-            "the model.",
+            "tensor: each process has a part of every layer. pipeline: each process has some of "
+            "the layers. mlx-lm must be able to split the model in this way.",
             *get_args(RankSplit),
         ),
     ] = "tensor"
@@ -189,8 +189,8 @@ class GroupSettings(Section, frozen=True):
     reserve: Annotated[
         bool,
         switch(
-            "Room for all of them, or with swap for the largest, is kept from other models' loads; "
-            "meanwhile it is lent, and called back."
+            "Room for all members (with swap: for the largest) is kept from the loads of other "
+            "models. While no member uses the room it is lent, and called back."
         ),
     ] = False
 
@@ -214,7 +214,7 @@ class HostSettings(Section, frozen=True):
     fingerprint: Annotated[
         Text,
         text(
-            "The SHA-256 fingerprint of the agent's certificate, which is trusted by it alone.",
+            "The SHA-256 fingerprint of the agent's certificate. No other certificate is trusted.",
             "SHA256: and 43 characters, or 64 hexadecimal digits",
             example=f"SHA256:{'A' * 43}",
         ),

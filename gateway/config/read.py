@@ -161,7 +161,7 @@ def raise_misfits(configuration: Configuration, found: Iterable[tuple[str, str]]
 
 
 class _Reading:
-    """Makes settings of tables, and collects the mistakes. Call `settings` first, and only once."""
+    """Makes settings from tables, and collects mistakes. Call `settings` first, and only once."""
 
     def __init__(self, flags: Flags, environment: Mapping[str, str]) -> None:
         self.layers = Layers(flags, environment)
@@ -200,7 +200,7 @@ class _Reading:
 
     def check_network(self, settings: Settings, places: Places) -> None:
         """Check the API keys and certificates that a gateway needs if other machines reach it."""
-        # A TLS key may seem to be missing because its name is misspelt, or its line isn't TOML.
+        # A setting of TLS may seem to be missing: its name is misspelt, or its line isn't TOML.
         unsure = any(not each.key or each.key.startswith("gateway") for each in self._mistakes)
         judged = {each.key for each in self._mistakes}
         for place, message in network_complaints(settings, places):
@@ -246,7 +246,7 @@ class _Reading:
     def check_ranks(
         self, settings: Settings, located: Mapping[str, Located], places: Places
     ) -> None:
-        """Check the key files of hosts, and whether ranks can share the heads of their model."""
+        """Check the key files of hosts, and whether ranks can share a model's attention heads."""
         folders = {model_id: each.path for model_id, each in located.items()}
         for place, message in key_complaints(settings, places):
             self._complain(place, message)

@@ -171,7 +171,7 @@ class Ledger:
         return [self._allocations[name] for name in names if name in self._allocations]
 
     def floor_bytes(self, model_ids: Iterable[str]) -> int:
-        """The sum of the floors of these models, without models that have no room or are ending."""
+        """The sum of the floors of these models, but for those without an allocation or ending."""
         allocations = map(self._allocations.get, model_ids)
         return sum(each.floor_bytes for each in allocations if each is not None and not each.ending)
 
@@ -245,8 +245,8 @@ class Unanswered(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """The model can't be admitted, whatever is evicted. `needed_bytes` are its floor and the floors
-    of the models `together` with which it is loaded.
+    """The model can't be admitted, whatever is evicted. `needed_bytes` is its floor and the floors
+    of `together`, the models that are loaded with it.
     """
 
     model_id: str

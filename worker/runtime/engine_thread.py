@@ -187,8 +187,8 @@ class OutputThrottle:
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The model can answer requests. Threads of the sender call `prepare`, since they must not
-    import MLX themselves.
+    """The model can answer requests. The main thread and its helpers, which must not import MLX,
+    call `prepare`.
     """
 
     ready: Ready

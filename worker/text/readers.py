@@ -1,4 +1,4 @@
-"""Readers of blocks of tool calls: they get the text after a block's tag by characters."""
+"""Readers of blocks of tool calls: they get the text after a block's tag, a character at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_WHOLE_CHARACTERS: Final = 1 << 18
 
 
 class BrokenCallError(Exception):
-    """The characters since the assembly's last commitment are no call."""
+    """The characters since the last `Assembly.commit` are no call."""
 
 
 class BlockEndedError(Exception):
@@ -40,7 +40,7 @@ class Reader(Protocol):
         """Read a character. Return True if the block ends with it.
 
         Raises:
-            BrokenCallError: the characters since the assembly's last commitment are no call.
+            BrokenCallError: the characters since the last `Assembly.commit` are no call.
         """
 
     def close(self, *, complete: bool) -> None:
@@ -55,7 +55,7 @@ class ObjectCalls:
     """
 
     def __init__(self, assembly: Assembly, end: str = "", *, strict: bool = False) -> None:
-        """`strict`: the text may also be JSON that is no call."""
+        """`strict`: accept only the keys of a call, since the text may be JSON of another kind."""
         self._assembly = assembly
         self._end = end
         self._strict = strict
@@ -161,9 +161,9 @@ class ObjectCalls:
 
 
 class HeadedCalls:
-    """Reads calls with the name in a head, before arguments in JSON, which go to the assembly as
-    they come. `head` matches a head up to the bracket that opens the arguments. `tail` matches from
-    the end of the last arguments to the end of the block.
+    """Reads calls that are a head with the name, and arguments in JSON. The arguments go to the
+    assembly as they come. `head` matches a head up to the bracket that opens the arguments. `tail`
+    matches from the end of the last arguments to the end of the block.
     """
 
     def __init__(
@@ -303,9 +303,9 @@ class WholeCalls:
 def span(opening: str, put: Callable[[str], None], end: str | None) -> Generator[None, str, None]:
     """`put` the characters after the `opening` bracket, up to the bracket that closes it.
 
-    If they turn out to be no JSON, `put` all characters before the tag `end` of the block, and
-    raise BlockEndedError at the tag; an empty `end` never comes. With `end` None, raise
-    BrokenCallError at once.
+    If the text turns out to be no JSON, `put` all characters before the tag `end` of the block, and
+    raise BlockEndedError at the tag. An empty `end` is no tag, so the text has no end. With `end`
+    None, raise BrokenCallError at once.
     """
     open_brackets = [_CLOSING[opening]]
     in_string = escaped = False
