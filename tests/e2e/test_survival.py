@@ -325,8 +325,10 @@ class TestNoHalfWay:
         running.load()
         stream = open_stream(running, STORY, **LONG)
         eventually(lambda: stream.text, START_S)
+        # A new connection to ask for the pid would get no descriptor.
+        pid = running.worker_pid()
         with _no_more_descriptors(running):
-            os.kill(running.worker_pid(), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             eventually(lambda: running.log.count('verdict="back off"') >= 2)
         assert "Too many open files" in running.log
         assert stream.join().done
@@ -340,8 +342,10 @@ class TestNoHalfWay:
         eventually(lambda: running.log.count("change=ready") == 2, SPARE_S)
         stream = open_stream(running, STORY, **LONG)
         eventually(lambda: stream.text, START_S)
+        # A new connection to ask for the pid would get no descriptor.
+        pid = running.worker_pid()
         with _no_more_descriptors(running):
-            os.kill(running.worker_pid(), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             assert stream.join().done
             eventually(lambda: running.log.count('change="not started"') >= 2)
         eventually(lambda: running.log.count("change=ready") == 3, SPARE_S)
