@@ -114,14 +114,16 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
+        # create_server would say of an unknown name only the number of the failure.
+        socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
         return socket.create_server(
             (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
         )
     except OSError as error:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise PortTakenError(
-                f"{host} can't be listened on ({error.strerror}): it is no address of this "
-                "machine. Choose another with --host."
+                f"{host} is no address of this machine, so it can't be listened on. Choose another "
+                "with --host."
             ) from error
         why = os.strerror(error.errno) if error.errno else error
         raise PortTakenError(

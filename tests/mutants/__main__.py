@@ -27,10 +27,13 @@ POLICIES: Final = {
     "gateway/memory/admission.py": _ACCOUNT,
     "gateway/memory/admission_round.py": _ACCOUNT,
     "gateway/memory/reclaim.py": _ACCOUNT,
+    "gateway/memory/idle_eviction.py": _ACCOUNT,
     "gateway/memory/loans.py": _ACCOUNT,
-    "gateway/memory/ledger.py": _ACCOUNT,
+    "gateway/memory/ledger.py": f"{_ACCOUNT} ../models/test_model_memory.py",
     "gateway/memory/allocation.py": _ACCOUNT,
-    "gateway/config/model.py": _ACCOUNT,
+    "gateway/config/model.py": (
+        f"{_ACCOUNT} ../config/test_group_rules.py ../config/test_config_options.py"
+    ),
     "gateway/memory/leak_check.py": "tests/gateway/memory/test_leak_check.py",
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
     "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",
@@ -41,8 +44,10 @@ POLICIES: Final = {
     "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_compartment.py",
     "gateway/requests/traffic.py": "tests/gateway/requests/test_traffic.py",
     "gateway/library/hub.py": "tests/gateway/library/test_puller.py",
-    "gateway/access/limits.py": "tests/gateway/access/test_limits.py ../http/test_auth.py",
-    "gateway/access/keys.py": "tests/gateway/http/test_auth.py",
+    "gateway/access/limits.py": (
+        "tests/gateway/access/test_limits.py test_accounts.py ../http/test_auth.py"
+    ),
+    "gateway/access/keys.py": "tests/gateway/http/test_auth.py ../access/test_access.py",
     "worker/engines/room.py": "tests/worker/engines/test_room.py",
     "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
 }

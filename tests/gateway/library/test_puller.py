@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.library.hub import Hub as HubSource
 from gateway.library.pull_process import Planned, Progressed, PullFailed, PullFinished
+from gateway.library.sources import ChangedError
 from tests.support.gateway import eventually, gone
 from tests.support.hub import Answer, Hub, digest
 from tests.support.pulls import (
@@ -178,6 +180,16 @@ def test_a_repository_that_is_pushed_to_meanwhile(hub: Hub, tmp_path: Path) -> N
     surprised = Here(tmp_path, lambda: hub.repositories[NAME].push(changed), endpoint=hub.url)
     assert isinstance(surprised.run(), PullFinished)
     check_whole(tmp_path, FILES | changed)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00002-of-00003.safetensors"])
+def test_another_file_of_the_same_size_is_not_read(hub: Hub, name: str) -> None:
+    source = HubSource(hub.url, 60.0)
+    listing = source.listing(NAME)
+    (file,) = (each for each in listing.files if each.name == name)
+    hub.repositories[NAME].files[name] = bytes(file.size_bytes)
+    with pytest.raises(ChangedError, match="has changed"), source.read(listing, file, 0):
+        pytest.fail("the file was read")
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,45 @@ def test_thirst_counts_anew_after_it_was_stilled() -> None:
     allocation = account.ledger.allocation("a")
     assert allocation is not None
     assert allocation.thirsty_since == LATER + 5
+
+
+def test_bytes_that_come_for_others_are_not_its_own() -> None:
+    """Those of a model that ends, and those that it gives back itself, are for the new one."""
+    account = Account()
+    account.load("old", 40)
+    account.load("dry", 40, busy=True, used=60)
+    account.claim("new", 60)
+    assert account.decide(LATER) == [Evict("old", "new", busy=False), recalls("dry", 40)]
+    account.need("dry", 60, 60, 60)
+    assert account.decide(LATER) == []
+
+
+def test_what_one_keeps_comes_for_nobody_else() -> None:
+    account = Account()
+    account.load("idle", 10, busy=True)
+    account.load("dry", 40, busy=True, used=60)
+    account.load("other", 30, busy=True)
+    account.claim("new", 20, priority=1)
+    assert account.decide(LATER) == [recalls("dry", 40)]
+    account.withdraw("new")
+    account.note("idle", priority=0, busy=False, last_used=0.0)
+    account.need("dry", 60, 60, 60)
+    account.need("other", 30, 40, 40)
+    assert account.decide(LATER) == [lends("dry", 60), Evict("idle", "other", busy=False)]
+
+
+def test_who_has_answered_a_recall_and_grows_again_holds_nothing_for_ever() -> None:
+    account = Account()
+    account.load("a", 10, busy=True, used=40)
+    account.claim("b", 70)
+    account.obey(account.decide(LATER))
+    account.footprint("a", 30)
+    account.decide(LATER)
+    account.ready("b", LATER)
+    account.footprint("b", 60)
+    account.withdraw("b")
+    account.footprint("a", 35)
+    account.decide(LATER + 1)
+    allocation = account.ledger.allocation("a")
+    assert allocation is not None
+    assert (allocation.floor_bytes, allocation.stuck_bytes) == (10 * UNIT, 0)

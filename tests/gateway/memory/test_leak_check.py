@@ -255,6 +255,34 @@ def test_a_worker_that_nobody_has_measured_is_not_judged() -> None:
     assert mac.check.undecided_bytes == 0
 
 
+def test_what_it_had_a_moment_ago_counts() -> None:
+    """Its memory may be gone from its footprint before its end is known, or have come just then."""
+    mac = Mac()
+    mac.pass_by()
+    pid = mac.load(20 * GB)
+    mac.pass_by(30)
+    mac.held[pid] = GB
+    mac.pass_by()
+    mac.end(pid, lost=20 * GB)
+    assert mac.pass_by(60) == [Leak(f"model-{pid}", 20 * GB, 20 * GB)]
+
+    mac = Mac()
+    mac.pass_by()
+    pid = mac.load(20 * GB, wired=0)
+    mac.wired[pid] = 20 * GB
+    mac.pass_by()
+    mac.end(pid, lost=20 * GB)
+    assert mac.pass_by(60) == [Leak(f"model-{pid}", 20 * GB, 20 * GB)]
+
+
+def test_what_was_killed_with_a_gateway_is_found_once() -> None:
+    level = RECORD.wired_bytes
+    mac = Mac(LeakCheck(TOTAL, msgspec.structs.replace(RECORD, bytes=0)))
+    mac.others = level
+    found = mac.pass_by(200)
+    assert [each.model_id for each in found] == ["demo"]
+
+
 class Machine(RuleBasedStateMachine):
     """Whatever workers do: what is found was lost, and what is lost where nothing hides it is
     found.

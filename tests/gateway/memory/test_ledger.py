@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config.model import Group, Groups
 from gateway.memory.allocation import Allocation, MemoryNeed
-from gateway.memory.ledger import Claim, Ledger
+from gateway.memory.ledger import Claim, Ledger, MemoryOrders
 
 
 def _holder(ledger: Ledger, name: str, floor: int) -> Allocation:
@@ -105,3 +106,52 @@ def test_who_is_short_has_requests_that_wait_for_more() -> None:
     for held, wanted, short in ((1, 21, True), (1, 20, False), (0, 21, False)):
         allocation.need = MemoryNeed(20, wanted, 10, held)
         assert allocation.short is short
+
+
+def test_who_comes_from_an_earlier_gateway_is_there() -> None:
+    ledger, earlier = Ledger(100), Ledger(100)
+    allocation = _holder(earlier, "a", 20)
+    ledger.adopt(allocation)
+    assert (ledger.allocation("a"), ledger.free_bytes) == (allocation, 80)
+
+
+def test_companions_are_used_together() -> None:
+    """Also one that is loaded while another asks for memory."""
+    ledger = Ledger(100)
+    ledger.arrange(Groups([Group("g", ("a", "b", "c", "d"), together=True)]))
+    ledger.share_companions({"d"})
+    first = _holder(ledger, "a", 10)
+    assert first.companions_busy
+    others = [_holder(ledger, each, 10) for each in ("b", "c")]
+    for each, last_used in zip(others, (5.0, 9.0), strict=True):
+        each.busy, each.last_used = False, last_used
+    ledger.share_companions(())
+    assert (first.companions_busy, first.companions_used) == (False, 9.0)
+
+
+def test_a_reserved_model_that_may_not_be_beside_it_leaves_its_room() -> None:
+    ledger = Ledger(100)
+    ledger.arrange(
+        Groups([Group("turns", ("a", "b"), swap=True), Group("kept", ("b", "c"), reserve=True)])
+    )
+    for name, floor in (("b", 30), ("c", 20)):
+        ledger.floors[name] = floor
+        _holder(ledger, name, floor)
+    assert ledger.possible_among({"a"}) == 50, "the floor of c, and the room that is kept for b"
+    assert ledger.kept_for(ledger.groups.all[1]) == 0
+    ledger.remove("b")
+    assert ledger.kept_for(ledger.groups.all[1]) == 30
+
+
+def test_what_is_given_back_to_it_is_no_recall_any_more() -> None:
+    ledger = Ledger(100)
+    allocation = _holder(ledger, "a", 20)
+    orders = MemoryOrders(ledger, 3.0)
+    orders.lend(allocation, 50)
+    allocation.kept_bytes = allocation.footprint_bytes = allocation.read_at_bytes = 50
+    orders.recall(allocation, 30)
+    assert (allocation.recalled_at, allocation.returning_bytes) == (3.0, 20)
+    orders.lend(allocation, 40)
+    assert (allocation.recalled_at, allocation.returning_bytes) == (3.0, 10)
+    orders.lend(allocation, 50)
+    assert (allocation.recalled_at, allocation.returning_bytes) == (None, 0)

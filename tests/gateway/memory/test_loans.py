@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.loans import QUIET_S, REBALANCE_S, Borrower, shares
-from tests.gateway.memory.account import LATER, PATIENCE_S, Account, lends, recalls
+from gateway.memory.loans import IDLE_LOAN_S, QUIET_S, REBALANCE_S, Borrower, shares
+from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, lends, recalls
 
 
 def test_prompt_caches_share_what_sequences_leave() -> None:
@@ -186,3 +186,40 @@ def test_who_wants_little_has_it_and_the_rest_is_divided() -> None:
     above = [*borrowers, Borrower("first", 1, 50), Borrower("last", -1, 5)]
     assert shares(70, above) == {"first": 50, "b": 6, "a": 7, "c": 7, "last": 0}
     assert shares(-5, above) == dict.fromkeys(("first", "b", "a", "c", "last"), 0)
+
+
+def test_what_one_keeps_of_its_own_comes_for_nobody_else() -> None:
+    account = Account(budget=90)
+    account.load("a", 10, busy=True, used=40, last_used=1.0)
+    account.load("c", 10, busy=True, used=40)
+    account.load("b", 10, busy=True)
+    account.claim("new", 10, priority=1)
+    assert account.decide(LATER) == [recalls("a", 30)]
+    account.withdraw("new")
+    account.note("c", priority=0, busy=False, last_used=0.0)
+    account.need("a", 40)
+    account.need("b", 10, 30)
+    account.need("c", 0)
+    assert account.decide(LATER) == [lends("a", 40), recalls("c", 20)]
+
+
+def test_what_an_end_brings_is_called_back_from_nobody() -> None:
+    account = Account(budget=90)
+    account.load("old", 30)
+    account.load("c", 10, busy=True, used=40)
+    account.load("a", 10, busy=True)
+    account.note("c", priority=0, busy=False, last_used=0.0)
+    account.need("c", 0)
+    account.ending("old")
+    account.need("a", 10, 30)
+    account.obey(account.decide(LATER))
+    assert account.limit("c") == 40
+
+
+def test_no_more_is_called_back_for_a_spare_than_it_takes() -> None:
+    account = Account()
+    for name in ("a", "b"):
+        account.load(name, 20, used=50)
+        account.need(name, 0)
+    account.configure(100 * UNIT, PATIENCE_S, 5 * UNIT)
+    assert account.decide(LATER + IDLE_LOAN_S) == [recalls("a", 45)]

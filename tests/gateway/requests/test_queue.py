@@ -379,3 +379,21 @@ def test_the_oldest_that_runs_is_the_first_that_arrived() -> None:
         queue.add(Request(_generate(name), Terms(deadline_s=1e9), arrived_at))
     _start(queue)
     assert queue.oldest_running_at == 1.0
+
+
+def test_those_of_an_earlier_gateway_go_on_where_they_stood() -> None:
+    running, suspect, parked, waiting = (_request(each) for each in ("r", "s", "p", "w"))
+    for each in (running, suspect, parked):
+        each.progress.next_message("same")
+    suspect.progress.note_death()
+    queue = RequestQueue(DEPTH, MOST, priority=0)
+    queue.restore([running], [waiting, parked, suspect])
+    assert queue.in_order == ([running], [suspect, parked, waiting])
+    assert (queue.running, queue.parked, queue.waiting) == (1, 2, 3)
+
+
+def test_what_killed_again_is_kept_out_from_then_on() -> None:
+    quarantine = Quarantine()
+    for now in (0.0, 100.0):
+        quarantine.add(_generate("a"), now)
+    assert quarantine.remaining_s(_generate("b", seed=2), 150.0) == 250.0

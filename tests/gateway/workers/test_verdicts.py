@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.settings import WorkersSettings
-from gateway.workers.verdicts import HangDetector, RestartPolicy, RestartVerdict
+from gateway.workers.verdicts import HangDetector, LastExit, RestartPolicy, RestartVerdict
 
 SETTINGS = WorkersSettings(
     restart_limit=2,
@@ -185,3 +185,27 @@ def test_less_than_two_heartbeats_prove_nothing() -> None:
     judged = [detector.judge(now, has_work=False) for now in times]
     assert judged[:-1] == [None] * 7
     assert judged[-1] is not None
+
+
+def test_a_trial_has_one_chance_without_backoffs_too() -> None:
+    """Its window is over, so the deaths before it are forgotten."""
+    policy = RestartPolicy(msgspec.structs.replace(SETTINGS, restart_limit=1, backoff_limit=0))
+    for _ in range(2):
+        judged = policy.died(0.0)
+    assert judged.verdict is RestartVerdict.GIVE_UP
+    policy.ready(400.0)
+    assert policy.died(401.0).verdict is RestartVerdict.GIVE_UP
+
+
+def test_how_a_worker_ended() -> None:
+    code = LastExit(at=0.0, code=3, signal=None, reason="", log_tail=[])
+    assert code.how == "with code 3"
+    assert msgspec.structs.replace(code, code=None).how == "with an unknown status"
+    assert msgspec.structs.replace(code, code=None, signal="SIGKILL").how == "by SIGKILL"
+
+
+def test_an_engine_hangs_as_soon_as_its_time_is_over() -> None:
+    detector = HangDetector(0.0, heartbeat_timeout_s=100.0, stall_timeout_s=2.0)
+    for now in (0.4, 0.8, 1.2, 1.6):
+        assert detector.judge(now, has_work=True) is None
+    assert detector.judge(2.0, has_work=True) is not None

@@ -139,3 +139,37 @@ def test_rows_share_a_chunk() -> None:
     assert [pace.chunk(0, decoding=False) for _ in range(4)][-1] == 2048
     pace.observe(512, 1.0)
     assert pace.chunk(0, decoding=False) == 512
+
+
+def test_a_failure_of_the_device_shortens_chunks_until_many_have_gone_well() -> None:
+    pace = PrefillPace(largest=2048)
+    pace.observe(4096, 1.0)
+    assert _speed(pace) == 2048
+    for _ in range(40):
+        pace.observe(4096, 1.0)
+    pace.shorten()
+    assert [_speed(pace), pace.chunk(4, decoding=False)] == [512, 128]
+    settled = []
+    for _ in range(4):
+        for _ in range(63):
+            pace.observe(4096, 1.0)
+        before = _speed(pace)
+        pace.observe(4096, 1.0)
+        settled.append((before, _speed(pace)))
+    assert settled == [(512, 1024), (1024, 2048), (2048, 2048), (2048, 2048)]
+
+
+def test_a_failure_is_one_of_all_rows_and_chunks_stay_long_enough() -> None:
+    pace = PrefillPace(largest=2048)
+    pace.shorten()
+    assert pace.chunk(1, decoding=False) == 16, "a quarter of the first one"
+    pace = PrefillPace(largest=2048)
+    pace.observe(4096, 1.0)
+    for _ in range(4):
+        pace.chunk(2, decoding=False)
+    pace.shorten()
+    assert _speed(pace) == 512, "a quarter of two rows of 1,024"
+    for _ in range(8):
+        pace.shorten()
+        pace.chunk(1, decoding=False)
+    assert _speed(pace) == 16
