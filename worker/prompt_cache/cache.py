@@ -15,6 +15,7 @@ from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
+from worker.prompt_cache.snapshots import Snapshots, superfluous
 
 logger = logging.getLogger("worker")
 
@@ -25,6 +26,9 @@ _MOST_ARRIVALS_BYTES: Final = 32_000_000
 # since disks sleep and hang.
 _LATE: Final = 4.0
 _LEAST_LATE_S: Final = 2.0
+# A snapshot in the middle of a message goes to disk once this many blocks, and no fewer bytes of
+# blocks than its own, have followed the last one there.
+_LEAST_STORED_BLOCKS: Final = 32
 
 
 class Taken(NamedTuple):
@@ -74,6 +78,7 @@ class PromptCache:
         self._cutter = cutter
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
+        self._snapshots = Snapshots()
         self._coming: dict[str, _Coming] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
@@ -145,12 +150,16 @@ class PromptCache:
         depth = self.depth(path, tokens)
         if depth < self._stored_depth(path, tokens):
             self.speeds.count(read=False)
-        if not depth:
-            return None
         keys = path.keys[:depth]
-        snapshot = self._blocks.get(snapshot_key(keys[-1])) if self.needs_snapshots else None
+        snapshot = None
+        if self.needs_snapshots:
+            key = snapshot_key(keys[-1]) if keys else None
+            self._snapshots.resume(key)
+            snapshot = None if key is None else self._blocks.get(key)
+        if not keys:
+            return None
         caches = self._cutter.join([self._blocks.get(each) for each in keys], snapshot)
-        self._use(keys)
+        self._use(path.to_depth(depth))
         return Taken(caches, depth * BLOCK_TOKENS)
 
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
@@ -164,7 +173,7 @@ class PromptCache:
         disk, keys = self._disk, self._worth_reading(path, tokens, room_bytes)
         if disk is None or not keys:
             return False
-        self._use(path.keys[: self._stored_depth(path, tokens)])
+        self._use(path.to_depth(self._stored_depth(path, tokens)))
         self.speeds.count(read=True)
         bytes_ = len(keys) * self.block_bytes
         # The disk reads blocks for other requests first.
@@ -267,22 +276,34 @@ class PromptCache:
         for each, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
             for at, block in enumerate(blocks, start=span.first):
                 self._put(each.path, at, each.path.keys[at], block, each.token_ids)
-            self._use(each.path.keys)
+            self._use(each.path)
         disk = None if self.rehearses else self._disk
         if disk is not None and (news := self.speeds.take_news()) is not None:
             disk.note(news)
 
-    def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
-        """Keep a snapshot of a row that has seen exactly `depth` blocks: the state of caches that
-        can't be cut.
+    def keep_snapshot(self, path: Path, caches: list[Any], row: int, before: int) -> None:
+        """Keep a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
+        that can't be cut. Then drop snapshots of the path that this one makes superfluous.
+
+        The row's last snapshot is at the depth `before`.
         """
-        key = snapshot_key(path.keys[depth - 1])
-        if key in self._blocks:
-            return
-        snapshot = self._cutter.snapshot(caches, row)
-        self._blocks.put(key, snapshot, snapshot.nbytes)
-        self._use(path.keys[:depth])
-        self._want_stored(key, path.keys[depth - 1], b"", "snapshot", snapshot)
+        depth, key = len(path.keys), snapshot_key(path.keys[-1])
+        if key not in self._blocks:
+            snapshot = self._cutter.snapshot(caches, row)
+            self._blocks.put(key, snapshot, snapshot.nbytes)
+            if depth in path.boundaries or self._is_far(before, depth, snapshot):
+                self._want_stored(key, path.keys[-1], b"", "snapshot", snapshot)
+        self._use(path)
+        found = self._snapshots_of(path.keys)
+        spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
+        for at in superfluous(list(found), spared):
+            self._drop_snapshot(found[at])
+
+    def _is_far(self, before: int, depth: int, snapshot: Block) -> bool:
+        """Whether blocks of about as many bytes lie between the last stored snapshot and this."""
+        blocks = snapshot.nbytes // max(1, self.block_bytes) if self.block_bytes else 0
+        interval = max(_LEAST_STORED_BLOCKS, blocks)
+        return before // interval < depth // interval
 
     def store(self) -> None:
         """Hand kept blocks to the disk. Waits until they are computed."""
@@ -292,11 +313,15 @@ class PromptCache:
                 self._disk.write(each.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
-        """Drop the least recently used blocks until at most `most_bytes` are left, but no blocks of
-        `paths`. Returns how many bytes were dropped.
+        """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`: first the
+        snapshots that are missed least, if snapshots take more than half, and then what is least
+        recently used. Returns how many bytes were dropped.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
-        gone_bytes = self._blocks.shrink(max(0, most_bytes), kept)
+        before_bytes = self._blocks.bytes_
+        self._thin(max(0, most_bytes), kept)
+        self._blocks.shrink(max(0, most_bytes), kept)
+        gone_bytes = before_bytes - self._blocks.bytes_
         self.refused_bytes += gone_bytes
         return gone_bytes
 
@@ -341,11 +366,32 @@ class PromptCache:
             self._unstored.append(_Unstored(entry, payload))
             self._unstored_bytes += payload.nbytes
 
-    def _use(self, keys: Sequence[bytes]) -> None:
+    def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
+        for each in [each for each in self._snapshots if each not in self._blocks]:
+            self._snapshots.drop(each)
+        snapshots_bytes = self._blocks.bytes_of(self._snapshots)
+        while self._blocks.bytes_ > most_bytes and 2 * snapshots_bytes > most_bytes:
+            key = self._snapshots.least(kept)
+            if key is None:
+                return
+            snapshots_bytes -= self._drop_snapshot(key)
+
+    def _drop_snapshot(self, key: bytes) -> int:
+        self._snapshots.drop(key)
+        return self._blocks.drop(key)
+
+    def _use(self, path: Path) -> None:
         if self.needs_snapshots:
-            self._blocks.use(each for key in keys for each in (key, snapshot_key(key)))
+            found = self._snapshots_of(path.keys)
+            self._snapshots.use(list(found.items()), len(path.keys), path.boundaries)
+            self._blocks.use(each for key in path.keys for each in (key, snapshot_key(key)))
         else:
-            self._blocks.use(keys)
+            self._blocks.use(path.keys)
+
+    def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
+        """The snapshots in memory at the ends of these blocks, by their depths."""
+        found = ((at, snapshot_key(each)) for at, each in enumerate(keys, start=1))
+        return {at: each for at, each in found if each in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""

@@ -36,6 +36,10 @@ class Path:
         """The path of `token_ids`, which begin with the tokens of this path."""
         return replace(self, keys=tuple(chain(self.root, token_ids, self.keys)))
 
+    def to_depth(self, depth: int) -> Path:
+        """The first `depth` blocks of this path."""
+        return replace(self, keys=self.keys[:depth])
+
 
 class Paths:
     """Finds the paths of one model's sequences in the index of stored blocks. Thread-safe."""
