@@ -185,6 +185,33 @@ def hybrid(folder: Path) -> Path:
     )
 
 
+def linear_attention(folder: Path, layers: int = 4, hidden_size: int = 64) -> Path:
+    """Large recurrent states beside full attention in every fourth layer, and experts."""
+    return write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3_next",
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 1,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 64,
+            "partial_rotary_factor": 0.25,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 32768,
+        },
+    )
+
+
 def chunked_attention(folder: Path) -> Path:
     """Caches that mlx-lm can't merge into a batch."""
     text = {

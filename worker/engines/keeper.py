@@ -349,4 +349,3 @@ def _has_prompt_left(row: Row) -> bool:
     """Whether the row's prompt has a block that could be kept and hasn't been kept."""
     path = row.sequence.path
     return path is not None and row.kept is not None and row.kept < len(path.keys)
-

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 # Prompts part at the end of a message so many times as often as at any other place.
@@ -34,12 +35,13 @@ def spread(depths: Iterable[int], end: int) -> list[int]:
 
 def superfluous(depths: Sequence[int], spared: Container[int]) -> list[int]:
     """Snapshots that a path can lose, of its snapshots at these ascending depths. A snapshot may go
-    if the snapshot before is nearer than the deepest one. Those in `spared` stay.
+    if the two beside it are no farther from each other than the later one is from the deepest one.
+    Those in `spared` stay.
     """
     going = []
-    before, end = 0, max(depths, default=0)
-    for each in depths:
-        if each not in spared and each - before < end - each:
+    before = 0
+    for each, after in pairwise(depths):
+        if each not in spared and after - before <= depths[-1] - after:
             going.append(each)
         else:
             before = each
