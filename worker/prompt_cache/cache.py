@@ -29,6 +29,9 @@ _LEAST_LATE_S: Final = 2.0
 # A snapshot in the middle of a message goes to disk once this many blocks, and no fewer bytes of
 # blocks than its own, have followed the last one there.
 _LEAST_STORED_BLOCKS: Final = 32
+# When memory is short, inner snapshots are dropped down to this share. Without its last snapshot a
+# path loses all its blocks behind the snapshot before.
+_INNER_SHARE: Final = 1 / 8
 
 
 class Taken(NamedTuple):
@@ -313,9 +316,9 @@ class PromptCache:
                 self._disk.write(each.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
-        """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`: first the
-        snapshots that are missed least, if snapshots take more than half, and then what is least
-        recently used. Returns how many bytes were dropped.
+        """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`. Inner snapshots
+        that are missed least go first, as far as inner snapshots take more than their share. Then
+        the least recently used blocks and snapshots go. Returns how many bytes were dropped.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
         before_bytes = self._blocks.bytes_
@@ -369,12 +372,12 @@ class PromptCache:
     def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
         for each in [each for each in self._snapshots if each not in self._blocks]:
             self._snapshots.drop(each)
-        snapshots_bytes = self._blocks.bytes_of(self._snapshots)
-        while self._blocks.bytes_ > most_bytes and 2 * snapshots_bytes > most_bytes:
+        inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
+        while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
             key = self._snapshots.least(kept)
             if key is None:
                 return
-            snapshots_bytes -= self._drop_snapshot(key)
+            inner_bytes -= self._drop_snapshot(key)
 
     def _drop_snapshot(self, key: bytes) -> int:
         self._snapshots.drop(key)

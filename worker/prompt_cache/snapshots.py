@@ -98,14 +98,20 @@ class Snapshots:
     def is_at_message(self, key: bytes) -> bool:
         return self._found[key].at_message
 
+    @property
+    def inner(self) -> set[bytes]:
+        """The snapshots that have a snapshot behind them on some path."""
+        return {each.before for each in self._found.values() if each.before is not None}
+
     def least(self, spared: Container[bytes] = ()) -> bytes | None:
-        """The snapshot whose loss costs least, as far as past requests tell; None: all are spared.
+        """The inner snapshot whose loss costs least, as far as past requests tell; None: all are
+        spared.
 
         The loss costs the blocks from the snapshot before to this one, each time that a request
         would go on from here. That is likelier the nearer the snapshot is to the end of its path,
         the oftener requests went on from it, and the fewer requests came since the last use.
         """
-        keys = [each for each in self._found if each not in spared]
+        keys = (each for each in self.inner if each not in spared)
         return min(keys, key=self._cost, default=None)
 
     def _cost(self, key: bytes) -> float:
