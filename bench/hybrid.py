@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from bench.conversation import RandomText, order
 from bench.load import Address
 from bench.machine import describe_machine, wait_until_gone
-from bench.models import save_random
+from bench.models import build_model
 from bench.results import WORKER, FailedError
 from bench.servers import BulkheadServer
 from gateway.config.model_folders import DEMO_FOLDER
@@ -33,7 +33,7 @@ _GIVES_UP_S: Final = 2.0
 _MOST_ATTEMPTS: Final = 300
 _TARGET: Final = 0.15
 _CANCELLED_TARGET: Final = 1.2
-_SIZES: Final = {
+_SIZES: Final[dict[str, Any]] = {
     "model_type": "qwen3_next",
     "num_hidden_layers": 4,
     "hidden_size": 128,
@@ -54,7 +54,6 @@ _SIZES: Final = {
     "moe_intermediate_size": 64,
     "partial_rotary_factor": 0.25,
     "norm_topk_prob": True,
-    "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "max_position_embeddings": 65536,
@@ -77,7 +76,7 @@ def main() -> int:
     parsed = parser.parse_args()
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
-        save_random(folder / "model", _SIZES)
+        build_model(folder / "model", _SIZES)
         print(f"{describe_machine()}\n")
         server = BulkheadServer(folder / "model", folder / "state", folder / "log")
         ends.callback(server.stop)

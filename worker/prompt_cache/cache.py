@@ -316,9 +316,11 @@ class PromptCache:
                 self._disk.write(each.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
-        """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`. Inner snapshots
-        that are missed least go first, as far as inner snapshots take more than their share. Then
-        the least recently used blocks and snapshots go. Returns how many bytes were dropped.
+        """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`. Returns how
+        many bytes were dropped.
+
+        The inner snapshots that are missed least go first, as far as inner snapshots take more than
+        their share. Then the least recently used blocks and snapshots go.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
         before_bytes = self._blocks.bytes_
