@@ -170,13 +170,13 @@ class PromptKeeper:
         self._missing_bytes = 0
         for each in running:
             depth, beyond = divmod(each.row.seen_tokens, BLOCK_TOKENS)
-            left = depth - (each.row.kept or 0)
             if self.cache.needs_snapshots:
-                # A snapshot is of the present state, so blocks are kept when a row ends a block.
-                if not beyond and (each.prefills or left >= _ANSWER_BLOCKS):
+                # A snapshot has the present state. After a wrong guess the state of a row that
+                # decodes can be that of some tokens before.
+                if each.prefills and not beyond:
                     self._keep(each, depth, sizes)
                 continue
-            if left >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
+            if depth - (each.row.kept or 0) >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
                 self._keep(each, depth, sizes)
             left = depth - (each.row.kept or 0)
             self._missing_bytes += left * self.cache.block_bytes

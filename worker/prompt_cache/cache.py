@@ -303,8 +303,10 @@ class PromptCache:
             self._drop_snapshot(found[at])
 
     def _is_far(self, before: int, depth: int, snapshot: Block) -> bool:
-        """Whether blocks of about as many bytes lie between the last stored snapshot and this."""
-        blocks = snapshot.nbytes // max(1, self.block_bytes) if self.block_bytes else 0
+        """Whether so many blocks lie between the last stored snapshot and this one that this one
+        goes to disk wherever it is. The row's snapshot before is at the depth `before`.
+        """
+        blocks = snapshot.nbytes // self.block_bytes if self.block_bytes else 0
         interval = max(_LEAST_STORED_BLOCKS, blocks)
         return before // interval < depth // interval
 
@@ -372,6 +374,9 @@ class PromptCache:
             self._unstored_bytes += payload.nbytes
 
     def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
+        """Drop the inner snapshots that are missed least, but none in `kept`, until at most
+        `most_bytes` are left or inner snapshots have their share.
+        """
         for each in [each for each in self._snapshots if each not in self._blocks]:
             self._snapshots.drop(each)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)

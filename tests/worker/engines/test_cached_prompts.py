@@ -299,16 +299,25 @@ def test_a_prompt_that_is_cancelled_again_and_again(
     assert _ids(tokens) == expected
 
 
-def test_an_answer_is_found_by_the_next_turn(bench: Bench) -> None:
-    """But for its last blocks, since blocks of an answer are kept some at a time."""
-    engine = bench.engine(PromptCache(bench.cutter, None))
-    prompt = bench.tokens(100)
-    answer = _run(engine, bench.sequence("r", prompt, max_tokens=600))["r"]
-    turn = prompt + _ids(answer) + bench.tokens(10, seed=1)
-    second = _run(engine, bench.sequence("r", turn))["r"]
-    assert second[0].cached_tokens >= (640 if not bench.cutter.needs_snapshots else 576)
-    anew = _run(bench.plain_engine(), bench.sequence("r", turn))["r"]
-    assert _ids(second) == _ids(anew)
+def test_what_a_killed_worker_had_of_a_long_message(
+    folder: Folder, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state in its middle is on disk, however far its end was."""
+    monkeypatch.setattr("worker.engines.batched.largest_chunk", lambda: 64)
+    bench = Bench(_loaded("hybrid", folder), batched=True)
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=True)
+    prompt = bench.tokens(3000)
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
+    engine = bench.engine(cache)
+    engine.add(bench.sequence("r", prompt))
+    path = bench.paths.find(prompt, "")
+    while cache.depth(path, 3000) < 40:
+        assert step(engine) == []
+    cache.close(at_most_s=60)
+    path = bench.paths.find(prompt, "")
+    assert path.stored >= 40
+    assert 32 <= path.stored_snapshots[0] < path.stored
 
 
 @pytest.mark.parametrize(
