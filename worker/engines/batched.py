@@ -55,12 +55,15 @@ class BatchedEngine(QueuedEngine):
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
         make_generator: MakeGenerator = Generator,
+        *,
+        guesses: bool = True,
     ) -> None:
         """A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With several
         ranks `make_generator` makes generators that compute in the other ranks, too.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
+        self._guesses = guesses
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency

@@ -60,6 +60,8 @@ class Sequence:
     prompt_logprobs: int | None = None
     pictures: PictureInputs | None = None
     constrained: Constrained | None = None
+    # The tokens that the client expects in the answer.
+    prediction: tuple[int, ...] = ()
 
     @property
     def ends_at_eos(self) -> bool:
@@ -96,7 +98,9 @@ class Token:
     """A generated token of a sequence. With "stop" it is the token that ends the sequence.
 
     `cached_tokens` tokens of the sequence came from the prompt cache. `prompt_scores` come with the
-    first token of an answer. The first of these scores is of the prompt's second token.
+    first token of an answer. The first of these scores is of the prompt's second token. A `guessed`
+    token was guessed before its step, and the guess was right. The step that made this token also
+    checked `rejected` wrong guesses.
     """
 
     request_id: str
@@ -107,6 +111,8 @@ class Token:
     prompt_scores: list[Score] | None = None
     # Whether this is the first token since the sequence began, or began anew.
     first: bool = False
+    guessed: bool = False
+    rejected: int = 0
 
     @property
     def awaited(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,30 @@ def test_boundaries_are_those_of_the_same_tools_and_arguments(tmp_path: Path) ->
     whole, system = _boundaries(generate, prompt_ids, chat)
     assert whole == len(prompt_ids) - 1
     assert 10 < len(system_ids) - 1 <= system <= len(system_ids)
+
+
+def _predicted(loaded: LoadedModel, text: str, context_tokens: int = 100) -> tuple[int, ...]:
+    generate = Generate("r", TokenPrompt(pack([5])), Sampling(seed=0), prediction=text)
+    paths = Paths(b"", None, needs_snapshots=False)
+    prepared = prepare(generate, loaded, Context(context_tokens), paths)
+    assert isinstance(prepared, Prepared)
+    return prepared.sequence.prediction
+
+
+def test_a_prediction_has_the_tokens_of_an_answer(demo: LoadedModel) -> None:
+    text = "Bulkhead is a local model server."
+    assert demo.tokenizer.decode(list(_predicted(demo, text))) == text
+    assert _predicted(demo, "") == ()
+
+
+def test_a_prediction_beyond_the_context_is_cut(demo: LoadedModel) -> None:
+    long = _predicted(demo, "one two " * 100_000)
+    assert len(long) == 100
+    assert _predicted(demo, "one two " * 100_000, 50) == long[:50]
+
+
+def test_a_prediction_has_no_token_that_the_model_lacks(demo: LoadedModel) -> None:
+    token_ids = _predicted(demo, "one two three")
+    lacks = max(token_ids)
+    small = replace(demo, vocabulary=lacks)
+    assert _predicted(small, "one two three") == tuple(each for each in token_ids if each < lacks)
