@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from protocol.answers import FinishReason
 from worker.mlx_lm.caches import leaves_of
 from worker.mlx_lm.row_caches import RowsCache, reserve
 
@@ -81,7 +82,7 @@ class RowToken:
 
     uid: int
     token: int
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     prompt_cache: RowCaches | None = None
     guessed: bool = False
     rejected: int = 0
@@ -115,7 +116,7 @@ class DecodingRow:
             logits = each(tokens, logits)
         return logits
 
-    def give(self, token: int) -> str | None:
+    def give(self, token: int) -> FinishReason | None:
         """Count a token that is given out. Returns why the row ends with it; None: it goes on."""
         self.given += 1
         if token in self.ends:
