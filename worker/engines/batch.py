@@ -14,7 +14,8 @@ from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import WIDTHS, StepCosts
 from worker.guesses.guesser import BatchGuesser, Shares
-from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, RowCaches, RowToken, Stepped, Tap
+from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
+from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt, scored_chunk
@@ -137,9 +138,7 @@ class RowBatch:
             self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
         else:
             self._guesser = BatchGuesser(*guessing, self._sampler.forced, self._most_width)
-            self._generator = Generator(
-                self._tap, self._sampler, max_rows, prompts, self._guesser
-            )
+            self._generator = Generator(self._tap, self._sampler, max_rows, prompts, self._guesser)
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill

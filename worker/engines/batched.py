@@ -68,6 +68,7 @@ class BatchedEngine(QueuedEngine):
         # Other ranks take one token a row in a step.
         guesses = guesses and make_generator is Generator
         self._guessing = Guessing(StepCosts(), Shares()) if guesses else None
+        self.step_costs = None if self._guessing is None else self._guessing.costs
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency

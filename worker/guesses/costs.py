@@ -22,17 +22,18 @@ class StepCosts:
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], deque[float]] = {}
         self._compiled: set[tuple[int, int]] = set()
+        # If this is set, each step has so many tokens a row, to measure what that costs.
+        self.rehearsed: int | None = None
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Note a step of so many rows and tokens a row."""
+        if width not in WIDTHS:
+            return
         at = _rows(rows), width
         if at not in self._compiled:
             self._compiled.add(at)
             return
         self._seconds.setdefault(at, deque(maxlen=_KEPT)).append(seconds)
-
-    def is_measured(self, rows: int, width: int) -> bool:
-        return (_rows(rows), width) in self._seconds
 
     def ratio(self, rows: int, width: int) -> float:
         """The seconds of a step as a ratio to those of a step of one token a row."""

@@ -51,13 +51,13 @@ class _Chance(NamedTuple):
     they are wanted at all.
     """
 
-    count: int
+    guesses: int
     share: float
     wanted: float
 
     def tokens(self, width: int) -> float:
         """The tokens to expect of a step with `width` tokens a row."""
-        right = sum(self.share**at for at in range(1, min(self.count, width - 1) + 1))
+        right = sum(self.share**at for at in range(1, min(self.guesses, width - 1) + 1))
         return 1.0 + self.wanted * right
 
 
@@ -89,8 +89,6 @@ class BatchGuesser:
         self._forced = forced
         self._most_width = most_width
         self._rows: dict[int, _Row] = {}
-        # If not 1, each step has so many tokens a row, to measure its cost.
-        self.rehearsed = 1
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
@@ -102,7 +100,7 @@ class BatchGuesser:
     def take(self, row: int, token: int) -> None:
         own = self._rows[row]
         guess = own.lookup.next
-        if guess is not None:
+        if guess is not None and self._costs.rehearsed is None:
             own.shares.count(own.lookup.matched, right=guess == token)
         own.lookup.take(token)
 
@@ -111,8 +109,8 @@ class BatchGuesser:
 
     def is_likely(self, rows: Sequence[int]) -> bool:
         """Whether guesses may pay in the next step. Its first token counts as a guess, too."""
-        if self.rehearsed > 1:
-            return True
+        if self._costs.rehearsed is not None:
+            return self._costs.rehearsed > 1
         chances = []
         for each in rows:
             own, forced = self._rows[each], self._forced(each)
@@ -128,8 +126,8 @@ class BatchGuesser:
     def guess(
         self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
-        if self.rehearsed > 1:
-            return [[0] * min(self.rehearsed - 1, each) for each in most]
+        if self._costs.rehearsed is not None:
+            return [[0] * min(self._costs.rehearsed - 1, each) for each in most]
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
         for each, token, count in zip(rows, first, most, strict=True):
@@ -146,7 +144,7 @@ class BatchGuesser:
 
     def _best_width(self, chances: list[_Chance]) -> int:
         """The number of tokens a row that makes the most tokens a second."""
-        if not any(each.count for each in chances):
+        if not any(each.guesses for each in chances):
             return 1
         rows = len(chances)
         best, most = 1, rows * _MARGIN

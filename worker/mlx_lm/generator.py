@@ -242,7 +242,6 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untype
         for each in leaves_of(begun.prompt_cache):
             if isinstance(each, ArraysCache):
                 each.finalize()
-        self.uids, self.prompt_cache, self.tokens = [], [], []
-        self.samplers, self.logits_processors, self.stop_sequences = [], [], []
-        self.max_tokens = []
+        # The rows have their own lists and caches by now.
+        self.filter([])
         return begun

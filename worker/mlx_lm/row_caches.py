@@ -131,7 +131,10 @@ class RowsCache:
         return max(self.lengths.tokens, default=0)
 
     def make_mask(
-        self, N: int, window_size: int | None = None, return_array: bool = False  # noqa: N803
+        self,
+        N: int,  # noqa: N803  # mlx-lm's name
+        window_size: int | None = None,
+        return_array: bool = False,
     ) -> Any:
         # A window that a model asks for is that of its cache.
         return self.lengths.mask(N, as_array=return_array)
@@ -170,7 +173,7 @@ class RowsCache:
         self.keys, self.values = (_shifted(each, tokens)[:, :, :slots] for each in self.state)
 
     def filter(self, rows: Sequence[int]) -> None:
-        self.keys, self.values = (each[mx.array(rows)] for each in self.state)
+        self.keys, self.values = (each[mx.array(list(rows))] for each in self.state)
 
     def extend(self, other: RowsCache) -> None:
         slots = max(self.keys.shape[2], other.keys.shape[2])
@@ -266,6 +269,6 @@ def _longer(array: mx.array, slots: int) -> mx.array:
 def _shifted(array: mx.array, slots: Sequence[int]) -> mx.array:
     """`array` with each row moved by so many slots towards its beginning."""
     if len(set(slots)) == 1:
-        return mx.roll(array, -slots[0], axis=2)
-    places = (mx.arange(array.shape[2]) + mx.array(slots)[:, None]) % array.shape[2]
+        return mx.roll(array, -slots[0], 2)
+    places = (mx.arange(array.shape[2]) + mx.array(list(slots))[:, None]) % array.shape[2]
     return mx.take_along_axis(array, places[:, None, :, None], axis=2)

@@ -59,12 +59,14 @@ class Checker(Protocol):
 
 
 class Guesser(Protocol):
-    """Guesses tokens, and decides how many of them a step takes. Rows are known by their numbers."""
+    """Guesses tokens, and decides how many of these a step takes. Rows are known by numbers."""
 
     def is_likely(self, rows: Sequence[int]) -> bool:
         """Whether guesses may pay in the next step, whose first tokens are not known yet."""
 
-    def guess(self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]) -> list[list[int]]:
+    def guess(
+        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
+    ) -> list[list[int]]:
         """Guesses for the tokens after each row's `first`, at most so many as `most` says."""
 
     def take(self, row: int, token: int) -> None:

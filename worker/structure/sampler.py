@@ -145,9 +145,7 @@ class ConstrainedSampler(Generic[Key]):
         self._ahead[key] = ahead
         return guesses[: len(ahead) - 1]
 
-    def check(
-        self, logprobs: mx.array, logits: mx.array, rows: Sequence[Guessed[Key]]
-    ) -> mx.array:
+    def check(self, logprobs: mx.array, logits: mx.array, rows: Sequence[Guessed[Key]]) -> mx.array:
         """Choose tokens like `BatchSampler.check`, from guesses that are `possible`."""
         self._checked = rows
         keys: list[Key] = []
@@ -386,7 +384,8 @@ class Matching:
             bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
     def _forced_tokens(self, bits: NDArray[np.uint32]) -> list[int]:
-        if self.stage is Stage.FIRST or np.count_nonzero(bits) != 1 or int(bits.max()).bit_count() != 1:
+        several = np.count_nonzero(bits) != 1 or int(bits.max()).bit_count() != 1
+        if several or self.stage is Stage.FIRST:
             return []
         return list(self.matcher.compute_ff_tokens())
 

@@ -83,7 +83,9 @@ def _request(chance: random.Random, name: str) -> Generate:
     )
     return Generate(
         request_id=name,
-        prompt=TokenPrompt(pack([chance.randrange(5, 600) for _ in range(chance.choice((1, 7, 40)))])),
+        prompt=TokenPrompt(
+            pack([chance.randrange(5, 600) for _ in range(chance.choice((1, 7, 40)))])
+        ),
         sampling=sampling,
         max_tokens=chance.choice((1, 2, 30, 60)),
         ignore_eos=chance.random() < 0.5,
