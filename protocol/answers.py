@@ -5,9 +5,9 @@ into the form of each API.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from protocol.message import Message, TokenId
 
@@ -169,16 +169,30 @@ RequestField: TypeAlias = Literal[
 ]
 
 
+class Guesses(Struct, frozen=True, array_like=True):
+    """The numbers of guessed tokens that the engine checked. The `accepted` ones were right, and
+    became tokens of the answer; the `rejected` ones were wrong.
+    """
+
+    accepted: Annotated[int, Meta(ge=0)] = 0
+    rejected: Annotated[int, Meta(ge=0)] = 0
+
+    def __add__(self, other: Guesses) -> Guesses:
+        return Guesses(self.accepted + other.accepted, self.rejected + other.rejected)
+
+
 class Usage(Struct, frozen=True):
     """Token counts of one request. An end-of-sequence token counts as a token of the answer.
     `cached_tokens` of the prompt were not computed anew. `reasoning_tokens` of the answer were
-    reasoning and its tags.
+    reasoning and its tags. The gateway adds up the `guesses`, as several workers may have made the
+    answer.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    guesses: Guesses = Guesses()
 
 
 class Delta(Struct, frozen=True, array_like=True):
@@ -188,7 +202,7 @@ class Delta(Struct, frozen=True, array_like=True):
     `parts` may lag behind `token_ids`: an unfinished character, stop sequence or tag is held back.
     The last delta completes the parts. It has the finish reason and the usage, and the stop
     sequence if one ended the answer. The first delta names the keywords of the request's schemas
-    that are `unenforced`.
+    that are `unenforced`. The steps checked these `guesses`.
     """
 
     request_id: str
@@ -198,6 +212,7 @@ class Delta(Struct, frozen=True, array_like=True):
     usage: Usage | None = None
     stop_sequence: str | None = None
     unenforced: tuple[str, ...] = ()
+    guesses: Guesses = Guesses()
 
 
 class Rendered(Message, frozen=True, tag="rendered"):

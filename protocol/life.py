@@ -137,6 +137,7 @@ class Load(Message, frozen=True, tag="load"):
     A chunk of a prompt may hold up running streams for `stall_s` beside the time of one step.
     Without `prompt_cache` prompts are kept only in memory. Stored prompts belong to `model_id`.
     With `kv_bits` caches of sequences are quantized. The adapter and the draft model are folders.
+    With `guesses` a step may check guessed tokens, and make several tokens of a sequence.
     With `ranks` other processes compute the model too, and all bytes are those of each process. If
     the model is `awaited` by requests, kernels that these may not need are compiled later.
     """
@@ -156,6 +157,7 @@ class Load(Message, frozen=True, tag="load"):
     adapter_path: str | None = None
     draft_path: str | None = None
     draft_tokens: int = 0
+    guesses: bool = True
     bound: Bound | None = None
     pictures: bool = False
     ranks: Ranks | None = None

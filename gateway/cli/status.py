@@ -51,7 +51,7 @@ def status_command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> Non
 
     "holds" is the memory that the end of the worker would free, "last step" the time since the
     worker last produced something, and "cached" the share of prompt tokens that were found in the
-    prompt cache.
+    prompt cache. "guesses" is the share of guessed tokens that were right.
     """
     _show(gateway, as_json=as_json)
     while watch:
@@ -147,6 +147,9 @@ def _table(models: list[ModelStatus]) -> Table:
     table.add_column("state", no_wrap=True)
     for heading in ("pid", "context", "active", "queued", "restarts", "last step", "cached"):
         table.add_column(heading, justify="right", no_wrap=True)
+    guessing = any(model.guesses.accept_rate is not None for model in models)
+    if guessing:
+        table.add_column("guesses", justify="right", no_wrap=True)
     for model in models:
         worker = model.worker
         step_age_s = None if worker is None else worker.last_step_age_s
@@ -160,6 +163,7 @@ def _table(models: list[ModelStatus]) -> Table:
             str(model.restarts),
             UNKNOWN if step_age_s is None else duration(step_age_s),
             share(model.prompt_cache.hit_rate),
+            *([share(model.guesses.accept_rate)] if guessing else []),
         )
     return table
 

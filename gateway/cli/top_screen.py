@@ -49,6 +49,7 @@ Columns
   prompts   held among the caches: kept prompts
   on disk   prompts that outlive the worker
   cached    share of prompt tokens found in the cache
+  guesses   share of guessed tokens that were right
   active    running requests, and the age of the oldest
   waiting   waiting requests, and the age of the oldest
   tok/s     tokens per second, of all its requests

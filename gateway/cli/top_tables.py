@@ -143,6 +143,7 @@ _COLUMNS: Final = (
     Column("prompts", 7, 170, lambda model: size(model.prompt_cache.memory_bytes)),
     Column("on disk", 7, 170, lambda model: size(model.prompt_cache.disk_bytes)),
     Column("cached", 6, 170, lambda model: share(model.prompt_cache.hit_rate)),
+    Column("guesses", 7, 178, lambda model: share(model.guesses.accept_rate)),
     Column("active", 6, 0, lambda model: str(model.active_requests)),
     Column("age", 4, 0, lambda model: age(model.oldest_active_s)),
     Column("waiting", 7, 0, lambda model: str(model.queue_depth)),

@@ -98,6 +98,7 @@ _TOLD_AT_LOAD: Final = (
     "context_tokens",
     "max_concurrency",
     "kv_bits",
+    "guesses",
     "pictures",
     "local",
     "ranks",

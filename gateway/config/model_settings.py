@@ -96,6 +96,9 @@ class ModelSettings(Section, frozen=True):
     draft_tokens: Annotated[
         int, whole("So many tokens are guessed at a time, with a draft model.", 1, 32)
     ] = 3
+    guesses: Annotated[
+        bool, switch("Several tokens a step where that is faster; the text is the same.")
+    ] = True
     pictures: Annotated[
         bool,
         switch(

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -200,6 +200,24 @@ def _content(
     return "".join(texts), tuple(shown)
 
 
+class PredictionPart(BodyPart):
+    type: Literal["text"]
+    text: str
+
+
+class PredictionBody(Struct):
+    """A text that the client expects as the answer, or as parts of the answer."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(each.text for each in self.content)
+
+
 @refusing("chat")
 class ChatBody(TemplateBody, kw_only=True):
     messages: Annotated[list[ChatMessageBody], Meta(min_length=1)]
@@ -211,6 +229,7 @@ class ChatBody(TemplateBody, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=-1, le=20)] | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     include_reasoning: bool | None = None
+    prediction: PredictionBody | None = None
 
 
 @routes.post(
@@ -262,6 +281,7 @@ def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Genera
         reasoning_tokens=None if budget == -1 else budget,
         logprobs=alternatives if body.logprobs else None,
         thinks=thinks(arguments),
+        prediction="" if body.prediction is None else body.prediction.text,
     )
 
 

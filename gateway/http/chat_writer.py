@@ -106,9 +106,14 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """`reasoning_tokens` of the answer are reasoning and its tags."""
+    """`reasoning_tokens` of the answer are reasoning and its tags. `accepted_prediction_tokens` of
+    the answer were guessed before they were computed. `rejected_prediction_tokens` are wrong
+    guesses, and no part of the answer.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class CompletionUsage(Struct):
@@ -125,7 +130,9 @@ class CompletionUsage(Struct):
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
             PromptTokensDetails(usage.cached_tokens),
-            CompletionTokensDetails(usage.reasoning_tokens),
+            CompletionTokensDetails(
+                usage.reasoning_tokens, usage.guesses.accepted, usage.guesses.rejected
+            ),
         )
 
 

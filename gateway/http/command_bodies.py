@@ -90,6 +90,16 @@ class PromptCacheStatus(Struct):
     hit_rate: float | None
 
 
+class GuessesStatus(Struct, frozen=True):
+    """The guessed tokens that were checked since the gateway's start. The `accepted` ones were
+    right; the rate is their share.
+    """
+
+    accepted: int = 0
+    rejected: int = 0
+    accept_rate: float | None = None
+
+
 class ModelStatus(Struct):
     """`failure` is the error message of refused requests; null if requests are not refused. The age
     of the oldest request counts from its arrival, also if it was parked; null if there is none.
@@ -118,6 +128,7 @@ class ModelStatus(Struct):
     worker: WorkerStatus | None
     restarts: int
     last_exit: LastExit | None
+    guesses: GuessesStatus = GuessesStatus()
 
 
 class GroupStatus(Struct):

@@ -34,6 +34,7 @@ from gateway.system.events import Kind
 from gateway.system.lane import Lane
 from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Histogram
+from protocol.answers import Guesses
 
 routes = Routes("probes")
 
@@ -245,12 +246,22 @@ def counted(models: Iterable[Counted]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "bulkhead_worker_restarts", "Workers that replaced another.", labels=(MODEL, "cause")
     )
+    guesses = CounterMetricFamily(
+        "bulkhead_guesses",
+        "Guessed tokens that were checked, by their result; accepted ones were right.",
+        labels=(MODEL, "result"),
+    )
     for each in models:
+        checked = each.meter.guesses
+        if checked != Guesses():
+            guesses.add_metric((each.model_id, "accepted"), checked.accepted)
+            guesses.add_metric((each.model_id, "rejected"), checked.rejected)
         parked.add_metric((each.model_id,), each.parked)
         for cause, count in each.restarts_by.items():
             restarts.add_metric((each.model_id, cause), count)
     yield parked
     yield restarts
+    yield guesses
     for name, (about, histogram) in _HISTOGRAMS.items():
         by_model = {each.model_id: histogram(each.meter) for each in models}
         yield _histogram(f"bulkhead_{name}", about, by_model)

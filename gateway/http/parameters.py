@@ -100,7 +100,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_done("messages", places=_CHAT),
     *_done("tools", "tool_choice", "parallel_tool_calls", places=_CHAT),
     *_done("reasoning_effort", "enable_thinking", "chat_template_kwargs", places=_CHAT),
-    *_done("verbosity", places=_CHAT),
+    *_done("verbosity", "prediction", places=_CHAT),
     *_done("thinking_token_budget", "include_reasoning", places=_CHAT),
     *_done("logprobs"),
     *_done("top_logprobs", places=_CHAT),
@@ -134,7 +134,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "prompt_cache_options",
         "prompt_cache_retention",
     ),
-    *_harmless("it only hastens answers", "prediction"),
+    *_harmless("it only hastens answers", "prediction", places=_COMPLETIONS),
     # Parameters of mlx_lm.server
     _refused("chat_template_kwargs", {}, places=_COMPLETIONS),
     _refused("enable_thinking", places=_COMPLETIONS),

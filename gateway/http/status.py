@@ -25,6 +25,7 @@ from gateway.http.bodies import json_response
 from gateway.http.command_bodies import (
     ConfigStatus,
     GroupStatus,
+    GuessesStatus,
     HostStatus,
     MemoryStatus,
     ModelStatus,
@@ -116,6 +117,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
     worker = compartment.worker
     estimated = fleet.scheduler.estimate_of(compartment.model.id)
     allocation = fleet.scheduler.admission.ledger.allocation(compartment.model.id)
+    guesses = compartment.traffic.meter.guesses
     return ModelStatus(
         id=compartment.model.id,
         state=compartment.state,
@@ -137,6 +139,11 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.recovery.restarts,
         last_exit=compartment.recovery.last_exit,
+        guesses=GuessesStatus(
+            guesses.accepted,
+            guesses.rejected,
+            _rate(guesses.accepted + guesses.rejected, guesses.accepted),
+        ),
     )
 
 
@@ -205,8 +212,8 @@ def _together(each: list[PromptCacheStatus], fleet: Fleet) -> PromptCacheStatus:
     )
 
 
-def _rate(prompt_tokens: int, cached_tokens: int) -> float | None:
-    return cached_tokens / prompt_tokens if prompt_tokens else None
+def _rate(all_tokens: int, tokens: int) -> float | None:
+    return tokens / all_tokens if all_tokens else None
 
 
 def _memory_status(fleet: Fleet) -> MemoryStatus:

@@ -180,6 +180,7 @@ class WorkerSupervisor:
                 adapter_path=self._model.adapter,
                 draft_path=self._model.draft,
                 draft_tokens=self._model.draft_tokens,
+                guesses=self._model.settings.guesses,
                 bound=self._model_memory.tell_bound(),
                 pictures=self._model.settings.pictures,
                 ranks=ranks,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.requests.request import AnswerPiece, Request, Shortcut, Terms
-from protocol.answers import AnswerPart, FinishReason, Text, Usage, merged
+from protocol.answers import AnswerPart, FinishReason, Guesses, Text, Usage, merged
 from protocol.requests import Generate
 
 _NOTHING: Final = Usage(0, 0)
@@ -176,4 +176,5 @@ def usage_of(usages: Sequence[Usage], answers_each: int) -> Usage:
         sum(each.completion_tokens for each in usages),
         sum(min(one.cached_tokens for one in each) for each in prompts),
         sum(each.reasoning_tokens for each in usages),
+        sum((each.guesses for each in usages), Guesses()),
     )

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from protocol.answers import Embedded
+from protocol.answers import Embedded, Guesses
 from protocol.message import BYTES_PER_TOKEN, pack, unpack
 from protocol.requests import ChatPrompt, Embed, Generate, Prompt, Task, TextPrompt, TokenPrompt
 
@@ -39,11 +39,12 @@ class ProgressState(Struct, frozen=True):
     fingerprint: str | None
     attempts: int
     death_at: int | None
+    guesses: Guesses = Guesses()
 
 
 class RequestProgress:
-    """The progress of one request: its rendered prompt, its delivered tokens, and the deaths of
-    workers on the way.
+    """The progress of one request: its rendered prompt, its delivered tokens, the guesses that were
+    checked for them, and the deaths of workers on the way.
 
     `delivered` holds token ids. `fingerprint` is of the model to which the request was last sent.
     Each time that the request is sent, the message has a new id. So late output for an earlier
@@ -52,6 +53,7 @@ class RequestProgress:
 
     def __init__(self, task: Task) -> None:
         self.delivered = array("I")
+        self.guesses = Guesses()
         # The size of the answer's parts so far, in characters and bytes.
         self.said = 0
         self._task = task
@@ -70,6 +72,7 @@ class RequestProgress:
             fingerprint=self.fingerprint,
             attempts=self._attempts,
             death_at=self._death_at,
+            guesses=self.guesses,
         )
 
     def restore(self, state: ProgressState) -> None:
@@ -80,6 +83,7 @@ class RequestProgress:
         self.fingerprint = state.fingerprint
         self._attempts = state.attempts
         self._death_at = state.death_at
+        self.guesses = state.guesses
 
     @property
     def wire_id(self) -> str:

@@ -17,6 +17,7 @@ from protocol.answers import (
     Delta,
     Embedded,
     FinishReason,
+    Guesses,
     RequestFailed,
     RequestField,
     Usage,
@@ -191,8 +192,10 @@ class Request:
             # A worker doesn't say how far it came with an `Embed`.
             began = self.begun_at is not None and self._refusal is None
             return Usage(likely_tokens(self.task), 0) if began else None
+        if not self.progress.begun:
+            return None
         tokens = len(self.progress.delivered)
-        return Usage(self.progress.prompt_tokens, tokens) if self.progress.begun else None
+        return Usage(self.progress.prompt_tokens, tokens, guesses=self.progress.guesses)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -226,6 +229,7 @@ class Request:
     def deliver(self, delta: Delta, now: float) -> bool:
         """Take in a part of the answer. Returns whether `tell` has news for the reader."""
         self.progress.delivered.extend(delta.token_ids)
+        self.progress.guesses += delta.guesses
         # The first delta from each worker has this list, later deltas have an empty one.
         self.unenforced = delta.unenforced or self.unenforced
         if delta.parts:
@@ -238,7 +242,7 @@ class Request:
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
             self.stop_sequence = delta.stop_sequence
-            self._usage = None if delta.usage is None else _plausible(delta.usage)
+            self._usage = delta.usage and _completed(delta.usage, self.progress.guesses)
         return True
 
     def tell(self, now: float) -> None:
@@ -310,9 +314,10 @@ class Request:
         return AnswerPiece(parts, self._finish_reason, self._usage)
 
 
-def _plausible(usage: Usage) -> Usage:
-    """The usage, with at most as many cached tokens as the prompt has. A worker that resumes a
-    request also finds delivered tokens in its cache; these don't count.
+def _completed(usage: Usage, guesses: Guesses) -> Usage:
+    """The usage with the guesses of all workers, and with at most as many cached tokens as the
+    prompt has. A worker that resumes a request also finds delivered tokens in its cache; these
+    don't count.
     """
     cached_tokens = min(max(usage.cached_tokens, 0), usage.prompt_tokens)
-    return msgspec.structs.replace(usage, cached_tokens=cached_tokens)
+    return msgspec.structs.replace(usage, cached_tokens=cached_tokens, guesses=guesses)

@@ -191,6 +191,7 @@ class Traffic:
                 if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
                 self.meter.tokens(request.timing, len(delta.token_ids), now)
+                self.meter.guesses += delta.guesses
             self._check_length(len(progress.delivered))
             if progress.says_too_much:
                 tokens = len(progress.delivered)

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gateway.system.clock import present_clock
 from gateway.system.tasks import Histogram
+from protocol.answers import Guesses
 
 
 class UseState(Struct, frozen=True):
@@ -108,7 +109,8 @@ LOAD_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0,
 class ModelMeter:
     """Counts of one model's requests. Only `parked` and `resumed` include probes. `prompt_tokens`
     counts the tokens of prompts whose answer has begun. `parked` counts how often a request was
-    parked, and `resumed` how often a request was sent again.
+    parked, and `resumed` how often a request was sent again. `guesses` counts the guesses that were
+    checked for the generated tokens.
     """
 
     def __init__(self) -> None:
@@ -118,6 +120,7 @@ class ModelMeter:
         self.load_s = Histogram(LOAD_S)
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.guesses = Guesses()
         self.parked = 0
         self.resumed = 0
 

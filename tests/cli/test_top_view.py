@@ -15,6 +15,7 @@ from gateway.cli.top_tables import BarPart, age, bar, tail_of
 from gateway.cli.top_threads import question
 from gateway.cli.top_view import EventReading, Happening, View
 from gateway.http.command_bodies import (
+    GuessesStatus,
     MemoryStatus,
     ModelStatus,
     PromptCacheStatus,
@@ -214,6 +215,13 @@ def test_what_is_kept_of_prompts_is_told_on_wide_screens() -> None:
     row = " ".join(_plain(view.rows(200))[0].split())
     assert "418 MB 2.0 GB 62%" in row
     assert _plain(view.head(200))[-1].split()[10:14] == ["prompts", "on", "disk", "cached"]
+
+
+def test_the_share_of_right_guesses_is_told_on_wide_screens() -> None:
+    guessing, other = _model("a", guesses=GuessesStatus(62, 38, 0.62)), _model("b")
+    view = _view(_reading(guessing, other))
+    assert "guesses" in _plain(view.head(200))[-1].split()
+    assert ["62%" in row for row in _plain(view.rows(200))] == [True, False]
 
 
 def test_a_reason_stands_under_its_model_and_is_bounded() -> None:

@@ -66,6 +66,18 @@ def test_completions(name: str, gateway: Gateway) -> None:
         ({"messages": [{"role": "user"}, {}]}, "messages[1].role"),
         ({"messages": ...}, "messages"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"prediction": "Hello"}, "prediction"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "file", "content": "Hello"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url", "text": ""}]}},
+            "prediction.content[0].type",
+        ),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "text"}]}},
+            "prediction.content[0].text",
+        ),
     ],
 )
 def test_chats(changes: dict[str, Any], param: str, gateway: Gateway) -> None:

@@ -88,6 +88,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "worker",
         "restarts",
         "last_exit",
+        "guesses",
     }
     assert set(model["worker"]) == {
         "pid",

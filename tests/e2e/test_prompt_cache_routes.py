@@ -115,7 +115,11 @@ def test_what_a_prompt_found_is_told(gateway: Gateway) -> None:
                 "completion_tokens": 1,
                 "total_tokens": 8,
                 "prompt_tokens_details": {"cached_tokens": cached},
-                "completion_tokens_details": {"reasoning_tokens": 0},
+                "completion_tokens_details": {
+                    "reasoning_tokens": 0,
+                    "accepted_prediction_tokens": 0,
+                    "rejected_prediction_tokens": 0,
+                },
             }
         streamed = _ask(
             gateway, path, cache_salt="5", stream=True, stream_options={"include_usage": True}

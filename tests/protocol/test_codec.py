@@ -12,6 +12,7 @@ from protocol.answers import (
     Alternative,
     Delta,
     Embedded,
+    Guesses,
     Logprobs,
     Output,
     PromptLogprobs,
@@ -82,6 +83,7 @@ _LONGEST_SENTENCE = 1000
 
 # What msgpack can carry: 64-bit integers, and text without lone surrogates.
 _integers = st.integers(-(1 << 63), (1 << 64) - 1)
+_counts = st.integers(0, (1 << 64) - 1)
 _floats = st.floats(allow_nan=False)
 _token_ids = st.integers(0, LARGEST_TOKEN_ID)
 _packed = st.lists(_token_ids, max_size=5).map(pack)
@@ -146,6 +148,7 @@ _deltas = st.builds(
             Usage, prompt_tokens=_integers, completion_tokens=_integers, cached_tokens=_integers
         )
     ),
+    guesses=st.builds(Guesses, accepted=_counts, rejected=_counts),
 )
 
 _bounds = st.builds(Bound, bytes=_integers, tokens=_optional(_integers), reason=_texts)
@@ -175,6 +178,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         adapter_path=_optional(_texts),
         draft_path=_optional(_texts),
         draft_tokens=_integers,
+        guesses=st.booleans(),
         bound=_optional(_bounds),
     ),
     Generate: st.builds(
@@ -188,6 +192,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         ignore_eos=st.booleans(),
         delivered=_packed,
         cache_salt=_texts,
+        prediction=_texts,
     ),
     Embed: st.builds(
         Embed,

@@ -13,6 +13,7 @@ from protocol.answers import (
     Alternative,
     Delta,
     Embedded,
+    Guesses,
     Logprobs,
     Output,
     PromptLogprobs,
@@ -130,6 +131,7 @@ def _generate(prompt: Prompt) -> Generate:
         echo=True,
         thinks=False,
         prompt_logprobs=1,
+        prediction="It is 377,975 km².",
     )
 
 
@@ -153,6 +155,7 @@ SAMPLES: dict[type[Message], Message] = {
         adapter_path="/models/adapter",
         draft_path="/models/draft",
         draft_tokens=3,
+        guesses=False,
         pictures=True,
         ranks=Ranks(
             size=2,
@@ -222,7 +225,7 @@ SAMPLES: dict[type[Message], Message] = {
     Output: Output(
         step=9,
         deltas=(
-            Delta("r-1", (1, 2), (Reasoning("Once"), Text(" upon"))),
+            Delta("r-1", (1, 2), (Reasoning("Once"), Text(" upon")), guesses=Guesses(1, 2)),
             Delta("r-2", (3,), (ToolCall(0, "{", "size"),), "stop", Usage(10, 20, 5), "END"),
             Delta(
                 "r-3", (4,), (Logprobs((TokenLogprob(b"a", -1.5, (Alternative(b"b", -2.5),)),)),)

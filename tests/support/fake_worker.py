@@ -12,7 +12,7 @@ from typing import Any
 
 import zmq
 
-from protocol.answers import Delta, Output, Rendered, Text, Usage
+from protocol.answers import Delta, Guesses, Output, Rendered, Text, Usage
 from protocol.channel import KEY_BYTES, connect_worker_side
 from protocol.life import (
     ClearPromptCache,
@@ -31,6 +31,7 @@ __all__ = [
     "ClearPromptCache",
     "Delta",
     "Generate",
+    "Guesses",
     "Heartbeat",
     "MlxMemory",
     "Output",

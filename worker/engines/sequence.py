@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from protocol.answers import FinishReason
+from worker.guesses.costs import StepCosts
 from worker.prompt_cache.path import Path
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
@@ -60,6 +61,8 @@ class Sequence:
     prompt_logprobs: int | None = None
     pictures: PictureInputs | None = None
     constrained: Constrained | None = None
+    # The tokens that the client expects in the answer.
+    prediction: tuple[int, ...] = ()
 
     @property
     def ends_at_eos(self) -> bool:
@@ -96,7 +99,9 @@ class Token:
     """A generated token of a sequence. With "stop" it is the token that ends the sequence.
 
     `cached_tokens` tokens of the sequence came from the prompt cache. `prompt_scores` come with the
-    first token of an answer. The first of these scores is of the prompt's second token.
+    first token of an answer. The first of these scores is of the prompt's second token. A `guessed`
+    token was guessed before its step, and the guess was right. The step that made this token also
+    checked `rejected` wrong guesses.
     """
 
     request_id: str
@@ -107,6 +112,8 @@ class Token:
     prompt_scores: list[Score] | None = None
     # Whether this is the first token since the sequence began, or began anew.
     first: bool = False
+    guessed: bool = False
+    rejected: int = 0
 
     @property
     def awaited(self) -> bool:
@@ -130,6 +137,8 @@ class Engine(Protocol):
     """Runs sequences. Not thread-safe: only the engine thread calls the methods."""
 
     batching: bool
+    # None: the engine checks no guesses, so it needn't know what wide steps cost.
+    step_costs: StepCosts | None
 
     @property
     def need(self) -> EngineNeed:

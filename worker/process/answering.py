@@ -9,6 +9,7 @@ from protocol.answers import (
     TOKENS_PER_RENDERED,
     AnswerPart,
     Delta,
+    Guesses,
     Output,
     Rendered,
     Text,
@@ -86,13 +87,20 @@ class Answering:
             finish_reason = "stop"
         parts: list[AnswerPart] = [Text(self._echo)] if self._echo else []
         self._echo = ""
+        guesses = Guesses(int(token.guessed), token.rejected)
         if token.score is not None and token.finish_reason != "stop":
             # The token that ends an answer has no text, so its score is not sent.
             parts.append(logprobs.part(token.token_id, token.score))
         parts += added
         if finish_reason is None:
             unenforced, self._unenforced = self._unenforced, ()
-            return Delta(self._request_id, (token.token_id,), tuple(parts), unenforced=unenforced)
+            return Delta(
+                self._request_id,
+                (token.token_id,),
+                tuple(parts),
+                unenforced=unenforced,
+                guesses=guesses,
+            )
         usage = Usage(
             self._prompt_tokens,
             self._completion_tokens,
@@ -110,6 +118,7 @@ class Answering:
             usage,
             answer.stop_sequence,
             self._unenforced,
+            guesses,
         )
 
 
@@ -171,4 +180,5 @@ def _together(deltas: list[Delta]) -> Delta:
         last.usage,
         last.stop_sequence,
         next((each.unenforced for each in deltas if each.unenforced), ()),
+        sum((each.guesses for each in deltas), Guesses()),
     )

@@ -257,6 +257,7 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         logprobs=generate.logprobs,
         prompt_logprobs=prompt_logprobs,
         pictures=pictures,
+        prediction=_predicted(generate, loaded, context),
     )
     return Prepared(
         sequence,
@@ -292,6 +293,16 @@ def _wanted_tokens(generate: Generate, context: Context, prompt: int, delivered:
     if wanted and delivered >= wanted:
         raise _invalid(f"{delivered} tokens were delivered already, of {wanted} at most.")
     return wanted
+
+
+def _predicted(generate: Generate, loaded: LoadedModel, context: Context) -> tuple[int, ...]:
+    """The tokens of the client's prediction, at most as many as the context has."""
+    if not generate.prediction:
+        return ()
+    text = generate.prediction[: _MOST_CHARACTERS_PER_TOKEN * context.tokens]
+    token_ids = _encode(text, loaded.tokenizer)[: context.tokens]
+    # The model computes guesses, and can't compute a token that only its tokenizer knows.
+    return tuple(each for each in token_ids if each < loaded.vocabulary)
 
 
 def _find_path(

@@ -251,6 +251,7 @@ def _make_text(
             prompt_cache,
             command.stall_s,
             Generator if lead is None else lead.generator,
+            guesses=command.guesses,
         )
     else:
         engine = SequentialEngine(

@@ -33,6 +33,10 @@ export function count(number) {
   return number === null || number === undefined ? "–" : number.toLocaleString("en-US");
 }
 
+export function share(rate) {
+  return rate === null ? "–" : `${Math.round(100 * rate)}%`;
+}
+
 export function counted(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }

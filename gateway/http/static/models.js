@@ -2,7 +2,7 @@
 
 import { Confirm } from "./confirm.js";
 import { Failure } from "./failure.js";
-import { bytes, count, counted, duration } from "./format.js";
+import { bytes, count, counted, duration, share } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { order, question, verbs } from "./orders.js";
 import { Sparkline } from "./sparkline.js";
@@ -82,6 +82,7 @@ function Model({ model, rates, onVerb }) {
     ["Holds", bytes(worker?.footprint_bytes)],
     ["Context", count(model.context_tokens)],
     ["Prompts kept", bytes(model.prompt_cache.memory_bytes)],
+    ["Right guesses", share(model.guesses.accept_rate)],
     ["Running", count(model.active_requests)],
     ["Waiting", count(model.queue_depth)],
     ["Restarts", count(model.restarts)],

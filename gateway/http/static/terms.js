@@ -12,6 +12,7 @@ const MEANINGS = {
   Holds: "What the model's worker takes of the memory now.",
   Context: "The longest prompt and answer together, in tokens.",
   "Prompts kept": "Computed prompts in memory: a request that begins the same is answered sooner.",
+  "Right guesses": "The share of guessed tokens that were right: each one saves a step, or a part of one.",
   Restarts: "How often a worker ended unexpectedly and another one took over.",
   Weights: "The models themselves.",
   Caches: "What sequences and kept prompts take.",

@@ -85,6 +85,7 @@ def test_a_draft_model_of_the_cache_is_the_folder_of_its_revision(
         ("kv_bits = 4.0", "expected 4 or 8, not 4.0."),
         ("draft_tokens = 0", "expected a whole number from 1 to 32, not 0."),
         ("pictures = 1", "expected true or false, not 1."),
+        ('guesses = "no"', 'models."a".guesses: expected true or false, not "no".'),
         (
             'local = 2\ndraft_model = "demo"',
             'models."a".draft_model: a model that several processes compute (local, ranks) '
@@ -142,6 +143,7 @@ def test_no_adapter_that_comes_later_gets_around_the_allow_list(tmp_path: Path) 
     "keys",
     [
         "kv_bits = 8",
+        "guesses = false",
         "pictures = true",
         'draft_model = "demo"',
         'adapter = "{adapter}"',

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_usage import CompletionTokensDetails
 
 from gateway.http.chat_writer import ChatForm, ChatFormat
 from gateway.requests.choices import Choice
@@ -15,6 +16,7 @@ from protocol.answers import (
     Alternative,
     AnswerPart,
     FinishReason,
+    Guesses,
     Logprobs,
     Reasoning,
     Text,
@@ -119,3 +121,13 @@ def test_logprobs(parts: tuple[AnswerPart, ...]) -> None:
     (token,) = whole.content
     assert (token.token, token.bytes, token.logprob) == ("bytes:\\xc3", [0xC3], -0.5)
     assert (token.top_logprobs[0].token, token.top_logprobs[0].bytes) == ("a", [97])
+
+
+def test_guesses_have_the_names_of_openai() -> None:
+    usage = Usage(1, 9, guesses=Guesses(5, 2))
+    body = json.loads(_format().whole([Choice([Text("a")], "stop")], usage))
+    details = ChatCompletion.model_validate(body, strict=True).usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (5, 2)
+    assert body["usage"]["completion_tokens"] == 9
+    known = set(CompletionTokensDetails.model_fields)
+    assert set(body["usage"]["completion_tokens_details"]) <= known

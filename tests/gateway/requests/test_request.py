@@ -8,11 +8,19 @@ import gc
 import weakref
 
 import pytest
+from msgspec import msgpack
 
 from gateway.requests.choices import pieces
-from gateway.requests.request import AnswerPiece, ClientGoneError, Request, Terms
+from gateway.requests.request import (
+    AnswerPiece,
+    ClientGoneError,
+    Request,
+    RequestState,
+    Terms,
+)
 from gateway.system.refusal import Refusal
-from protocol.answers import Delta, Text, Usage
+from protocol.answers import Delta, Guesses, Text, Usage
+from protocol.message import pack
 from protocol.requests import Generate, Sampling, TextPrompt
 
 USAGE = Usage(3, 4)
@@ -155,3 +163,18 @@ async def test_no_more_is_cached_than_the_prompt_has(told: int, counted: int) ->
     request = _request()
     _arrive(request, Delta("r", (1,), (Text("a"),), "stop", Usage(3, 4, told)))
     assert (await request.take()).usage == Usage(3, 4, counted)
+
+
+async def test_guesses_are_those_of_the_whole_answer() -> None:
+    """Of every worker and every gateway that had it, and of an answer that is cut, too."""
+    request = _request()
+    request.progress.next_message("f")
+    request.progress.render(pack([1, 2, 3]), last=True)
+    _arrive(request, Delta("r", (1, 1), (Text("a"),), guesses=Guesses(1, 4)))
+    assert request.spent == Usage(3, 2, guesses=Guesses(1, 4))
+    moved = _request()
+    moved.restore(msgpack.decode(msgpack.encode(request.state), type=RequestState))
+    assert moved.spent == request.spent
+    _arrive(moved, Delta("r", (1,), (Text("b"),), guesses=Guesses(0, 2)))
+    _arrive(moved, Delta("r", (1,), (), "stop", USAGE, guesses=Guesses(1, 0)))
+    assert (await moved.take()).usage == Usage(3, 4, guesses=Guesses(2, 6))

@@ -13,6 +13,7 @@ from protocol.answers import (
     Alternative,
     AnswerPart,
     Delta,
+    Guesses,
     Logprobs,
     Output,
     Reasoning,
@@ -139,6 +140,20 @@ async def test_a_prompt_with_several_answers_counts_once() -> None:
     assert other.over
     assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 2)
     assert (traffic.prompt_tokens, traffic.cached_tokens) == (3, 2)
+
+
+@pytest.mark.parametrize("probe", [False, True])
+async def test_guesses_are_counted_as_they_come(probe: bool) -> None:
+    traffic = _traffic()
+    generate = Generate(request_id="a", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    sent: list[Message] = []
+    traffic.connect(WorkerConnection(sent.append, "f", 100))
+    traffic.submit(Request(generate, Terms(deadline_s=5.0, probe=probe), 100.0))
+    traffic.dispatch()
+    traffic.rendered(Rendered(request_id="a.1", token_ids=pack([1, 2, 3]), last=True))
+    for guesses in (Guesses(0, 4), Guesses(2, 1)):
+        traffic.output(Output(step=1, deltas=(Delta("a.1", (5,), (), guesses=guesses),)))
+    assert traffic.meter.guesses == (Guesses() if probe else Guesses(2, 5))
 
 
 class _NextGateway:

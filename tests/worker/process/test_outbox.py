@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.answers import (
     AnswerPart,
     Delta,
+    Guesses,
     Logprobs,
     Output,
     Reasoning,
@@ -34,6 +35,16 @@ def test_a_delta_for_each_request() -> None:
         ),
     )
     assert outbox.take() is None
+
+
+def test_guesses_are_added_up() -> None:
+    outbox = Outbox()
+    for guesses in (Guesses(0, 3), Guesses(1, 0), Guesses(1, 0)):
+        outbox.add(1, Delta("a", (1,), (), guesses=guesses))
+    outbox.add(1, _delta("b", 2))
+    output = outbox.take()
+    assert output is not None
+    assert [each.guesses for each in output.deltas] == [Guesses(2, 3), Guesses(0, 0)]
 
 
 def test_no_log_probability_is_lost() -> None:

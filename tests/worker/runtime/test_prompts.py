@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from protocol.answers import RequestFailed
@@ -89,3 +91,30 @@ def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
         "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
         f"{WHY} Raise memory.budget, unload pinned models, or take a smaller model."
     )
+
+
+def _predicted(loaded: LoadedModel, text: str, context_tokens: int = 100) -> tuple[int, ...]:
+    generate = Generate("r", TokenPrompt(pack([5])), Sampling(seed=0), prediction=text)
+    paths = Paths(b"", None, needs_snapshots=False)
+    prepared = prepare(generate, loaded, Context(context_tokens), paths)
+    assert isinstance(prepared, Prepared)
+    return prepared.sequence.prediction
+
+
+def test_a_prediction_has_the_tokens_of_an_answer(demo: LoadedModel) -> None:
+    text = "Bulkhead is a local model server."
+    assert demo.tokenizer.decode(list(_predicted(demo, text))) == text
+    assert _predicted(demo, "") == ()
+
+
+def test_a_prediction_beyond_the_context_is_cut(demo: LoadedModel) -> None:
+    long = _predicted(demo, "one two " * 100_000)
+    assert len(long) == 100
+    assert _predicted(demo, "one two " * 100_000, 50) == long[:50]
+
+
+def test_a_prediction_has_no_token_that_the_model_lacks(demo: LoadedModel) -> None:
+    token_ids = _predicted(demo, "one two three")
+    lacks = max(token_ids)
+    small = replace(demo, vocabulary=lacks)
+    assert _predicted(small, "one two three") == tuple(each for each in token_ids if each < lacks)
