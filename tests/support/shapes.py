@@ -70,8 +70,8 @@ def dense(folder: Path) -> Path:
 
 
 def splittable(folder: Path, kind: str) -> Path:
-    """Of a kind that mlx-lm can split over four ranks by tensors: llama, qwen3, and qwen3_moe,
-    which it can split by layers too.
+    """Of a kind that mlx-lm can split over four ranks by tensors: llama, qwen3, gpt_oss with a
+    sliding window in every other layer, and qwen3_moe, which it can split by layers too.
     """
     return write(
         folder,
@@ -82,11 +82,13 @@ def splittable(folder: Path, kind: str) -> Path:
             "num_key_value_heads": 4,
             "tie_word_embeddings": False,
             "num_experts": 4,
+            "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
             "moe_intermediate_size": 64,
             "norm_topk_prob": True,
+            "sliding_window": 32,
         },
     )
 
