@@ -200,7 +200,7 @@ class PromptKeeper:
             return  # There may be more room later: a row has all its caches until it ends.
         self.cache.keep([computed])
         if self.cache.needs_snapshots:
-            self.cache.keep_snapshot(computed.path, each.caches, each.place, row.kept)
+            self.cache.keep_snapshot(computed.path, each.caches, each.place)
         row.kept = depth
 
     def _keep_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:

@@ -26,8 +26,8 @@ _MOST_ARRIVALS_BYTES: Final = 32_000_000
 # since disks sleep and hang.
 _LATE: Final = 4.0
 _LEAST_LATE_S: Final = 2.0
-# A snapshot in the middle of a message goes to disk once this many blocks, and no fewer bytes of
-# blocks than its own, have followed the last one there.
+# A snapshot in the middle of a message goes to disk if at least so many blocks lie between it and
+# the last one there.
 _LEAST_STORED_BLOCKS: Final = 32
 # When memory is short, inner snapshots are dropped down to this share. Without its last snapshot a
 # path loses all its blocks behind the snapshot before.
@@ -284,31 +284,37 @@ class PromptCache:
         if disk is not None and (news := self.speeds.take_news()) is not None:
             disk.note(news)
 
-    def keep_snapshot(self, path: Path, caches: list[Any], row: int, before: int) -> None:
+    def keep_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
         """Keep a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
         that can't be cut. Then drop snapshots of the path that this one makes superfluous.
-
-        The row's last snapshot is at the depth `before`.
         """
-        depth, key = len(path.keys), snapshot_key(path.keys[-1])
+        key = snapshot_key(path.keys[-1])
         if key not in self._blocks:
             snapshot = self._cutter.snapshot(caches, row)
             self._blocks.put(key, snapshot, snapshot.nbytes)
-            if depth in path.boundaries or self._is_far(before, depth, snapshot):
-                self._want_stored(key, path.keys[-1], b"", "snapshot", snapshot)
         self._use(path)
+        if self._is_to_be_stored(path, key):
+            self._want_stored(key, path.keys[-1], b"", "snapshot", self._blocks.get(key))
+            self._snapshots.note_stored(key)
         found = self._snapshots_of(path.keys)
         spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
         for at in superfluous(list(found), spared):
             self._drop_snapshot(found[at])
 
-    def _is_far(self, before: int, depth: int, snapshot: Block) -> bool:
-        """Whether so many blocks lie between the last stored snapshot and this one that this one
-        goes to disk wherever it is. The row's snapshot before is at the depth `before`.
+    def _is_to_be_stored(self, path: Path, key: bytes) -> bool:
+        """Whether the snapshot at the end of `path` goes to disk. The snapshot at the last boundary
+        does, and another one if the blocks since the last one there have as many bytes as itself.
         """
-        blocks = snapshot.nbytes // self.block_bytes if self.block_bytes else 0
-        interval = max(_LEAST_STORED_BLOCKS, blocks)
-        return before // interval < depth // interval
+        depth = len(path.keys)
+        if depth in path.boundaries[-1:]:
+            return not self._snapshots.is_stored(key)
+        found = self._snapshots_of(path.keys)
+        stored = [at for at, each in found.items() if self._snapshots.is_stored(each)]
+        blocks = depth - max([*stored, *path.stored_snapshots], default=0)
+        enough_bytes = self._blocks.bytes_of([key]) if self.block_bytes else 0
+        if blocks * self.block_bytes < enough_bytes:
+            return False
+        return depth in path.boundaries or blocks >= _LEAST_STORED_BLOCKS
 
     def store(self) -> None:
         """Hand kept blocks to the disk. Waits until they are computed."""

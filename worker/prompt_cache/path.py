@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from protocol.message import pack
@@ -109,6 +110,7 @@ def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) ->
     return keys
 
 
+@lru_cache(maxsize=1 << 14)
 def snapshot_key(key: bytes) -> bytes:
     """The key of the snapshot at the end of the block that has `key`."""
     return hashlib.blake2b(key + b"snapshot", digest_size=KEY_BYTES).digest()

@@ -60,6 +60,7 @@ class _Snapshot:
     used_at: int
     at_message: bool = False
     resumed: int = 0
+    stored: bool = False
 
 
 class Snapshots:
@@ -94,6 +95,13 @@ class Snapshots:
         for each in self._found.values():
             if each.before == key:
                 each.before = gone.before
+
+    def note_stored(self, key: bytes) -> None:
+        """Note that the snapshot goes to disk."""
+        self._found[key].stored = True
+
+    def is_stored(self, key: bytes) -> bool:
+        return self._found[key].stored
 
     def is_at_message(self, key: bytes) -> bool:
         return self._found[key].at_message
