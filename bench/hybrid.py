@@ -1,8 +1,8 @@
 """`python -m bench.hybrid`: prompts of a model with recurrent layers, whose states can't be cut.
 
 The first token of a conversation's next turn, and of a turn whose last message was replaced; and
-a long prompt whose client gives up every two seconds and asks again. The worker is killed before
-the last case. Bulkhead answers one request at a time; loads are not counted.
+a long prompt whose client gives up every two seconds and asks again. Turns follow at once, and
+after SIGKILL of the worker. Bulkhead answers one request at a time; loads are not counted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.conversation import RandomText, order
 from bench.load import Address
-from bench.machine import describe_machine, wait_until_gone
+from bench.machine import cpu_s, describe_machine, wait_until_gone
 from bench.models import build_model
 from bench.results import WORKER, FailedError
 from bench.servers import BulkheadServer
@@ -61,11 +61,8 @@ _SIZES: Final[dict[str, Any]] = {
 
 
 class Answer(NamedTuple):
-    """The text and the seconds of an answer, and how many tokens of its prompt were cached."""
-
     text: str
     seconds: float
-    cached_tokens: int
 
 
 def main() -> int:
@@ -121,29 +118,35 @@ def _turns(server: BulkheadServer, words: RandomText, rounds: int, tokens: int) 
 
 def _cancelled(server: BulkheadServer, words: RandomText, rounds: int, tokens: int) -> None:
     print(f"\nA prompt of {tokens} tokens, given up every {_GIVES_UP_S:.0f} s.\n")
-    print("| whole (s) | attempts | all attempts (s) | ratio | target | same text |")
-    print("| ---: | ---: | ---: | ---: | ---: | --- |")
+    print(
+        "| whole (s) | its CPU time | attempts | all (s) | CPU time | ratio | of CPU time | text |"
+    )
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for _ in range(rounds):
         messages = [_user(words.take(tokens))]
+        began_s = _worker_s(server)
         whole = _ask(server.address, messages, salt="whole")
-        attempts, all_s = 0, 0.0
-        while True:
+        whole_s = _worker_s(server) - began_s
+        attempts, began_at, began_s = 0, time.perf_counter(), _worker_s(server)
+        answer = None
+        while answer is None:
             attempts += 1
-            began_s = time.perf_counter()
-            try:
+            if attempts > _MOST_ATTEMPTS:
+                raise FailedError("The prompt is never computed.")
+            with suppress(TimeoutError):
                 answer = _ask(server.address, messages, salt="cut", patience_s=_GIVES_UP_S)
-            except TimeoutError:
-                all_s += time.perf_counter() - began_s
-                if attempts == _MOST_ATTEMPTS:
-                    raise FailedError("The prompt is never computed.") from None
-                continue
-            all_s += answer.seconds
-            break
+        all_s, cut_s = time.perf_counter() - began_at, _worker_s(server) - began_s
         print(
-            f"| {whole.seconds:.2f} | {attempts} | {all_s:.2f} | {all_s / whole.seconds:.2f} "
-            f"| {_CANCELLED_TARGET} | {'yes' if answer.text == whole.text else 'no'} |",
+            f"| {whole.seconds:.2f} | {whole_s:.2f} | {attempts} | {all_s:.2f} | {cut_s:.2f} "
+            f"| {all_s / whole.seconds:.2f} (target {_CANCELLED_TARGET}) | {cut_s / whole_s:.2f} "
+            f"| {'same' if answer.text == whole.text else 'another'} |",
             flush=True,
         )
+
+
+def _worker_s(server: BulkheadServer) -> float:
+    """The CPU time of the worker, which tells work from waits for other programs."""
+    return cpu_s(server.processes())[WORKER]
 
 
 def _ask(
@@ -169,8 +172,7 @@ def _ask(
         answer = json.load(response)
     seconds = time.perf_counter() - began_s
     (choice,) = answer["choices"]
-    cached_tokens = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return Answer(choice["message"]["content"] or "", seconds, cached_tokens)
+    return Answer(choice["message"]["content"] or "", seconds)
 
 
 def _user(text: str) -> dict[str, str]:
