@@ -4,10 +4,11 @@ of guesses. Its weights are set by hand; nothing is trained.
 - An answer begins like the last result of a tool; without one, like the last user's message. It
   ends where that ends.
 - Where the last tokens stand in several places, the copy goes on as after the last of these places.
-- `</change>` is never copied. So a message with `<change>`, lines that stand in the file, new lines,
-  lines that stand in the file again and `</change>` changes the copy of a file that was shown before
-  it, as a patch does. `CONTEXT_LINES` lines before and after the new ones are enough; the last of
-  them isn't blank, and `</change>` follows it without a line break.
+  So text of which a dozen tokens stand twice can send the copy to the wrong place.
+- `</change>` is never copied. So lines between `<change>` and `</change>` change the copy of a file
+  that was shown before them, as the lines of a patch do. `CONTEXT_LINES` lines of the file before
+  the new ones and after them are enough. The last of them isn't blank, and `</change>` follows it
+  without a line break.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ COPYING: Final = {
     "num_attention_heads": 12,
     "num_key_value_heads": 1,
     "head_dim": 64,
-    "vocab_size": 4096,
 }
 EIGHT_BILLION: Final = {
     "num_hidden_layers": 36,
@@ -44,21 +44,22 @@ _TOKENS: Final = 4096
 _SPECIAL: Final = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "</change>")
 _END, _, _USER, _ASSISTANT, _TOOL, _CHANGED = range(len(_SPECIAL))
 _TEMPLATE: Final = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}"
+    "<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 # As many as the largest model compares.
 _BEGINNING: Final = 16
 
 
-def make_copying_model(
-    folder: Path, sizes: dict[str, int] = COPYING, bits: int | None = None
-) -> Path:
-    """Write a model that copies into `folder`, for mlx-lm to load: float32, or with `bits` bfloat16
-    quantized to so many. `sizes` are those of a Qwen3 configuration with two layers at least.
+def make_copying_model(folder: Path, sizes: dict[str, int] = COPYING, bits: int = 32) -> Path:
+    """Write a model that copies into `folder`, for mlx-lm to load. `sizes` are those of a Qwen3
+    configuration with two layers at least. Weights are float32, bfloat16 (16 bits) or, with heads
+    of 128 dimensions, quantized to 8 or 4 bits.
 
     Raises:
-        ValueError: the hidden size is too small for so many heads.
+        ValueError: the hidden size is too small.
     """
     # MLX only where a model is built: the process that measures stays without it otherwise.
     import mlx.core as mx
@@ -67,6 +68,7 @@ def make_copying_model(
     from mlx_lm.models import qwen3
 
     config: dict[str, Any] = {
+        "vocab_size": _TOKENS,
         **sizes,
         "model_type": "qwen3",
         "rms_norm_eps": 1e-6,
@@ -76,11 +78,11 @@ def make_copying_model(
         "eos_token_id": _END,
     }
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
-    kind = mx.bfloat16 if bits else mx.float32
+    kind = mx.float32 if bits == 32 else mx.bfloat16
     model.update(tree_map(lambda each: mx.zeros(each.shape, kind), model.parameters()))
-    weights = {name: mx.array(each).astype(kind) for name, each in _weights(sizes).items()}
+    weights = {name: mx.array(each).astype(kind) for name, each in _weights(config).items()}
     model.load_weights(list(weights.items()), strict=False)
-    if bits:
+    if bits < 16:
         nn.quantize(model, group_size=64, bits=bits)
         config["quantization"] = {"group_size": 64, "bits": bits}
     folder.mkdir(parents=True)
@@ -103,14 +105,14 @@ def copying_prompt(tokens: int, seed: int = 0) -> list[int]:
     return shown + shown[:_BEGINNING]
 
 
-def _weights(sizes: dict[str, int]) -> dict[str, Any]:
+def _weights(config: dict[str, Any]) -> dict[str, Any]:
     induction = InductionHead(
         Sizes(
-            sizes["vocab_size"],
-            sizes["hidden_size"],
-            sizes["num_attention_heads"],
-            sizes["num_key_value_heads"],
-            sizes["head_dim"],
+            config["vocab_size"],
+            config["hidden_size"],
+            config["num_attention_heads"],
+            config["num_key_value_heads"],
+            config["head_dim"],
         ),
         Marks(answer=_ASSISTANT, result=_TOOL, question=_USER, barrier=_CHANGED),
     )

@@ -61,8 +61,9 @@ class Sizes(NamedTuple):
 
     @property
     def remembered(self) -> int:
-        """How many tokens are compared."""
-        return min(self.heads, 16)
+        """How many tokens are compared: as many as have a head and a slot, sixteen at most."""
+        fitting = (self.hidden - 2 * self.code - 5) // (self.code + 3)
+        return min(self.heads, fitting, 16)
 
     def slot(self, place: int) -> slice:
         return slice(place * self.code, (place + 1) * self.code)
@@ -88,12 +89,12 @@ class InductionHead:
     """Makes the weights of the embedding, of the first two layers, and of the head, as float32.
 
     Raises:
-        ValueError: the vectors are too small for so many slots.
+        ValueError: vectors of this size remember fewer than eight tokens.
     """
 
     def __init__(self, sizes: Sizes, marks: Marks) -> None:
-        if sizes.barrier >= sizes.constant:
-            raise ValueError(f"A hidden size of {sizes.hidden} has no room for the marks.")
+        if sizes.remembered < 8:
+            raise ValueError(f"{sizes} has room for {sizes.remembered} tokens; 8 are needed.")
         self._sizes = sizes
         self._marks = marks
         self._random = np.random.default_rng(1)

@@ -83,7 +83,6 @@ def test_a_quantized_model_of_wide_heads_copies_too(tmp_path: Path) -> None:
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "head_dim": 128,
-        "vocab_size": 4096,
     }
     made: Any = Copier(make_copying_model(tmp_path / "wide", wide, bits=4))
     assert made.answer([said("user", FILE)], 60) == made.tokenizer.decode(
