@@ -97,8 +97,8 @@ def make_copying_model(folder: Path, sizes: dict[str, int] = COPYING, bits: int 
 
 
 def copying_prompt(tokens: int, seed: int = 0) -> list[int]:
-    """A prompt of `tokens` tokens and their beginning, for a model that copies: it goes on with the
-    rest of them, at least `tokens` - 16 tokens.
+    """A prompt of `tokens` + 16 tokens: random ones, and the first 16 of them again. The greedy
+    answer of a model that copies begins with the last `tokens` tokens of the prompt.
     """
     draw = random.Random(seed)
     shown = [draw.randrange(len(_SPECIAL), _TOKENS) for _ in range(tokens)]

@@ -24,16 +24,19 @@ Matrix = npt.NDArray[np.float32]
 THETA: Final = 1e20
 CONTEXT: Final = 32768
 
-# Logarithms of weights, as the second factor of the softmax: between equal and unrelated vectors.
+# The score of a key that equals its query; that of an unrelated key is about 0.
 _SHARPNESS: Final = 600.0
-# Of a match's sharpness, what tells early from late positions.
+# The share of that score by which later keys are told from earlier ones.
 _LATENESS: Final = 0.12
 # How much less an earlier token counts than the next one.
 _FADING: Final = 0.9
 # How much more a mark counts than all codes together, next to it. It counts half as much with each
 # further token, so that the mark of a short message before doesn't count.
 _DOMINANCE: Final = 20.0
+# The logit of the next token; those of others are about 0.
 _LOGITS: Final = 40.0
+# Kinds of marks. The first three are kept for each place.
+_ANSWERS, _SHOWS, _ASKS, _BARS = range(4)
 
 
 class Marks(NamedTuple):
@@ -77,11 +80,11 @@ class Sizes(NamedTuple):
 
     @property
     def barrier(self) -> int:
-        return self.mark(3, 0)
+        return self.mark(_BARS, 0)
 
     @property
     def constant(self) -> int:
-        """The dimension that is 1 in each vector."""
+        """The dimension that is 1 in all vectors."""
         return self.hidden - 1
 
 
@@ -111,9 +114,9 @@ class InductionHead:
         made = self._zeros(self._sizes.vocabulary, self._sizes.hidden)
         made[:, self._sizes.slot(0)] = self._codes
         made[:, self._sizes.constant] = 1
-        made[self._marks.answer, self._sizes.mark(0, 0)] = 1
-        made[[self._marks.result, self._marks.question], self._sizes.mark(1, 0)] = 1
-        made[self._marks.question, self._sizes.mark(2, 0)] = 1
+        made[self._marks.answer, self._sizes.mark(_ANSWERS, 0)] = 1
+        made[[self._marks.result, self._marks.question], self._sizes.mark(_SHOWS, 0)] = 1
+        made[self._marks.question, self._sizes.mark(_ASKS, 0)] = 1
         made[self._marks.barrier, self._sizes.barrier] = 1
         return made
 
@@ -132,14 +135,15 @@ class InductionHead:
         for head in range(sizes.kv_heads):
             k[head, : self._late, sizes.constant] = 1
             v[head, : sizes.code, sizes.slot(0)] = np.eye(sizes.code)
-            for kind in range(3):
+            for kind in (_ANSWERS, _SHOWS, _ASKS):
                 v[head, sizes.code + kind, sizes.mark(kind, 0)] = 1
         for place in range(1, sizes.remembered + 1):
+            # Keys and queries are turned by their positions, so these agree `place` tokens apart.
             angles = self._turns[: self._late] * place
             q[place - 1, : self._late, sizes.constant] = np.cos(angles)
             q[place - 1, half : half + self._late, sizes.constant] = -np.sin(angles)
             o[sizes.slot(place), place - 1, : sizes.code] = np.eye(sizes.code)
-            for kind in range(3):
+            for kind in (_ANSWERS, _SHOWS, _ASKS):
                 o[sizes.mark(kind, place), place - 1, sizes.code + kind] = 1
         return self._layer(1, q, k, v, o)
 
@@ -158,16 +162,17 @@ class InductionHead:
             norm2 += weight**2 * len(still) * sizes.code
         lateness = math.sqrt(norm2 * _LATENESS / (1 - _LATENESS))
         strength = _DOMINANCE * math.sqrt(norm2 / len(still))
+        # The query is a quarter of a turn ahead, so the score falls with the distance.
         q[0, self._late + sizes.head // 2, sizes.constant] = lateness
         k[0, self._late, sizes.constant] = lateness
         for place in range(sizes.remembered):
             here, less = strength / 2**place * self._signs(2, len(still))
-            q[0, still, sizes.mark(0, place)] = here
-            k[0, still, sizes.mark(1, place + 1)] = here
-            k[0, still, sizes.mark(2, place + 1)] = less
+            q[0, still, sizes.mark(_ANSWERS, place)] = here
+            k[0, still, sizes.mark(_SHOWS, place + 1)] = here
+            k[0, still, sizes.mark(_ASKS, place + 1)] = less
             late = _DOMINANCE * lateness / 2**place
-            q[0, self._late + sizes.head // 2, sizes.mark(0, place)] = late
-            k[0, self._late, sizes.mark(1, place + 1)] = late
+            q[0, self._late + sizes.head // 2, sizes.mark(_ANSWERS, place)] = late
+            k[0, self._late, sizes.mark(_SHOWS, place + 1)] = late
         k[0, still, sizes.barrier] = strength * self._signs(1, len(still))[0]
         v[0, : sizes.code, sizes.slot(0)] = np.eye(sizes.code)
         o[sizes.next_token, 0, : sizes.code] = np.eye(sizes.code)

@@ -51,10 +51,10 @@ def said(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_a_prompt_of_tokens_is_gone_on_with(copier: Copier) -> None:
+def test_random_tokens_are_copied(copier: Copier) -> None:
     prompt = copying_prompt(100)
-    steps = generate_step(mx.array(prompt), copier.model, max_tokens=84)
-    assert [token for token, _ in steps] == prompt[16:100]
+    steps = generate_step(mx.array(prompt), copier.model, max_tokens=100)
+    assert [token for token, _ in steps] == prompt[16:]
 
 
 def test_a_file_of_a_user_is_copied_to_its_end(copier: Copier) -> None:
@@ -85,6 +85,6 @@ def test_a_quantized_model_of_wide_heads_copies_too(tmp_path: Path) -> None:
         "head_dim": 128,
     }
     model, _ = mlx_lm.load(str(make_copying_model(tmp_path / "wide", wide, bits=4)))
-    prompt = copying_prompt(36)
+    prompt = copying_prompt(20)
     steps = generate_step(mx.array(prompt), model, max_tokens=20)
-    assert [token for token, _ in steps] == prompt[16:36]
+    assert [token for token, _ in steps] == prompt[16:]
