@@ -26,13 +26,14 @@ CONTEXT: Final = 32768
 
 # The score of a key that equals its query; that of an unrelated key is about 0.
 _SHARPNESS: Final = 600.0
-# The share of that score by which later keys are told from earlier ones.
+# The share of that score by which later keys are told from earlier ones, and for marks.
 _LATENESS: Final = 0.12
+_LATENESS_OF_MARKS: Final = 0.25
 # How much less an earlier token counts than the next one.
 _FADING: Final = 0.9
 # How much more a mark counts than all codes together, next to it. It counts half as much with each
 # further token, so that the mark of a short message before doesn't count.
-_DOMINANCE: Final = 20.0
+_DOMINANCE: Final = 64.0
 # The logit of the next token; those of others are about 0.
 _LOGITS: Final = 40.0
 # Kinds of marks. The first three are kept for each place.
@@ -160,7 +161,7 @@ class InductionHead:
             q[0, still, sizes.slot(place)] = sketch
             k[0, still, sizes.slot(place + 1)] = sketch
             norm2 += weight**2 * len(still) * sizes.code
-        lateness = math.sqrt(norm2 * _LATENESS / (1 - _LATENESS))
+        lateness = _beside(norm2, _LATENESS)
         strength = _DOMINANCE * math.sqrt(norm2 / len(still))
         # The query is a quarter of a turn ahead, so the score falls with the distance.
         q[0, self._late + sizes.head // 2, sizes.constant] = lateness
@@ -170,7 +171,7 @@ class InductionHead:
             q[0, still, sizes.mark(_ANSWERS, place)] = here
             k[0, still, sizes.mark(_SHOWS, place + 1)] = here
             k[0, still, sizes.mark(_ASKS, place + 1)] = less
-            late = _DOMINANCE * lateness / 2**place
+            late = _DOMINANCE * _beside(norm2, _LATENESS_OF_MARKS) / 2**place
             q[0, self._late + sizes.head // 2, sizes.mark(_ANSWERS, place)] = late
             k[0, self._late, sizes.mark(_SHOWS, place + 1)] = late
         k[0, still, sizes.barrier] = strength * self._signs(1, len(still))[0]
@@ -215,3 +216,8 @@ class InductionHead:
     @staticmethod
     def _zeros(*shape: int) -> Matrix:
         return np.zeros(shape, np.float32)
+
+
+def _beside(norm2: float, share: float) -> float:
+    """The length of a vector that makes up this share of a sum with one of this squared length."""
+    return math.sqrt(norm2 * share / (1 - share))

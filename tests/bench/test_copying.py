@@ -72,7 +72,8 @@ def test_lines_that_the_user_changes_are_changed_in_the_copy(copier: Copier) -> 
     changed = [*SHOWN[:6], "        total += scale.kilograms(crate)", *SHOWN[7:]]
     lines = "\n".join(changed[3:8])
     order = said("user", f"Write it with this.\n<change>\n{lines}</change>")
-    assert copier.answer([said("tool", FILE), order]) == "\n".join(changed) + "\n"
+    messages = [said("user", "Read it."), said("assistant", "Read."), said("tool", FILE), order]
+    assert copier.answer(messages) == "\n".join(changed) + "\n"
 
 
 def test_a_quantized_model_of_wide_heads_copies_too(tmp_path: Path) -> None:
