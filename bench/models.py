@@ -9,10 +9,12 @@ a GPU: 0.9 GB of bfloat16. The one of two billion, 4.8 GB, is to be read.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
@@ -108,20 +110,20 @@ def built_model(
     return folder
 
 
-def build_model(folder: Path, sizes: dict[str, int], tokenizer_from: Path = DEMO_FOLDER) -> None:
+def build_model(folder: Path, sizes: Mapping[str, Any], tokenizer_from: Path = DEMO_FOLDER) -> None:
     """Write a model of random weights, with the tokenizer of another, for mlx-lm to load. The large
     ones are bfloat16.
     """
     # MLX only where a model is built: the process that measures stays without it otherwise.
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_map
-    from mlx_lm.models import qwen3
 
     shutil.copytree(tokenizer_from, folder)
     config = json.loads((folder / "config.json").read_text("utf-8")) | sizes
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     mx.random.seed(1)
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = architecture.Model(architecture.ModelArgs.from_dict(config))
     parameters = model.parameters()
     # Other tokens are never chosen: they would hold an answer's first text back.
     embedding = parameters["model"]["embed_tokens"]["weight"]

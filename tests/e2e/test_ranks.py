@@ -30,6 +30,7 @@ SPLITS = {
     "llama": ("llama", 2, "tensor"),
     "moe": ("qwen3_moe", 2, "tensor"),
     "layers": ("qwen3_moe", 2, "pipeline"),
+    "windows": ("gpt_oss", 2, "tensor"),
     "four": ("llama", 4, "tensor"),
 }
 
@@ -80,6 +81,7 @@ def _pids(gateway: Gateway, model_id: str) -> list[int]:
     [
         "llama",
         "layers",
+        "windows",
         pytest.param("moe", marks=pytest.mark.slow),
         pytest.param("four", marks=pytest.mark.slow),
     ],

@@ -50,6 +50,7 @@ POLICIES: Final = {
     "gateway/access/keys.py": "tests/gateway/http/test_auth.py ../access/test_access.py",
     "worker/engines/room.py": "tests/worker/engines/test_room.py",
     "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
+    "worker/prompt_cache/snapshots.py": "tests/worker/prompt_cache/test_snapshots.py",
 }
 LEAST_SHARE: Final = 0.9
 

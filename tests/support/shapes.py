@@ -70,8 +70,8 @@ def dense(folder: Path) -> Path:
 
 
 def splittable(folder: Path, kind: str) -> Path:
-    """Of a kind that mlx-lm can split over four ranks by tensors: llama, qwen3, and qwen3_moe,
-    which it can split by layers too.
+    """Of a kind that mlx-lm can split over four ranks by tensors: llama, qwen3, gpt_oss with a
+    sliding window in every other layer, and qwen3_moe, which it can split by layers too.
     """
     return write(
         folder,
@@ -82,11 +82,13 @@ def splittable(folder: Path, kind: str) -> Path:
             "num_key_value_heads": 4,
             "tie_word_embeddings": False,
             "num_experts": 4,
+            "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
             "moe_intermediate_size": 64,
             "norm_topk_prob": True,
+            "sliding_window": 32,
         },
     )
 
@@ -181,6 +183,33 @@ def hybrid(folder: Path) -> Path:
             "block_auto_adjust_ff_dim": False,
             "block_ff_dim": 128,
             "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        },
+    )
+
+
+def linear_attention(folder: Path, layers: int = 4, hidden_size: int = 64) -> Path:
+    """Large recurrent states beside full attention in every fourth layer, and experts."""
+    return write(
+        folder,
+        {
+            **_ATTENTION,
+            "model_type": "qwen3_next",
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 1,
+            "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 64,
+            "partial_rotary_factor": 0.25,
+            "norm_topk_prob": True,
+            "max_position_embeddings": 32768,
         },
     )
 

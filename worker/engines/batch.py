@@ -72,6 +72,11 @@ class Row:
         return len(self.sequence.token_ids) + len(self.generated)
 
     @property
+    def unkept_tokens(self) -> int:
+        """The tokens that the row's caches have seen and the prompt cache doesn't have."""
+        return 0 if self.kept is None else self.seen_tokens - self.kept * BLOCK_TOKENS
+
+    @property
     def most_tokens(self) -> int:
         """The length at which the row ends, prompt and answer together."""
         return len(self.sequence.token_ids) + self.sequence.max_tokens
@@ -103,13 +108,13 @@ class Row:
 
 class CachedRow(NamedTuple):
     """A row and its caches, which are of this row alone or of a whole batch. `place` is the index
-    of the row in them. With `at_boundary` the row's last chunk ended a segment of its prompt.
+    of the row in them. `prefills`: the row's prompt is being computed.
     """
 
     row: Row
     caches: list[Any]
     place: int
-    at_boundary: bool
+    prefills: bool = False
 
 
 class RowBatch:
@@ -146,8 +151,6 @@ class RowBatch:
         self.prefill_s = 0.0
         # Rows that have ended, with their caches, until `ended_rows` takes them.
         self._ended: list[tuple[Row, RowCaches]] = []
-        # Rows whose last chunk ended at the end of a segment of their prompt.
-        self._at_boundary: list[Row] = []
         # Rows by mlx-lm's number, in the order in which they joined.
         self._rows: dict[int, Row] = {}
         self._prefilling: set[int] = set()
@@ -284,6 +287,8 @@ class RowBatch:
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
             chunk = min(chunk, scored_chunk(rows, self._tap.vocabulary, self._working_bytes))
+        unkept = (self._rows[uid].unkept_tokens for uid in self._prefilling - self._at_end)
+        chunk = to_block_end(chunk, max(unkept, default=0))
         stepped = self._generator.step(chunk, watched=watched)
         self._on_prefill(stepped.prompt_tokens, stepped.prompt_s)
         scored_s = 0.0
@@ -293,7 +298,6 @@ class RowBatch:
             scored_s = perf_counter() - began_s
         self.prefill_s = stepped.prompt_s + scored_s
         self._pace.observe(stepped.prompt_tokens, self.prefill_s, context)
-        self._at_boundary = []
         for response in stepped.prompts:
             row = self._rows[response.uid]
             row.seen_tokens = row.cached_tokens + response.progress[0]
@@ -301,8 +305,6 @@ class RowBatch:
                 self._prefilling.discard(response.uid)
                 self._at_end.discard(response.uid)
                 continue
-            if response.end_of_segment:
-                self._at_boundary.append(row)
             if row.seen_tokens >= row.tokens - 1:
                 self._at_end.add(response.uid)
         return stepped
@@ -329,11 +331,7 @@ class RowBatch:
         """
         places = self._generator.places()
         return [
-            CachedRow(
-                row,
-                *places[uid],
-                at_boundary=row in self._at_boundary,
-            )
+            CachedRow(row, *places[uid], prefills=uid in self._prefilling)
             for uid, row in self._rows.items()
             if row.kept is not None and uid in places
         ]
@@ -341,11 +339,7 @@ class RowBatch:
     def ended_rows(self) -> list[CachedRow]:
         """The rows that ended since the last call and of which the prompt cache may keep blocks."""
         ended, self._ended = self._ended, []
-        return [
-            CachedRow(row, *caches, at_boundary=False)
-            for row, caches in ended
-            if row.kept is not None
-        ]
+        return [CachedRow(row, *caches) for row, caches in ended if row.kept is not None]
 
     def _take_out(self, uids: list[int]) -> None:
         if uids:
@@ -364,6 +358,15 @@ class RowBatch:
         del self._rows[uid]
         self._prefilling.discard(uid)
         self._at_end.discard(uid)
+
+
+def to_block_end(tokens: int, unkept_tokens: int) -> int:
+    """The length of a chunk of at most `tokens` tokens. It ends with a block of the row that has
+    `unkept_tokens` tokens which the prompt cache doesn't have, unless it is too short for that.
+    """
+    beyond = unkept_tokens % BLOCK_TOKENS
+    whole = (beyond + tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+    return whole - beyond if whole else tokens
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

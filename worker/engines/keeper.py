@@ -169,12 +169,12 @@ class PromptKeeper:
         self.cache.store()
         self._missing_bytes = 0
         for each in running:
-            depth = each.row.seen_tokens // BLOCK_TOKENS
+            depth, beyond = divmod(each.row.seen_tokens, BLOCK_TOKENS)
             if self.cache.needs_snapshots:
-                # A segment may end where no snapshot is to be made: the last token of a prompt is a
-                # segment of its own for mlx-lm.
-                if each.at_boundary and _at_boundary(each.row):
-                    self._keep(each, depth, sizes, snapshot=True)
+                # A snapshot has the present state. After a wrong guess the state of a row that
+                # decodes can be that of some tokens before.
+                if each.prefills and not beyond:
+                    self._keep(each, depth, sizes)
                 continue
             if depth - (each.row.kept or 0) >= _ANSWER_BLOCKS or _has_prompt_left(each.row):
                 self._keep(each, depth, sizes)
@@ -186,24 +186,22 @@ class PromptKeeper:
             # No step follows during which the new blocks would be computed.
             self.cache.store()
 
-    def _keep(
-        self, each: CachedRow, depth: int, sizes: list[Batch], *, snapshot: bool = False
-    ) -> None:
+    def _keep(self, each: CachedRow, depth: int, sizes: list[Batch]) -> None:
         row = each.row
-        if row.kept is None or (depth <= row.kept and not snapshot):
+        if row.kept is None or depth <= row.kept:
             return
         computed = _computed(each, depth)
         if computed is None:
             return
         bytes_ = self._bytes_of(computed)
-        if snapshot:
+        if self.cache.needs_snapshots:
             bytes_ += self._room.shape.row_bytes
         if not self._makes_room(bytes_, sizes, [computed.path]):
             return  # There may be more room later: a row has all its caches until it ends.
         self.cache.keep([computed])
-        if snapshot:
-            self.cache.keep_snapshot(computed.path, each.caches, each.place, depth)
-        row.kept = max(row.kept, depth)
+        if self.cache.needs_snapshots:
+            self.cache.keep_snapshot(computed.path, each.caches, each.place)
+        row.kept = depth
 
     def _keep_ended(self, ended: Iterable[CachedRow], sizes: list[Batch]) -> None:
         """Keep the blocks of all ended rows at once. If there is too little room, keep those of as
@@ -344,17 +342,10 @@ def _computed(each: CachedRow, depth: int) -> Computed | None:
     if row.generated:
         token_ids = token_ids + row.generated
     so_far = path.to(token_ids[: depth * BLOCK_TOKENS])
-    cut = Path(so_far.root, so_far.keys[:depth], so_far.stored)
-    return Computed(cut, token_ids, each.caches, each.place, row.kept)
+    return Computed(so_far.to_depth(depth), token_ids, each.caches, each.place, row.kept)
 
 
 def _has_prompt_left(row: Row) -> bool:
     """Whether the row's prompt has a block that could be kept and hasn't been kept."""
     path = row.sequence.path
     return path is not None and row.kept is not None and row.kept < len(path.keys)
-
-
-def _at_boundary(row: Row) -> bool:
-    path = row.sequence.path
-    depth, beyond = divmod(row.seen_tokens, BLOCK_TOKENS)
-    return path is not None and not beyond and depth in path.boundaries

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from protocol.answers import FinishReason
-from worker.engines.batch import CachedRow, Row
+from worker.engines.batch import CachedRow, Row, to_block_end
 from worker.engines.decoding import Caches, Decoded, RowSampler, decode, decode_ahead
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
@@ -244,16 +244,16 @@ class SequentialEngine(QueuedEngine):
         row = run.row
         began_s, begin = perf_counter(), row.seen_tokens
         boundary = self._next_boundary(row)
-        length = min(run.left, self._pace.chunk(rows=1, decoding=False, context=begin))
+        chunk = self._pace.chunk(rows=1, decoding=False, context=begin)
+        length = min(run.left, to_block_end(chunk, row.unkept_tokens))
         if run.model is not None and run.model.whole:
             length = run.left
         if boundary is not None:
             length = min(length, boundary - begin)
         if row.prompt_scores is not None:
             length = min(length, scored_chunk(1, self._vocabulary, self._room.working_bytes))
-        chunk = row.sequence.token_ids[begin : begin + length]
         with stream():
-            tokens = mx.array([chunk])
+            tokens = mx.array([row.sequence.token_ids[begin : begin + length]])
             if run.model is not None:
                 logits = run.model(tokens, cache=run.caches)
             else:
@@ -269,7 +269,7 @@ class SequentialEngine(QueuedEngine):
         self._pace.observe(length, seconds, begin)
         if self._keeper is not None:
             self._keeper.cache.speeds.observe_prefill(length, seconds)
-            self._keep(run, at_boundary=row.seen_tokens == boundary)
+            self._keep(run, prefills=True)
 
     def _generate(self, run: _Run) -> Token:
         row, sequence = run.row, run.row.sequence
@@ -305,10 +305,10 @@ class SequentialEngine(QueuedEngine):
             caches, _ = self._caches.parts(run.caches)
         return decode(sequence, caches, run.sampler)
 
-    def _keep(self, run: _Run, *, at_boundary: bool = False, ended: bool = False) -> None:
+    def _keep(self, run: _Run, *, prefills: bool = False, ended: bool = False) -> None:
         if self._keeper is None or run.row.kept is None:
             return
-        cached = [CachedRow(run.row, run.caches, 0, at_boundary)]
+        cached = [CachedRow(run.row, run.caches, 0, prefills)]
         # A sequence that has ended needs no room any more, so `_sizes` is empty then. Its caches
         # still exist.
         self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())

@@ -259,6 +259,15 @@ class LruBlocks(Generic[Content]):
             self._entries[key] = entry
             self.bytes_ += entry.bytes_
 
+    def drop(self, key: bytes) -> int:
+        """Drop an entry. Returns how many bytes were dropped.
+
+        Raises: KeyError.
+        """
+        bytes_ = self._entries.pop(key).bytes_
+        self.bytes_ -= bytes_
+        return bytes_
+
     def shrink(self, most_bytes: int, kept: Container[bytes] = frozenset()) -> int:
         """Drop the least recently used entries, but none in `kept`, until at most `most_bytes` are
         left. Returns how many bytes were dropped.
@@ -273,5 +282,5 @@ class LruBlocks(Generic[Content]):
                 going.append(key)
                 left_bytes -= entry.bytes_
         for key in going:
-            self.bytes_ -= self._entries.pop(key).bytes_
+            self.drop(key)
         return before_bytes - self.bytes_

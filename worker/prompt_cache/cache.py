@@ -15,6 +15,7 @@ from protocol.prompt_store.payloads import Entry
 from worker.prompt_cache.blocks import Block, Cutter, LruBlocks, Span
 from worker.prompt_cache.disk import Disk, Fetch, MeasuredSpeeds, Payload, PayloadError, from_bytes
 from worker.prompt_cache.path import BLOCK_TOKENS, Path, snapshot_key, usable_depth
+from worker.prompt_cache.snapshots import Snapshots, superfluous
 
 logger = logging.getLogger("worker")
 
@@ -25,6 +26,12 @@ _MOST_ARRIVALS_BYTES: Final = 32_000_000
 # since disks sleep and hang.
 _LATE: Final = 4.0
 _LEAST_LATE_S: Final = 2.0
+# A snapshot in the middle of a message goes to disk if at least so many blocks lie between it and
+# the last one there.
+_LEAST_STORED_BLOCKS: Final = 32
+# When memory is short, inner snapshots are dropped down to this share. Without its last snapshot a
+# path loses all its blocks behind the snapshot before.
+_INNER_SHARE: Final = 1 / 8
 
 
 class Taken(NamedTuple):
@@ -74,6 +81,7 @@ class PromptCache:
         self._cutter = cutter
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
+        self._snapshots = Snapshots()
         self._coming: dict[str, _Coming] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
@@ -145,12 +153,16 @@ class PromptCache:
         depth = self.depth(path, tokens)
         if depth < self._stored_depth(path, tokens):
             self.speeds.count(read=False)
-        if not depth:
-            return None
         keys = path.keys[:depth]
-        snapshot = self._blocks.get(snapshot_key(keys[-1])) if self.needs_snapshots else None
+        snapshot = None
+        if self.needs_snapshots:
+            key = snapshot_key(keys[-1]) if keys else None
+            self._snapshots.resume(key)
+            snapshot = None if key is None else self._blocks.get(key)
+        if not keys:
+            return None
         caches = self._cutter.join([self._blocks.get(each) for each in keys], snapshot)
-        self._use(keys)
+        self._use(path.to_depth(depth))
         return Taken(caches, depth * BLOCK_TOKENS)
 
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
@@ -164,7 +176,7 @@ class PromptCache:
         disk, keys = self._disk, self._worth_reading(path, tokens, room_bytes)
         if disk is None or not keys:
             return False
-        self._use(path.keys[: self._stored_depth(path, tokens)])
+        self._use(path.to_depth(self._stored_depth(path, tokens)))
         self.speeds.count(read=True)
         bytes_ = len(keys) * self.block_bytes
         # The disk reads blocks for other requests first.
@@ -267,22 +279,42 @@ class PromptCache:
         for each, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
             for at, block in enumerate(blocks, start=span.first):
                 self._put(each.path, at, each.path.keys[at], block, each.token_ids)
-            self._use(each.path.keys)
+            self._use(each.path)
         disk = None if self.rehearses else self._disk
         if disk is not None and (news := self.speeds.take_news()) is not None:
             disk.note(news)
 
-    def keep_snapshot(self, path: Path, caches: list[Any], row: int, depth: int) -> None:
-        """Keep a snapshot of a row that has seen exactly `depth` blocks: the state of caches that
-        can't be cut.
+    def keep_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
+        """Keep a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
+        that can't be cut. Then drop snapshots of the path that this one makes superfluous.
         """
-        key = snapshot_key(path.keys[depth - 1])
-        if key in self._blocks:
-            return
-        snapshot = self._cutter.snapshot(caches, row)
-        self._blocks.put(key, snapshot, snapshot.nbytes)
-        self._use(path.keys[:depth])
-        self._want_stored(key, path.keys[depth - 1], b"", "snapshot", snapshot)
+        key = snapshot_key(path.keys[-1])
+        if key not in self._blocks:
+            snapshot = self._cutter.snapshot(caches, row)
+            self._blocks.put(key, snapshot, snapshot.nbytes)
+        self._use(path)
+        if self._is_to_be_stored(path, key):
+            self._want_stored(key, path.keys[-1], b"", "snapshot", self._blocks.get(key))
+            self._snapshots.note_stored(key)
+        found = self._snapshots_of(path.keys)
+        spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
+        for at in superfluous(list(found), spared):
+            self._drop_snapshot(found[at])
+
+    def _is_to_be_stored(self, path: Path, key: bytes) -> bool:
+        """Whether the snapshot at the end of `path` goes to disk. The snapshot at the last boundary
+        does, and another one if the blocks since the last one there have as many bytes as itself.
+        """
+        depth = len(path.keys)
+        if depth in path.boundaries[-1:]:
+            return not self._snapshots.is_stored(key)
+        found = self._snapshots_of(path.keys)
+        stored = [at for at, each in found.items() if self._snapshots.is_stored(each)]
+        blocks = depth - max([*stored, *path.stored_snapshots], default=0)
+        enough_bytes = self._blocks.bytes_of([key]) if self.block_bytes else 0
+        if blocks * self.block_bytes < enough_bytes:
+            return False
+        return depth in path.boundaries or blocks >= _LEAST_STORED_BLOCKS
 
     def store(self) -> None:
         """Hand kept blocks to the disk. Waits until they are computed."""
@@ -292,11 +324,17 @@ class PromptCache:
                 self._disk.write(each.entry, parts)
 
     def shrink(self, most_bytes: int, paths: Iterable[Path] = ()) -> int:
-        """Drop the least recently used blocks until at most `most_bytes` are left, but no blocks of
-        `paths`. Returns how many bytes were dropped.
+        """Drop blocks until at most `most_bytes` are left, but no blocks of `paths`. Returns how
+        many bytes were dropped.
+
+        The inner snapshots that are missed least go first, as far as inner snapshots take more than
+        their share. Then the least recently used blocks and snapshots go.
         """
         kept = frozenset[bytes]().union(*map(self._beginning, paths))
-        gone_bytes = self._blocks.shrink(max(0, most_bytes), kept)
+        before_bytes = self._blocks.bytes_
+        self._thin(max(0, most_bytes), kept)
+        self._blocks.shrink(max(0, most_bytes), kept)
+        gone_bytes = before_bytes - self._blocks.bytes_
         self.refused_bytes += gone_bytes
         return gone_bytes
 
@@ -341,11 +379,35 @@ class PromptCache:
             self._unstored.append(_Unstored(entry, payload))
             self._unstored_bytes += payload.nbytes
 
-    def _use(self, keys: Sequence[bytes]) -> None:
+    def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
+        """Drop the inner snapshots that are missed least, but none in `kept`, until at most
+        `most_bytes` are left or inner snapshots have their share.
+        """
+        for each in [each for each in self._snapshots if each not in self._blocks]:
+            self._snapshots.drop(each)
+        inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
+        while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
+            key = self._snapshots.least(kept)
+            if key is None:
+                return
+            inner_bytes -= self._drop_snapshot(key)
+
+    def _drop_snapshot(self, key: bytes) -> int:
+        self._snapshots.drop(key)
+        return self._blocks.drop(key)
+
+    def _use(self, path: Path) -> None:
         if self.needs_snapshots:
-            self._blocks.use(each for key in keys for each in (key, snapshot_key(key)))
+            found = self._snapshots_of(path.keys)
+            self._snapshots.use(list(found.items()), len(path.keys), path.boundaries)
+            self._blocks.use(each for key in path.keys for each in (key, snapshot_key(key)))
         else:
-            self._blocks.use(keys)
+            self._blocks.use(path.keys)
+
+    def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
+        """The snapshots in memory at the ends of these blocks, by their depths."""
+        found = ((at, snapshot_key(each)) for at, each in enumerate(keys, start=1))
+        return {at: each for at, each in found if each in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from protocol.message import pack
@@ -35,6 +36,10 @@ class Path:
     def to(self, token_ids: Sequence[int]) -> Path:
         """The path of `token_ids`, which begin with the tokens of this path."""
         return replace(self, keys=tuple(chain(self.root, token_ids, self.keys)))
+
+    def to_depth(self, depth: int) -> Path:
+        """The first `depth` blocks of this path."""
+        return replace(self, keys=self.keys[:depth])
 
 
 class Paths:
@@ -67,7 +72,7 @@ class Paths:
             stored += 1
         snapshots: tuple[int, ...] = ()
         if self._needs_snapshots:
-            deepest_first = range(stored, 0, -1)
+            deepest_first = range(min(stored, usable_depth(len(token_ids))), 0, -1)
             found = (each for each in deepest_first if store.has(snapshot_key(keys[each - 1])))
             snapshots = tuple(each for each in [next(found, 0)] if each)
         return Path(root, tuple(keys), stored, snapshots, wanted)
@@ -105,6 +110,7 @@ def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) ->
     return keys
 
 
+@lru_cache(maxsize=1 << 14)
 def snapshot_key(key: bytes) -> bytes:
     """The key of the snapshot at the end of the block that has `key`."""
     return hashlib.blake2b(key + b"snapshot", digest_size=KEY_BYTES).digest()

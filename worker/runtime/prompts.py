@@ -21,6 +21,7 @@ from worker.engines.limits import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Path, Paths
+from worker.runtime.boundaries import find_boundaries
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.scores import LogprobWriter
 from worker.sampling.settings import make_row_sampling
@@ -29,7 +30,6 @@ from worker.structure.sampler import Constrained
 from worker.system.errors import PromptError, one_sentence
 from worker.text.budget import ReasoningBudget, reasoning_budget
 from worker.text.stream import AnswerStream, answer_stream
-from worker.text.template import ChatTemplate
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
 # Some vocabularies have runs of spaces as single tokens. The longest known run has 128 spaces.
@@ -315,7 +315,7 @@ def _find_path(
 ) -> Path:
     boundaries: list[int] = []
     if paths.needs_boundaries:
-        boundaries = _boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
+        boundaries = find_boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
     # All pictures have the same tokens, so the salt of the keys tells prompts with different
     # pictures apart.
     salt = generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt)
@@ -415,30 +415,3 @@ def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
             "shorten the prompt or ask for fewer alternatives.",
             "prompt_logprobs",
         )
-
-
-def _boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
-    """The places, in tokens, up to which later prompts may equal this one: the end of the system
-    prompt, and the end of the part that the conversation's next turn repeats. The repeated part may
-    lack the tokens that ask for an answer.
-    """
-    if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
-        # A picture has more tokens in the prompt than the template writes for it.
-        return [len(prompt_ids)]
-    messages = generate.prompt.messages
-    beginnings = [messages]
-    if messages and messages[0].role in ("system", "developer"):
-        beginnings.append(messages[:1])
-    found = []
-    for each in beginnings:
-        try:
-            alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
-        except PromptError:
-            continue  # Many templates need a message of the user.
-        found.append(_common(alike, prompt_ids))
-    return found or [len(prompt_ids)]
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -80,6 +81,25 @@ class ChatTemplate:
         conversation = prompt.messages if messages is None else messages
         rendered = self._apply(prompt, tools, conversation, None, asking=asking, tokenize=True)
         return list(rendered)
+
+    def message_starts(self, token_ids: Sequence[int]) -> list[int]:
+        """The places of the special token behind which a user's content begins. In most templates
+        each message has this token; in the others only messages of users have it.
+        """
+        mark = self._message_mark
+        return [] if mark is None else [at for at, each in enumerate(token_ids) if each == mark]
+
+    @cached_property
+    def _message_mark(self) -> int | None:
+        """The last special token before a user's content; None: there is none."""
+        prompts = [ChatPrompt((ChatMessage("user", content),)) for content in ("1", "2")]
+        try:
+            one, other = (self.tokens(each, asking=False) for each in prompts)
+        except PromptError:
+            return None
+        added = set(self._tokenizer.get_added_vocab().values())
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        return next((each for each, _ in reversed(list(alike)) if each in added), None)
 
     def text(
         self,

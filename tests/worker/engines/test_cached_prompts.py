@@ -39,6 +39,7 @@ SHAPES: dict[str, Callable[[Folder], Folder]] = {
     "sliding window": shapes.sliding_window,
     "recurrent": shapes.state_space,
     "hybrid": shapes.hybrid,
+    "linear attention": shapes.linear_attention,
     "chunked": shapes.chunked_attention,
 }
 GREEDY = Sampling(seed=1, temperature=0.0)
@@ -110,6 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         ("sliding window", True, None),
         ("recurrent", True, None),
         ("hybrid", True, None),
+        ("linear attention", True, None),
         ("full", False, None),
         ("sliding window", False, None),
         ("recurrent", False, None),
@@ -269,6 +271,82 @@ def test_memory_that_is_called_back(bench: Bench) -> None:
     assert cache.bytes_ == 0
     assert engine.need.cache_wanted_bytes > 0
     assert engine.clear_prompts() == 0
+
+
+def test_a_prompt_that_is_cancelled_again_and_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt goes on where the last one was cancelled."""
+    for module in ("batched", "sequential"):
+        monkeypatch.setattr(f"worker.engines.{module}.largest_chunk", lambda: 64)
+    sequence = bench.sequence("r", bench.tokens(700), boundaries=[700])
+    expected = _ids(_run(bench.plain_engine(), sequence)["r"])
+    engine = bench.engine(PromptCache(bench.cutter, None))
+    tokens: list[Token] = []
+    cancelled = 0
+    while not tokens:
+        engine.add(sequence)
+        # The shortest chunk has a quarter of a block.
+        for _ in range(4):
+            tokens += step(engine)
+        if not tokens:
+            engine.remove(["r"])
+            cancelled += 1
+            assert cancelled <= 700 // 64
+    tokens += _run(engine)["r"]
+    assert cancelled >= 2
+    assert tokens[0].cached_tokens >= 512
+    assert _ids(tokens) == expected
+
+
+def test_what_a_killed_worker_had_of_a_long_message(
+    folder: Folder, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state in its middle is on disk, however far its end was."""
+    monkeypatch.setattr("worker.engines.batched.largest_chunk", lambda: 64)
+    bench = Bench(_loaded("hybrid", folder), batched=True)
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=True)
+    prompt = bench.tokens(3000)
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", lambda: None))
+    engine = bench.engine(cache)
+    engine.add(bench.sequence("r", prompt))
+    path = bench.paths.find(prompt, "")
+    while cache.depth(path, 3000) < 40:
+        assert step(engine) == []
+    cache.close(at_most_s=60)
+    path = bench.paths.find(prompt, "")
+    assert path.stored >= 40
+    assert 32 <= path.stored_snapshots[0] < path.stored
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [("linear attention", True, None), ("linear attention", False, None)],
+    indirect=True,
+    ids=["batched", "sequential"],
+)
+def test_the_snapshots_that_are_missed_least_go_first(bench: Bench) -> None:
+    """Memory holds all blocks of some prompts and some snapshots: each prompt has its last one."""
+    prompts = [bench.tokens(450, seed=at) for at in range(4)]
+    room = CacheRoom(measure(bench.caches.run, bench.caches.make))
+    # A sequence that joins counts twice.
+    room.limit_bytes = room.needed_bytes(2 * [Batch(1, 512)])
+    room.limit_bytes += 4 * 7 * bench.cutter.block_bytes + 6 * room.shape.row_bytes
+    cache = PromptCache(bench.cutter, None)
+    engine = bench.engine(cache, room)
+
+    def cached_tokens() -> list[int]:
+        known = []
+        for each in prompts:
+            sequence = bench.sequence("r", each, boundaries=[64, 192, 320, 450], max_tokens=1)
+            known.append(_run(engine, sequence)["r"][0].cached_tokens)
+        return known
+
+    assert cached_tokens() == [0] * 4
+    all_bytes = 4 * (7 * bench.cutter.block_bytes + 4 * room.shape.row_bytes)
+    assert cache.bytes_ < all_bytes
+    assert cached_tokens() == [448] * 4
 
 
 def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:

@@ -32,6 +32,7 @@ SHAPES: dict[str, Callable[[Path], Path]] = {
     "sliding window": shapes.sliding_window,
     "state space": shapes.state_space,
     "hybrid": shapes.hybrid,
+    "linear attention": shapes.linear_attention,
     "quantized": shapes.full_attention,
 }
 ANSWER_TOKENS = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,22 +10,17 @@ from protocol.answers import RequestFailed
 from protocol.life import Bound
 from protocol.message import pack
 from protocol.requests import (
-    ChatMessage,
-    ChatPrompt,
     Generate,
     Sampling,
     TokenPrompt,
-    Tools,
 )
 from tests.support import shapes
-from tests.support.templates import templated
 from worker.engines.limits import Context, ContextInForce
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, _boundaries, prepare
-from worker.text.template import ChatTemplate
+from worker.runtime.prompts import Prepared, prepare
 
 WHY = "At most 1.0 GB can be had."
 
@@ -97,25 +91,6 @@ def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
         "The model is loaded, but not even the shortest request can run: with one it needs 601 MB. "
         f"{WHY} Raise memory.budget, unload pinned models, or take a smaller model."
     )
-
-
-def test_boundaries_are_those_of_the_same_tools_and_arguments(tmp_path: Path) -> None:
-    template = (
-        "{{ effort }}{% for each in tools %}{{ each.name }}{% endfor %}"
-        "{% for each in messages %}{{ each.content }}{% endfor %}"
-        "{% if add_generation_prompt %}>{% endif %}"
-    )
-    chat = ChatTemplate(templated(tmp_path / "model", template))
-    prompt = ChatPrompt(
-        (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")), '{"effort": "high"}'
-    )
-    tools = Tools(definitions='[{"name": "weather"}]')
-    generate = Generate("r", prompt, Sampling(seed=0), tools=tools)
-    prompt_ids = chat.tokens(prompt, tools)
-    system_ids = chat.tokens(prompt, tools, prompt.messages[:1], asking=False)
-    whole, system = _boundaries(generate, prompt_ids, chat)
-    assert whole == len(prompt_ids) - 1
-    assert 10 < len(system_ids) - 1 <= system <= len(system_ids)
 
 
 def _predicted(loaded: LoadedModel, text: str, context_tokens: int = 100) -> tuple[int, ...]:

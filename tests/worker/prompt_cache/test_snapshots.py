@@ -1,0 +1,133 @@
+"""Snapshots are dense near the end of a prompt, and those go first that are missed least."""
+
+from __future__ import annotations
+
+from math import log2
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.prompt_cache.snapshots import Snapshots, spread, superfluous
+
+_depths = st.sets(st.integers(0, 500))
+
+
+@given(_depths, st.integers(0, 500))
+def test_few_messages_are_chosen_and_the_last_one_always(depths: set[int], end: int) -> None:
+    chosen = spread(depths, end)
+    before_end = [each for each in depths if 0 < each < end]
+    assert chosen == sorted(set(chosen) & set(before_end))
+    assert chosen[-1:] == sorted(before_end)[-1:]
+    assert len(chosen) <= log2(max(1, end)) + 1
+    for each in before_end:
+        # The message after a skipped message is chosen, or is not much nearer to the end.
+        after = min((other for other in chosen if other >= each), default=end)
+        assert end - each < max(1, 2 * (end - after)) or each in chosen
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=80), st.sets(st.integers(0, 400)))
+def test_a_prompt_that_parts_computes_no_more_again_than_differs(
+    chunks: list[int], spared: set[int]
+) -> None:
+    made: list[int] = []
+    left: list[int] = []
+    for chunk in chunks:
+        made.append((made[-1] if made else 0) + chunk)
+        left.append(made[-1])
+        for each in superfluous(left, spared):
+            left.remove(each)
+    end = made[-1]
+    assert left[-1] == end
+    assert spared.intersection(made) <= set(left)
+    assert len(set(left) - spared) <= 2 * log2(end) + 2
+    for each in made:
+        found = max((other for other in left if other <= each), default=0)
+        assert each - found <= end - each
+
+
+# A path of blocks is a tuple of names, and stands for the key of its last block.
+_paths = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+_acts = st.one_of(
+    st.tuples(st.just("keep"), _paths, st.sets(st.integers(1, 8))),
+    st.tuples(st.just("resume"), _paths, st.just(set())),
+    st.tuples(st.just("drop"), _paths, st.sets(st.integers(1, 8))),
+)
+
+
+@given(st.lists(_acts, max_size=30))
+def test_whatever_is_dropped_the_others_are_told_apart(
+    acts: list[tuple[str, list[int], set[int]]],
+) -> None:
+    snapshots = Snapshots()
+    kept: set[bytes] = set()
+    for act, names, depths in acts:
+        path = [bytes(names[:depth]) for depth in range(1, len(names) + 1)]
+        if act == "resume":
+            snapshots.resume(path[-1])
+            continue
+        if act == "keep":
+            kept.add(path[-1])
+        else:
+            spared = {each for each in kept if len(each) in depths}
+            gone = snapshots.least(spared)
+            assert (gone is None) == (snapshots.inner <= spared)
+            if gone is not None:
+                assert gone in snapshots.inner - spared
+                snapshots.drop(gone)
+                kept.remove(gone)
+        found = [(len(each), each) for each in path if each in kept]
+        snapshots.use(found, len(path), depths)
+        assert set(snapshots) == kept
+    while (gone := snapshots.least()) is not None:
+        snapshots.drop(gone)
+    assert not snapshots.inner
+
+
+def _kept(*paths: str) -> Snapshots:
+    """A snapshot after each capital letter of these paths, which are used one after the other."""
+    snapshots = Snapshots()
+    for path in paths:
+        snapshots.resume(None)
+        beginnings = [path[: depth + 1] for depth, each in enumerate(path) if each.isupper()]
+        snapshots.use([(len(each), each.encode()) for each in beginnings], len(path), ())
+    return snapshots
+
+
+def _order(snapshots: Snapshots) -> list[str]:
+    """The snapshots in the order in which they are dropped, each by its last letter."""
+    order = []
+    while (key := snapshots.least()) is not None:
+        snapshots.drop(key)
+        order.append(key.decode()[-1])
+    return order
+
+
+def test_those_near_the_end_stay_and_the_last_ones_in_any_case() -> None:
+    order = _order(_kept("abcDefgHijkLmnoPqrsT"))
+    assert (order[0], order[-1]) == ("D", "P")
+
+
+def test_those_that_save_little_go_first() -> None:
+    assert _order(_kept("abcdefGHijK"))[0] == "H"
+
+
+def test_those_unused_for_long_go_first() -> None:
+    assert _order(_kept("abcDE", "efgHI", "ijkLM")) == ["D", "H", "L"]
+
+
+def test_one_from_which_several_went_on_stays() -> None:
+    snapshots = _kept("abcDefgHijklmnoP")
+    for _ in range(8):
+        snapshots.resume(b"abcD")
+    snapshots.use([(4, b"abcD"), (8, b"abcDefgH"), (16, b"abcDefgHijklmnoP")], 16, ())
+    assert _order(snapshots)[0] == "H"
+
+
+def test_one_at_a_message_stays() -> None:
+    path = "abcDefgHijkL"
+    assert _order(_kept(path))[0] == "D"
+    snapshots = _kept(path)
+    snapshots.use([(4, b"abcD"), (8, b"abcDefgH"), (12, path.encode())], 12, {4})
+    assert snapshots.is_at_message(b"abcD")
+    assert not snapshots.is_at_message(b"abcDefgH")
+    assert _order(snapshots)[0] == "H"

@@ -1,0 +1,130 @@
+"""Chooses the places of snapshots along a prompt, and the snapshots to drop.
+
+A snapshot takes as many bytes as hundreds or thousands of tokens. A request goes on from the
+deepest snapshot with which its prompt begins, and computes the rest. Most prompts part from an
+earlier prompt near the end of that. So snapshots are dense near the end of a prompt, and sparse
+far from the end: the tokens that are computed again are at most about as many as the tokens that
+differ.
+
+A path is the row of a prompt's blocks. Depths are in blocks, from the beginning of the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+# Prompts part at the end of a message so many times as often as at any other place.
+_AT_MESSAGE: Final = 4
+
+
+def spread(depths: Iterable[int], end: int) -> list[int]:
+    """Some of these depths, in ascending order: the last one before `end`, and then each one that
+    is at least twice as far from `end` as the one after it.
+    """
+    chosen: list[int] = []
+    least = 1
+    for each in sorted(depths, reverse=True):
+        if each > 0 and end - each >= least:
+            chosen.append(each)
+            least = 2 * (end - each)
+    return chosen[::-1]
+
+
+def superfluous(depths: Sequence[int], spared: Container[int]) -> list[int]:
+    """Snapshots that a path can lose, of its snapshots at these ascending depths. A snapshot may go
+    if the two beside it are no farther from each other than the later one is from the deepest one.
+    Those in `spared` stay.
+    """
+    going = []
+    before = 0
+    for each, after in pairwise(depths):
+        if each not in spared and after - before <= depths[-1] - after:
+            going.append(each)
+        else:
+            before = each
+    return going
+
+
+@dataclass
+class _Snapshot:
+    """`before` is the snapshot before on the path, and `end` the depth of the path at the last use.
+    `used_at` counts requests. `resumed` counts the requests that went on from this snapshot.
+    """
+
+    depth: int
+    before: bytes | None
+    end: int
+    used_at: int
+    at_message: bool = False
+    resumed: int = 0
+    stored: bool = False
+
+
+class Snapshots:
+    """The uses of the snapshots in memory, which tell the snapshot whose loss costs least."""
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, _Snapshot] = {}
+        self._requests = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._found)
+
+    def resume(self, key: bytes | None) -> None:
+        """Note that a request goes on from this snapshot; None: it begins without a snapshot."""
+        self._requests += 1
+        if key in self._found:
+            self._found[key].resumed += 1
+
+    def use(self, path: Sequence[tuple[int, bytes]], end: int, at_message: Container[int]) -> None:
+        """Note a use of a path of `end` blocks. `path` has all its snapshots, by their depths in
+        ascending order. Messages begin or end at the depths `at_message`.
+        """
+        before = None
+        for depth, key in path:
+            each = self._found.setdefault(key, _Snapshot(depth, before, end, self._requests))
+            each.before, each.end, each.used_at = before, end, self._requests
+            each.at_message |= depth in at_message
+            before = key
+
+    def drop(self, key: bytes) -> None:
+        gone = self._found.pop(key)
+        for each in self._found.values():
+            if each.before == key:
+                each.before = gone.before
+
+    def note_stored(self, key: bytes) -> None:
+        """Note that the snapshot goes to disk."""
+        self._found[key].stored = True
+
+    def is_stored(self, key: bytes) -> bool:
+        return self._found[key].stored
+
+    def is_at_message(self, key: bytes) -> bool:
+        return self._found[key].at_message
+
+    @property
+    def inner(self) -> set[bytes]:
+        """The snapshots that have a snapshot behind them on some path."""
+        return {each.before for each in self._found.values() if each.before is not None}
+
+    def least(self, spared: Container[bytes] = ()) -> bytes | None:
+        """The inner snapshot whose loss costs least, as far as past requests tell; None: all are
+        spared.
+
+        The loss costs the blocks from the snapshot before to this one, each time that a request
+        would go on from here. That is likelier the nearer the snapshot is to the end of its path,
+        the oftener requests went on from it, and the fewer requests came since the last use.
+        """
+        keys = (each for each in self.inner if each not in spared)
+        return min(keys, key=self._cost, default=None)
+
+    def _cost(self, key: bytes) -> float:
+        each = self._found[key]
+        before = 0 if each.before is None else self._found[each.before].depth
+        odds = each.resumed + (_AT_MESSAGE if each.at_message else 1)
+        from_end = each.end - each.depth + 1
+        return (each.depth - before) * odds / (from_end * (self._requests - each.used_at + 1))
