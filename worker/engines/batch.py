@@ -9,11 +9,13 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
-from protocol.answers import FinishReason
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
-from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, RowCaches, Stepped, Tap
+from worker.guesses.costs import WIDTHS, StepCosts
+from worker.guesses.guesser import BatchGuesser, Shares
+from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
+from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt, scored_chunk
@@ -23,8 +25,17 @@ PREFILL_ROWS: Final = 8
 # A chunk of so many tokens over all rows is computed efficiently.
 _ENOUGH_TOKENS: Final = 512
 _MUCH_LONGER: Final = 2
-# A step adds a token to a row. Before mlx-lm gives this token out, it begins the next one.
-AHEAD_TOKENS: Final = 2
+# A step adds a token and its guesses to a row. Before a token is given out, the next one is begun.
+AHEAD_TOKENS: Final = WIDTHS[-1] + 1
+
+
+class Guessing(NamedTuple):
+    """What all batches of an engine learn about guesses: the costs of steps, and how many guesses
+    are right.
+    """
+
+    costs: StepCosts
+    shares: Shares
 
 
 @dataclass(eq=False)
@@ -73,20 +84,20 @@ class Row:
                 logits, self.sequence.token_ids, self.seen_tokens, end, alternatives
             )
 
-    def take_token(
-        self, token_id: int, finish_reason: FinishReason | None, score: Score | None
-    ) -> Token:
+    def take_token(self, made: RowToken, score: Score | None) -> Token:
         """Add a token to the answer. The first token carries the scores of the prompt."""
-        self.generated.append(token_id)
+        self.generated.append(made.token)
         scores, self.prompt_scores = self.prompt_scores, None
         return Token(
             self.sequence.request_id,
-            token_id,
-            finish_reason,
+            made.token,
+            made.finish_reason,
             self.cached_tokens,
             score,
             scores,
             first=len(self.generated) == 1,
+            guessed=made.guessed,
+            rejected=made.rejected,
         )
 
 
@@ -113,15 +124,21 @@ class RowBatch:
         on_prefill: Callable[[int, float], None],
         working_bytes: int = 0,
         make_generator: MakeGenerator = Generator,
+        guessing: Guessing | None = None,
     ) -> None:
         """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
-        `working_bytes`; 0: this isn't known.
+        `working_bytes`; 0: this isn't known. `guessing` None: nothing is guessed.
         """
         self._tap = Tap(model)
         self._working_bytes = working_bytes
         prompts = min(PREFILL_ROWS, max_rows)
         self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
-        self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
+        self._guesser: BatchGuesser | None = None
+        if guessing is None:
+            self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
+        else:
+            self._guesser = BatchGuesser(*guessing, self._sampler.forced, self._most_width)
+            self._generator = Generator(self._tap, self._sampler, max_rows, prompts, self._guesser)
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill
@@ -200,6 +217,8 @@ class RowBatch:
             )
         )
         sequence.join(self._sampler, uid)
+        if self._guesser is not None:
+            self._guesser.add(uid, sequence.token_ids, sequence.prediction)
         self._rows[uid] = Row.of(sequence, done, number)
         self._prefilling.add(uid)
 
@@ -239,10 +258,10 @@ class RowBatch:
         tokens = []
         for response, score in zip(responses, scores, strict=True):
             row = self._rows[response.uid]
-            tokens.append(row.take_token(response.token, response.finish_reason, score))
+            tokens.append(row.take_token(response, score))
             # The caches have seen the token that is given out, since mlx-lm has begun the next one.
             row.seen_tokens = row.tokens
-            if response.finish_reason is not None:
+            if response.prompt_cache is not None:
                 self._ended.append((row, response.prompt_cache))
                 self._forget(response.uid)
         return tokens
@@ -334,8 +353,14 @@ class RowBatch:
         for uid in uids:
             self._forget(uid)
 
+    def _most_width(self, rows: int) -> int:
+        """The most tokens a row whose logits fit into the memory of a step with so many rows."""
+        return scored_chunk(rows, self._tap.vocabulary, self._working_bytes)
+
     def _forget(self, uid: int) -> None:
         self._sampler.remove(uid)
+        if self._guesser is not None:
+            self._guesser.remove(uid)
         del self._rows[uid]
         self._prefilling.discard(uid)
         self._at_end.discard(uid)

@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, Row, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, Guessing, Row, RowBatch
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
+from worker.guesses.costs import StepCosts
+from worker.guesses.guesser import Shares
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
 
@@ -63,7 +65,10 @@ class BatchedEngine(QueuedEngine):
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
-        self._guesses = guesses
+        # Other ranks take one token a row in a step.
+        guesses = guesses and make_generator is Generator
+        self._guessing = Guessing(StepCosts(), Shares()) if guesses else None
+        self.step_costs = None if self._guessing is None else self._guessing.costs
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_concurrency = max_concurrency
@@ -324,6 +329,7 @@ class BatchedEngine(QueuedEngine):
             self._on_prefill,
             self._room.working_bytes,
             self._make_generator,
+            self._guessing,
         )
         self._batches.append(batch)
         return batch

@@ -18,7 +18,8 @@ from worker.mlx_lm.caches import (
     make_caches,
     quantized,
 )
-from worker.mlx_lm.generator import LogitsProcessor, Tap
+from worker.mlx_lm.generator import Tap
+from worker.mlx_lm.rows import LogitsProcessor
 from worker.sampling.adjustments import Adjuster
 from worker.sampling.batch import BatchSampler
 from worker.sampling.scores import Score, Scores

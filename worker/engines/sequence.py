@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from protocol.answers import FinishReason
+from worker.guesses.costs import StepCosts
 from worker.prompt_cache.path import Path
 from worker.sampling.adjustments import Adjustments
 from worker.sampling.scores import Score
@@ -136,6 +137,8 @@ class Engine(Protocol):
     """Runs sequences. Not thread-safe: only the engine thread calls the methods."""
 
     batching: bool
+    # None: the engine checks no guesses, so it needn't know what wide steps cost.
+    step_costs: StepCosts | None
 
     @property
     def need(self) -> EngineNeed:

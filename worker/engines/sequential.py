@@ -19,8 +19,10 @@ from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
+from worker.guesses.costs import StepCosts
 from worker.mlx_lm.decoding import UNSEEN_TOKENS, stream
 from worker.mlx_lm.generator import LARGE_VOCABULARY
+from worker.mlx_lm.rows import RowToken
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk
@@ -57,6 +59,7 @@ class SequentialEngine(QueuedEngine):
     """Runs one sequence at a time, by priority and then in the order in which they came."""
 
     batching = False
+    step_costs: StepCosts | None = None
     ahead_tokens = 1
 
     def __init__(
@@ -279,7 +282,7 @@ class SequentialEngine(QueuedEngine):
             finish_reason = "stop"
         elif len(row.generated) + 1 >= sequence.max_tokens:
             finish_reason = "length"
-        token = row.take_token(token_id, finish_reason, score)
+        token = row.take_token(RowToken(0, token_id, finish_reason), score)
         row.seen_tokens = row.tokens - (0 if self._caches.draft is None else UNSEEN_TOKENS)
         self._stepped = run
         if finish_reason is not None:

@@ -19,6 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 from protocol.life import CACHE_STEP_TOKENS
+from worker.mlx_lm.row_caches import RowsCache
 
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
@@ -124,15 +125,15 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
 
 def is_batch(leaf: Any) -> bool:
     """Whether the rows of a growing cache can be cut together, by `gather`."""
-    return isinstance(leaf, BatchKVCache)
+    return isinstance(leaf, BatchKVCache | RowsCache)
 
 
 def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
     """The tokens `begin` to `end` - 1 of a row in a growing cache, as arrays of shape (1, heads,
     tokens, width).
     """
-    if isinstance(leaf, BatchKVCache):
-        padding = leaf.left_padding.tolist()[row]
+    if isinstance(leaf, BatchKVCache | RowsCache):
+        padding = 0 if isinstance(leaf, RowsCache) else leaf.left_padding.tolist()[row]
         begin, end = begin + padding, end + padding
         return [each[row : row + 1, :, begin:end] for each in (leaf.keys, leaf.values)]
     arrays = (leaf.keys, leaf.values)
@@ -146,7 +147,7 @@ def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
     `tokens`, shape (pieces, length), has the numbers of the piece's tokens. Returns the keys and
     the values, shape (pieces, length, heads, width).
     """
-    places = tokens + leaf.left_padding[rows]
+    places = tokens if isinstance(leaf, RowsCache) else tokens + leaf.left_padding[rows]
     return leaf.keys[rows, :, places], leaf.values[rows, :, places]
 
 

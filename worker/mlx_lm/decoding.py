@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream, speculative_generate_step
 
-from worker.mlx_lm.generator import LogitsProcessor, Sampler
+from worker.mlx_lm.generator import Sampler
+from worker.mlx_lm.rows import LogitsProcessor
 
 # Chooses a token, shape (1,), from log probabilities, shape (1, vocabulary). The number is the
 # position of the token in the answer, from 0 on.

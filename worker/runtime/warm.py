@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
@@ -34,6 +34,7 @@ from worker.engines.decoding import Caches
 from worker.engines.limits import Context
 from worker.engines.room import Batch, CacheRoom, measure
 from worker.engines.sequence import Engine, Sequence
+from worker.guesses.costs import WIDTHS, StepCosts
 from worker.load.loading import LoadedModel
 from worker.mlx_lm.models import small_llama
 from worker.prompt_cache.blocks import Cutter
@@ -57,6 +58,11 @@ _ROOT: Final = bytes(KEY_BYTES)
 # client with such a prompt waits for its kernels.
 _LONG_S: Final = 0.25
 _MOST_STEPS: Final = 64
+# The costs of steps are measured for so many rows, with answers of so many tokens. Once that takes
+# longer than a few seconds, more rows are left out.
+_MEASURED_ROWS: Final = (1, 2, 4, 8, 16)
+_MEASURED_TOKENS: Final = WIDTHS[-1] + 6
+_LONG_MEASURE_S: Final = 4.0
 # Settings that clients often use. Each makes a compute graph of its own, alone and beside others in
 # a batch.
 _SAMPLINGS: Final = (
@@ -76,9 +82,18 @@ _PROMPTS: Final[tuple[Prompt, ...]] = (
 )
 
 
+class Part(NamedTuple):
+    """Sequences that run together. Each step has `width` tokens of each sequence, to measure the
+    costs of such steps; None: the engine chooses.
+    """
+
+    sequences: list[Sequence]
+    width: int | None = None
+
+
 class Warming:
     """Compiles kernels by running sequences, part by part: in the load, or later while no request
-    waits.
+    waits. Then measures the costs of steps.
     """
 
     def __init__(
@@ -94,8 +109,8 @@ class Warming:
         self._prompt_cache = prompt_cache
         self._room = room
         self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
-        self._parts = _parts(self._most_tokens, vocabulary)
-        self._next: list[Sequence] | None = None
+        self._parts = _parts(self._most_tokens, vocabulary, engine.step_costs)
+        self._next: Part | None = None
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +126,9 @@ class Warming:
             # as the next.
             if mx.default_device().type != mx.DeviceType.cpu:
                 self.compile(awaited=awaited, is_interrupted=is_interrupted)
+            else:
+                self._parts = _widths(self._most_tokens, self._engine.step_costs)
+                self._next = next(self._parts, None)
         mx.reset_peak_memory()
 
     def compile(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
@@ -124,8 +142,8 @@ class Warming:
             # The first run of this sequence has put its block into the prompt cache. This second
             # run takes the block from there, which needs further kernels.
             self._run([self._kept()], is_interrupted)
-        while self._next is not None and not is_interrupted():
-            self._advance(self._run(self._next, is_interrupted))
+        while self._next is not None and self._next.width is None and not is_interrupted():
+            self._advance(self._run(self._next.sequences, is_interrupted))
 
     def go_on(self, is_interrupted: Callable[[], bool]) -> None:
         """Run the next part while the engine has nothing to do. A part is given up as soon as a
@@ -135,17 +153,28 @@ class Warming:
         part, cache = self._next, self._prompt_cache
         if part is None:
             return
-        longest_tokens = len(part[0].token_ids) + _ANSWER_TOKENS + AHEAD_TOKENS
-        needed_bytes = self._room.needed_bytes([Batch(len(part), longest_tokens)])
+        first = part.sequences[0]
+        longest_tokens = len(first.token_ids) + first.max_tokens + AHEAD_TOKENS
+        needed_bytes = self._room.needed_bytes([Batch(len(part.sequences), longest_tokens)])
         kept_bytes = 0 if cache is None else cache.bytes_
         limit_bytes = self._room.limit_bytes
         if limit_bytes is not None and needed_bytes + kept_bytes > limit_bytes:
             self._next = None
             return
         with nullcontext() if cache is None else cache.unnoticed():
-            seconds = self._run(part, is_interrupted)
+            seconds = self._measure(part, is_interrupted)
         if not is_interrupted():
             self._advance(seconds)
+
+    def _measure(self, part: Part, is_interrupted: Callable[[], bool]) -> float:
+        costs = self._engine.step_costs
+        if costs is None:
+            return self._run(part.sequences, is_interrupted)
+        costs.rehearsed = part.width
+        try:
+            return self._run(part.sequences, is_interrupted)
+        finally:
+            costs.rehearsed = None
 
     def _advance(self, seconds: float) -> None:
         try:
@@ -185,14 +214,16 @@ class Warming:
         return time.monotonic() - began_at
 
 
-def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float, None]:
+def _parts(
+    most_tokens: int, vocabulary: int, costs: StepCosts | None
+) -> Generator[Part, float, None]:
     """Yields the parts, which are sequences that run together, with prompts of up to `most_tokens`.
     The caller sends back the seconds of each part. Longer prompts are left out once they take long.
     """
     settings = [make_row_sampling(each, SamplingDefaults(), vocabulary) for each in _SAMPLINGS]
     for tokens in _PROMPT_TOKENS:
         if tokens > most_tokens:
-            return
+            break
         prompt = [0] * tokens
         greedy = Sequence("greedy", prompt, _ANSWER_TOKENS, None, ignore_eos=True)
         sampled = [
@@ -201,12 +232,31 @@ def _parts(most_tokens: int, vocabulary: int) -> Generator[list[Sequence], float
         ]
         if tokens == _PROMPT_TOKENS[0]:
             for each in sampled:
-                yield [each]
-            yield sampled
-        yield [greedy, *sampled]
-        seconds = yield [greedy]
+                yield Part([each])
+            yield Part(sampled)
+        yield Part([greedy, *sampled])
+        seconds = yield Part([greedy])
         if seconds * (1 + len(_SAMPLINGS)) > _LONG_S:
-            return
+            break
+    yield from _widths(most_tokens, costs)
+
+
+def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[Part, float, None]:
+    """Yields parts that measure the costs of steps. Wide steps of many rows come last, and are left
+    out once they take long.
+    """
+    prompt = [0] * min(_PROMPT_TOKENS[0], most_tokens - _MEASURED_TOKENS)
+    if costs is None or not prompt:
+        return
+    for rows in _MEASURED_ROWS:
+        for width in WIDTHS:
+            sequences = [
+                Sequence(f"row {at}", prompt, _MEASURED_TOKENS, None, ignore_eos=True)
+                for at in range(rows)
+            ]
+            seconds = yield Part(sequences, width)
+            if seconds > _LONG_MEASURE_S:
+                return
 
 
 def practise() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -112,6 +112,21 @@ class History:
     counts: mx.array | None = None
     window: mx.array | None = None
     end: mx.array | None = None
+
+    def after(self, token_id: int) -> History:
+        """The history with one token more."""
+
+        def moved(ids: mx.array | None) -> mx.array | None:
+            return None if ids is None else mx.concatenate([ids[1:], mx.array([token_id])])
+
+        counts = None if self.counts is None else self.counts.at[token_id].add(1.0)
+        return replace(
+            self,
+            position=self.position + 1,
+            counts=counts,
+            window=moved(self.window),
+            end=moved(self.end),
+        )
 
 
 def make_adjustments(

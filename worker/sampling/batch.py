@@ -18,6 +18,13 @@ Key = TypeVar("Key")
 Mask: TypeAlias = Callable[[mx.array], mx.array]
 
 
+class Guessed(NamedTuple, Generic[Key]):
+    """A row, and guesses for its next tokens."""
+
+    row: Key
+    guesses: Sequence[int]
+
+
 class Beginning(NamedTuple):
     """The adjustments and the tokens of a row that has not been in a call yet."""
 
@@ -49,6 +56,8 @@ class BatchSampler(Generic[Key]):
         self._histories: dict[Key, History] = {}
         self._positions: dict[Key, int] = {}
         self._pass: _Pass[Key] | None = None
+        # Of the last check: the history and the score at each position.
+        self._checked: tuple[list[History | None], dict[int, tuple[Scores, int]]] = ([], {})
 
     def add(
         self,
@@ -94,20 +103,76 @@ class BatchSampler(Generic[Key]):
         if len(keys) != logprobs.shape[0]:
             raise RuntimeError(f"{logprobs.shape[0]} rows are to be sampled, not {len(keys)}.")
         if self._pass is None or self._pass.keys != keys:
-            if self._pass is not None:
-                self._pass.end()
-            samplings = [self._samplings[key] for key in keys]
+            self._end_pass()
             vocabulary = logprobs.shape[1]
             histories = [self._history(key, vocabulary) for key in keys]
-            self._pass = _Pass(keys, samplings, histories, vocabulary)
+            self._pass = self._begin_pass(keys, histories, vocabulary)
         positions = [self._positions[key] for key in self._pass.sampled]
         for key in self._pass.sampled:
             self._positions[key] += 1
         logits = logprobs if self._logits is None else self._logits()[:, -1, :]
         token_ids = self._pass.choose(logprobs, logits, positions, mask)
-        if self._alternatives:
-            self._score(keys, logits, token_ids)
+        self._pass.take_in(token_ids)
+        for place, score in self._score(keys, logits, token_ids):
+            self._scores[keys[place]].append(score)
         return token_ids
+
+    def check(
+        self,
+        logprobs: mx.array,
+        logits: mx.array,
+        rows: Sequence[Guessed[Key]],
+        mask: Mask | None = None,
+    ) -> mx.array:
+        """Choose a token for the next position of each row, and for the position after each of its
+        guesses, as if all guesses before were right. `logprobs`, `logits`: (positions, vocabulary).
+        Returns token ids, (positions,). The rows go on once `settle` gets these.
+        """
+        self._end_pass()
+        keys = [each.row for each in rows for _ in range(len(each.guesses) + 1)]
+        histories: list[History | None] = []
+        positions: list[int] = []
+        for key, guesses in rows:
+            history = self._history(key, logprobs.shape[1])
+            histories.append(history)
+            for token_id in guesses:
+                history = None if history is None else history.after(token_id)
+                histories.append(history)
+            if key in self._positions:
+                first = self._positions[key]
+                positions += range(first, first + len(guesses) + 1)
+        chosen = self._begin_pass(keys, histories, logprobs.shape[1])
+        token_ids = chosen.choose(logprobs, logits, positions, mask)
+        self._checked = histories, dict(self._score(keys, logits, token_ids))
+        return token_ids
+
+    def settle(self, rows: Sequence[Guessed[Key]], right: Sequence[int], drawn: list[int]) -> None:
+        """Go on behind the right guesses of each row, and the token drawn after these. `drawn` are
+        the token ids of `check`.
+        """
+        (histories, scores), self._checked = self._checked, ([], {})
+        begin = 0
+        for (key, guesses), count in zip(rows, right, strict=True):
+            last = begin + count
+            if key in self._positions:
+                self._positions[key] += count + 1
+            history = histories[last]
+            if history is not None:
+                self._histories[key] = history.after(drawn[last])
+            if key in self._scores:
+                self._scores[key] += [scores[at] for at in range(begin, last + 1)]
+            begin += len(guesses) + 1
+
+    def _begin_pass(
+        self, keys: list[Key], histories: Sequence[History | None], vocabulary: int
+    ) -> _Pass[Key]:
+        return _Pass(keys, [self._samplings[key] for key in keys], histories, vocabulary)
+
+    def _end_pass(self) -> None:
+        """Write the histories of the rows back, since the rows go on otherwise."""
+        if self._pass is not None:
+            self._pass.end()
+        self._pass = None
 
     def _history(self, key: Key, vocabulary: int) -> History | None:
         beginning = self._adjustments.pop(key, None)
@@ -116,17 +181,19 @@ class BatchSampler(Generic[Key]):
             self._histories[key] = beginning.adjustments.begin(token_ids, vocabulary)
         return self._histories.get(key)
 
-    def _score(self, keys: Sequence[Key], logits: mx.array, token_ids: mx.array) -> None:
-        scored = [index for index, key in enumerate(keys) if key in self._alternatives]
+    def _score(
+        self, keys: Sequence[Key], logits: mx.array, token_ids: mx.array
+    ) -> list[tuple[int, tuple[Scores, int]]]:
+        """The places among `keys` that want scores, each with its scores and its row in them."""
+        scored = [place for place, key in enumerate(keys) if key in self._alternatives]
         if not scored:
-            return
+            return []
         if len(scored) < len(keys):
             rows = mx.array(scored, dtype=mx.uint32)
             logits, token_ids = logits[rows], token_ids[rows]
-        alternatives = [self._alternatives[keys[index]] for index in scored]
+        alternatives = [self._alternatives[keys[place]] for place in scored]
         scores = Scores(logits, token_ids, alternatives)
-        for row, index in enumerate(scored):
-            self._scores[keys[index]].append((scores, row))
+        return [(place, (scores, row)) for row, place in enumerate(scored)]
 
 
 class _Pass(Generic[Key]):
@@ -159,10 +226,12 @@ class _Pass(Generic[Key]):
         """Token ids (rows,). `positions` are those of the rows that aren't greedy."""
         if self._adjuster is not None:
             logprobs = self._adjust(self._adjuster, logprobs, logits)
-        token_ids = self._choose(logprobs if mask is None else mask(logprobs), positions)
+        return self._choose(logprobs if mask is None else mask(logprobs), positions)
+
+    def take_in(self, token_ids: mx.array) -> None:
+        """Add the chosen tokens, (rows,), to the histories of the rows."""
         if self._adjuster is not None:
             self._adjuster.take_in(self._adjusted.of(token_ids))
-        return token_ids
 
     def end(self) -> None:
         """Write the histories back, before the rows go on in another pass."""

@@ -21,7 +21,7 @@ from llguidance.numpy import (
 from numpy.typing import NDArray
 
 from worker.sampling.adjustments import Adjustments
-from worker.sampling.batch import BatchSampler
+from worker.sampling.batch import BatchSampler, Guessed, Mask
 from worker.sampling.distribution import masses
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
@@ -62,6 +62,11 @@ class ConstrainedSampler(Generic[Key]):
         self._chosen: dict[Key, tuple[mx.array, int]] = {}
         self._broken: dict[Key, str] = {}
         self._one_by_one = False
+        # The tokens that must follow those that a row's matching has taken in.
+        self._forced: dict[Key, list[int]] = {}
+        # The rows of the last check, and the matchings before and after each of their guesses.
+        self._checked: Sequence[Guessed[Key]] = ()
+        self._ahead: dict[Key, list[Matching]] = {}
 
     def add(
         self,
@@ -84,6 +89,7 @@ class ConstrainedSampler(Generic[Key]):
         self._summed.discard(key)
         self._chosen.pop(key, None)
         self._broken.pop(key, None)
+        self._forced.pop(key, None)
 
     def take_score(self, key: Key) -> Score | None:
         return self._sampler.take_score(key)
@@ -108,14 +114,79 @@ class ConstrainedSampler(Generic[Key]):
         keys = [key for key in places if key in self._matchings]
         if not keys:
             return self._sampler(logprobs)
-        masks = self._fill(keys)
-        rows = [places[key] for key in keys]
-        summed = [at for at, key in enumerate(keys) if key in self._summed]
-        # Masks come after the penalties, which don't know which tokens must come.
-        tokens = self._sampler(logprobs, lambda adjusted: masked(adjusted, rows, masks, summed))
+        matchings = [self._matchings[key] for key in keys]
+        masks = self._fill(keys, matchings)
+        self._forced = {key: each.forced for key, each in zip(keys, matchings, strict=True)}
+        tokens = self._sampler(logprobs, self._mask(keys, [places[key] for key in keys], masks))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
         return tokens
+
+    def forced(self, key: Key) -> list[int]:
+        """The tokens that must come next in a row, as far as they are known: the first of them may
+        have been drawn already.
+        """
+        return self._forced.get(key, [])
+
+    def possible(self, key: Key, guesses: list[int]) -> list[int]:
+        """The guesses of a row up to the first that its constraint forbids. All tokens of the row
+        that were drawn must be known.
+        """
+        if key not in self._matchings:
+            return guesses
+        self._feed([key])
+        if key not in self._matchings:
+            return []
+        ahead = [self._matchings[key]]
+        for token_id in guesses:
+            if not ahead[-1].allows(token_id):
+                break
+            ahead.append(ahead[-1].after(token_id))
+        self._ahead[key] = ahead
+        return guesses[: len(ahead) - 1]
+
+    def check(self, logprobs: mx.array, logits: mx.array, rows: Sequence[Guessed[Key]]) -> mx.array:
+        """Choose tokens like `BatchSampler.check`, from guesses that are `possible`."""
+        self._checked = rows
+        keys: list[Key] = []
+        places: list[int] = []
+        matchings: list[Matching] = []
+        begin = 0
+        for key, guesses in rows:
+            if key in self._matchings and key not in self._ahead:
+                self._feed([key])
+                self._ahead[key] = [self._matchings[key]] if key in self._matchings else []
+            count = len(guesses) + 1
+            own = self._ahead.get(key, [])
+            matchings += own
+            keys += [key] * len(own)
+            places += range(begin, begin + len(own))
+            begin += count
+        if not keys:
+            return self._sampler.check(logprobs, logits, rows)
+        mx.async_eval(logprobs)  # type: ignore[no-untyped-call]
+        mask = self._mask(keys, places, self._fill(keys, matchings))
+        return self._sampler.check(logprobs, logits, rows, mask)
+
+    def settle(self, drawn: list[int]) -> list[int]:
+        """Take the tokens that `check` chose. Returns for each row how many guesses are right."""
+        tokens = mx.array(drawn)
+        right = []
+        begin = 0
+        for key, guesses in self._checked:
+            count = 0
+            while count < len(guesses) and drawn[begin + count] == guesses[count]:
+                count += 1
+            right.append(count)
+            ahead = self._ahead.pop(key, [])
+            if ahead and key in self._matchings:
+                self._matchings[key] = ahead[count]
+                self._forced[key] = ahead[count].forced
+                self._chosen[key] = (tokens, begin + count)
+            begin += len(guesses) + 1
+        self._sampler.settle(self._checked, right, drawn)
+        self._checked = ()
+        return right
 
     def _feed(self, keys: Sequence[Key] | dict[Key, int]) -> None:
         """Wait for the tokens of the last call, and feed them to the matchings."""
@@ -131,9 +202,15 @@ class ConstrainedSampler(Generic[Key]):
             self._matchings[key].feed(read[id(tokens)][place])
             self._check(key, time.thread_time() - began_s)
 
-    def _fill(self, keys: Sequence[Key]) -> NDArray[np.int32]:
+    def _mask(self, keys: Sequence[Key], places: list[int], masks: NDArray[np.int32]) -> Mask:
+        """A function that applies the masks of `keys` to the `places` of log probabilities. Masks
+        come after the penalties, which don't know which tokens must come.
+        """
+        summed = [at for at, key in enumerate(keys) if key in self._summed]
+        return lambda adjusted: masked(adjusted, places, masks, summed)
+
+    def _fill(self, keys: Sequence[Key], matchings: Sequence[Matching]) -> NDArray[np.int32]:
         """Bit masks of the tokens that each row may have next, shape (keys, words)."""
-        matchings = [self._matchings[key] for key in keys]
         masks = allocate_token_bitmask(len(matchings), matchings[0].width)
         bound = [(at, each) for at, each in enumerate(matchings) if each.stage != Stage.THINKING]
         began_s = time.perf_counter()
@@ -240,6 +317,8 @@ class Matching:
         self._tokenizer = tokenizer
         self._thinking = thinking
         self._last: list[int] = []
+        # The tokens that must come next, as far as the last mask told.
+        self.forced: list[int] = []
         self.stage = Stage.BOUND
         if thinking is not None:
             self.stage = Stage.THINKING if thinking.open else Stage.FIRST
@@ -254,8 +333,26 @@ class Matching:
         """Why the answer can't go on; empty: it can."""
         return self.matcher.get_error() if self.matcher.is_error() else ""
 
+    def allows(self, token_id: int) -> bool:
+        """Whether this token may come next."""
+        if self.stage is Stage.BOUND:
+            return bool(self.matcher.validate_tokens([token_id]))
+        # Where reasoning may begin, only its beginning and the grammar's tokens may come.
+        if self.stage is Stage.FIRST and self._thinking is not None:
+            begins = token_id == self._thinking.begin
+            return begins or bool(self.matcher.validate_tokens([token_id]))
+        return self._thinking is None or token_id not in self._thinking.eos
+
+    def after(self, token_id: int) -> Matching:
+        """A matching that has taken in this token, too."""
+        copied = Matching(self.matcher.deep_copy(), self._tokenizer, self._thinking)
+        copied.stage, copied._last = self.stage, self._last
+        copied.feed(token_id)
+        return copied
+
     def feed(self, token_id: int) -> None:
         """Take in the token that was chosen."""
+        self.forced = []
         thinking = self._thinking
         if thinking is not None and self.stage is Stage.FIRST:
             # The tag of a call may begin with the same token. Then the call has precedence.
@@ -276,6 +373,7 @@ class Matching:
         bits = mask.view(np.uint32)
         if self.stage is not Stage.THINKING:
             self._spell(bits)
+            self.forced = self._forced_tokens(bits)
         if thinking is None or self.stage is Stage.BOUND:
             return
         if self.stage is Stage.FIRST:
@@ -284,6 +382,12 @@ class Matching:
             return
         for token_id in thinking.eos:
             bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+
+    def _forced_tokens(self, bits: NDArray[np.uint32]) -> list[int]:
+        several = np.count_nonzero(bits) != 1 or int(bits.max()).bit_count() != 1
+        if several or self.stage is Stage.FIRST:
+            return []
+        return list(self.matcher.compute_ff_tokens())
 
     def _spell(self, bits: NDArray[np.uint32]) -> None:
         """Replace the only allowed token, if the matcher itself refuses it. llguidance tokenizes a

@@ -17,6 +17,7 @@ from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
+from worker.guesses.costs import StepCosts
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
 from worker.vectors.model import Backbone, Head, PaddedTexts, Pool
 
@@ -244,6 +245,7 @@ class NoText:
     """The engine for text of a model that writes no text. The gateway sends it no sequences."""
 
     batching = True
+    step_costs: StepCosts | None = None
     need = EngineNeed(0, 0, 0)
     short = False
     fetching = False
@@ -284,6 +286,7 @@ class WithVectors:
 
     def __init__(self, text: Engine, vectors: VectorEngine, room: CacheRoom) -> None:
         self.batching = text.batching
+        self.step_costs = text.step_costs
         self._text = text
         self._vectors = vectors
         self._room = room

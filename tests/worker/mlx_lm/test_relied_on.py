@@ -57,10 +57,6 @@ RELIED = (
     Relied(_GENERATE, "BatchGenerator.close", "a batch lets go of what it holds"),
     Relied(_GENERATE, "PromptProcessingBatch.empty", _BATCH, ("model", "fallback_sampler")),
     Relied(_GENERATE, "PromptProcessingBatch.generate", _BATCH, ("tokens",)),
-    Relied(_GENERATE, "GenerationBatch.empty", _BATCH, ("model", "fallback_sampler")),
-    Relied(_GENERATE, "GenerationBatch.next", _BATCH),
-    Relied(_GENERATE, "GenerationBatch.extract_cache", "ended rows lend caches", ("idx",)),
-    Relied(_GENERATE, "StopSequences", "token ids end a row", ("stop_sequences",)),
     Relied(_GENERATE, "generation_stream", "work is done in mlx-lm's order"),
     Relied(
         _GENERATE,
@@ -243,18 +239,6 @@ def test_batches_are_private_attributes_that_a_generator_uses_as_long_as_it_live
     generator.close()
 
 
-def test_rows_of_a_batch_are_sampled_in_one_call_after_the_models() -> None:
-    model = Counting()
-    generator = generate.BatchGenerator(model, sampler=model.sample)
-    generator.insert([[1], [2], [3]], max_tokens=[3, 3, 3])
-    generator.next()
-    assert model.calls == ["model 3x1", "sampler 3"], "PromptProcessingBatch.generate"
-    model.calls.clear()
-    generator.next()
-    assert model.calls == ["model 3x1", "sampler 3"], "GenerationBatch.next"
-    generator.close()
-
-
 def test_a_split_batch_is_of_the_same_class() -> None:
     class Prompts(generate.PromptProcessingBatch):  # type: ignore[misc]
         generated = 0
@@ -270,29 +254,6 @@ def test_a_split_batch_is_of_the_same_class() -> None:
     generator.next()
     assert Prompts.generated == 1, "PromptProcessingBatch.split, and generate of what it gives"
     generator.close()
-
-
-def test_a_row_gives_out_its_caches_with_its_last_token_alone() -> None:
-    class Rows(generate.GenerationBatch):  # type: ignore[misc]
-        def extract_cache(self, idx: int) -> Any:
-            return f"caches of {idx}"
-
-    model = Counting()
-    generator = generate.BatchGenerator(model, sampler=model.sample)
-    generator._generation_batch = Rows.empty(model, model.sample)
-    generator.insert([[1]], max_tokens=[2], stop_sequences=[generate.StopSequences([(9,)])])
-    made = [each for _ in range(3) for each in generator.next()[1]]
-    assert [(each.token, each.finish_reason, each.prompt_cache) for each in made] == [
-        (7, None, None),
-        (7, "length", "caches of 0"),
-    ], "GenerationBatch.extract_cache, Response.prompt_cache"
-    generator.close()
-
-
-def test_log_probabilities_of_the_next_tokens_are_a_list_that_is_set() -> None:
-    model = Counting()
-    batch = generate.GenerationBatch.empty(model, model.sample)
-    assert batch._next_logprobs == []
 
 
 def test_a_chunk_is_as_long_as_the_generator_says_then() -> None:

@@ -110,7 +110,8 @@ def test_what_a_gpu_does(bench: Bench) -> None:
         warming.compile(awaited=False)
         assert bench.engine.active + bench.engine.waiting == 0
         assert bench.cache.bytes_ > 0
-    assert warming.is_over
+    while not warming.is_over:
+        warming.go_on(lambda: False)
     assert bench.engine.need == EngineNeed(0, 0, 0)
     bench.write_all()
     assert bench.store.used_bytes() == 0
@@ -124,7 +125,7 @@ def test_what_is_left_is_done_later(bench: Bench) -> None:
     bench.engine.keep()
     kept_bytes, speeds = bench.cache.bytes_, bench.cache.speeds
     known = speeds.prefill_tokens_per_s
-    for _ in range(20):
+    for _ in range(50):
         assert not warming.is_over
         warming.go_on(lambda: False)
         assert bench.engine.active + bench.engine.waiting == 0

@@ -1,0 +1,59 @@
+"""How long steps take on this machine, by the number of rows and of tokens a row."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+from typing import Final
+
+# The numbers of tokens a row that a step may have.
+WIDTHS: Final = (1, 2, 4, 8, 16)
+# A figure is the median of so many steps. The first is left out: it may have compiled kernels.
+_KEPT: Final = 5
+# What a step costs for each token a row more, as a share of a step, until this was measured. It is
+# low, so that a width is tried where guesses are good.
+_UNKNOWN_SHARE: Final = 0.05
+
+
+class StepCosts:
+    """Seconds of a step. Steps of nearly as many rows share a figure."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, int], deque[float]] = {}
+        self._compiled: set[tuple[int, int]] = set()
+        # If this is set, each step has so many tokens a row, to measure what that costs.
+        self.rehearsed: int | None = None
+
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        """Note a step of so many rows and tokens a row."""
+        if width not in WIDTHS:
+            return
+        at = _rows(rows), width
+        if at not in self._compiled:
+            self._compiled.add(at)
+            return
+        self._seconds.setdefault(at, deque(maxlen=_KEPT)).append(seconds)
+
+    def ratio(self, rows: int, width: int) -> float:
+        """The seconds of a step as a ratio to those of a step of one token a row."""
+        if width == 1:
+            return 1.0
+        rows = _rows(rows)
+        measured = [self._ratio(each, width) for each in _nearest(rows)]
+        known = next((each for each in measured if each is not None), None)
+        return 1.0 + _UNKNOWN_SHARE * (width - 1) if known is None else known
+
+    def _ratio(self, rows: int, width: int) -> float | None:
+        alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
+        return None if not alone or not wide else median(wide) / median(alone)
+
+
+def _rows(rows: int) -> int:
+    """The power of two at or above a number of rows."""
+    return 1 << max(rows - 1, 0).bit_length()
+
+
+def _nearest(rows: int) -> Iterable[int]:
+    """Numbers of rows whose figures stand for those of `rows`, the best first."""
+    return rows, rows * 2, rows // 2

@@ -1,0 +1,158 @@
+"""The decision how many guesses a step takes: as many as make the most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from worker.guesses.costs import WIDTHS, StepCosts
+from worker.guesses.lookup import Lookup
+
+# The shares of right guesses to expect at first, by the bits in the length of the match.
+_FIRST_SHARES: Final = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8)
+# How many guesses the first shares, and the shares of all rows, count for.
+_WEIGHT: Final = 8.0
+# Older guesses count less by this factor with each guess.
+_FADING: Final = 0.95
+_FADING_OF_ALL: Final = 0.995
+# What a constraint forces is right, but for ways in which a text becomes tokens.
+_FORCED_SHARE: Final = 0.98
+# Wider steps must promise this much more, since figures vary.
+_MARGIN: Final = 1.03
+
+
+class Shares:
+    """The share of guesses that are right, by the length of the match that gave them. Guesses are
+    counted whether a step checked them or not.
+    """
+
+    def __init__(self, of_all: Shares | None = None) -> None:
+        """The shares of one row, which begin with the shares `of_all` rows."""
+        self._of_all = of_all
+        self._fading = _FADING_OF_ALL if of_all is None else _FADING
+        self._right = [0.0] * len(_FIRST_SHARES)
+        self._made = [0.0] * len(_FIRST_SHARES)
+
+    def count(self, matched: int, *, right: bool) -> None:
+        at = matched.bit_length()
+        self._right[at] = self._right[at] * self._fading + right
+        self._made[at] = self._made[at] * self._fading + 1.0
+        if self._of_all is not None:
+            self._of_all.count(matched, right=right)
+
+    def share(self, matched: int) -> float:
+        at = matched.bit_length()
+        first = _FIRST_SHARES[at] if self._of_all is None else self._of_all.share(matched)
+        return (self._right[at] + _WEIGHT * first) / (self._made[at] + _WEIGHT)
+
+
+class _Chance(NamedTuple):
+    """A row's guesses: their number, the share of right ones among them, and the probability that
+    they are wanted at all.
+    """
+
+    guesses: int
+    share: float
+    wanted: float
+
+    def tokens(self, width: int) -> float:
+        """The tokens to expect of a step with `width` tokens a row."""
+        right = sum(self.share**at for at in range(1, min(self.guesses, width - 1) + 1))
+        return 1.0 + self.wanted * right
+
+
+_NONE: Final = _Chance(0, 0.0, 0.0)
+
+
+class _Row:
+    def __init__(self, lookup: Lookup, shares: Shares) -> None:
+        self.lookup = lookup
+        self.shares = shares
+
+
+class BatchGuesser:
+    """The guesses of the rows of one batch, which are known by their numbers."""
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        shares: Shares,
+        forced: Callable[[int], list[int]],
+        most_width: Callable[[int], int],
+    ) -> None:
+        """`costs` and `shares` are those of the model. `forced` tells which tokens must come next
+        in a row, its next token first. `most_width` tells how many tokens a row fit the memory of a
+        step with so many rows.
+        """
+        self._costs = costs
+        self._shares = shares
+        self._forced = forced
+        self._most_width = most_width
+        self._rows: dict[int, _Row] = {}
+
+    def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
+        """Add a row, whose prompt has these tokens."""
+        self._rows[row] = _Row(Lookup(token_ids, prediction), Shares(self._shares))
+
+    def remove(self, row: int) -> None:
+        del self._rows[row]
+
+    def take(self, row: int, token: int) -> None:
+        own = self._rows[row]
+        guess = own.lookup.next
+        if guess is not None and self._costs.rehearsed is None:
+            own.shares.count(own.lookup.matched, right=guess == token)
+        own.lookup.take(token)
+
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        self._costs.observe(rows, width, seconds)
+
+    def is_likely(self, rows: Sequence[int]) -> bool:
+        """Whether guesses may pay in the next step. Its first token counts as a guess, too."""
+        if self._costs.rehearsed is not None:
+            return self._costs.rehearsed > 1
+        chances = []
+        for each in rows:
+            own, forced = self._rows[each], self._forced(each)
+            if len(forced) > 1:
+                chances.append(_Chance(len(forced) - 1, _FORCED_SHARE, 1.0))
+            elif own.lookup.next is None:
+                chances.append(_NONE)
+            else:
+                share = own.shares.share(own.lookup.matched)
+                chances.append(_Chance(WIDTHS[-1], share, share))
+        return self._best_width(chances) > 1
+
+    def guess(
+        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
+    ) -> list[list[int]]:
+        if self._costs.rehearsed is not None:
+            return [[0] * min(self._costs.rehearsed - 1, each) for each in most]
+        guesses: list[list[int]] = []
+        chances: list[_Chance] = []
+        for each, token, count in zip(rows, first, most, strict=True):
+            own, forced = self._rows[each], self._forced(each)
+            if len(forced) > 1 and forced[0] == token:
+                guesses.append(forced[1 : count + 1])
+                chances.append(_Chance(len(guesses[-1]), _FORCED_SHARE, 1.0))
+                continue
+            found, matched = own.lookup.after(token, min(count, WIDTHS[-1] - 1))
+            guesses.append(found)
+            chances.append(_Chance(len(found), own.shares.share(matched), 1.0))
+        width = self._best_width(chances)
+        return [each[: width - 1] for each in guesses]
+
+    def _best_width(self, chances: list[_Chance]) -> int:
+        """The number of tokens a row that makes the most tokens a second."""
+        if not any(each.guesses for each in chances):
+            return 1
+        rows = len(chances)
+        best, most = 1, rows * _MARGIN
+        for width in WIDTHS[1:]:
+            if width > self._most_width(rows):
+                break
+            made = sum(each.tokens(width) for each in chances)
+            made /= self._costs.ratio(rows, width)
+            if made > most:
+                best, most = width, made
+        return best

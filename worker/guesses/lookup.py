@@ -1,0 +1,71 @@
+"""Guesses that a text gives for its own next tokens: what followed the last time that it read so.
+
+The idea is prompt lookup decoding (Saxena, 2023): answers often repeat stretches of the prompt, as
+edited files do, or of what the client expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+# So many tokens that came before, in the same order, are worth a guess.
+_LEAST: Final = 3
+# A longer match is not counted.
+_MOST: Final = 64
+
+
+class Lookup:
+    """Guesses the next tokens of one growing text."""
+
+    def __init__(self, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
+        """`prediction` is a text that the answer may repeat from its beginning on."""
+        self._tokens = [*prediction, *token_ids]
+        earlier = self._tokens[:-1]
+        found = zip(*(earlier[at:] for at in range(_LEAST)), strict=False)
+        # The place behind the last occurrence of each stretch of tokens, but the end of the text.
+        self._places = {each: at for at, each in enumerate(found, start=_LEAST)}
+        # How many tokens before `_at` are also the last ones of the text.
+        self._at, self.matched = (0, _LEAST) if prediction else self._find()
+
+    @property
+    def next(self) -> int | None:
+        """The guess for the next token; None: there is no guess."""
+        return None if self._at is None else self._tokens[self._at]
+
+    def take(self, token_id: int) -> None:
+        """Add a token to the text."""
+        tokens = self._tokens
+        if len(tokens) >= _LEAST:
+            self._places[tuple(tokens[-_LEAST:])] = len(tokens)
+        follows = self._at is not None and tokens[self._at] == token_id
+        tokens.append(token_id)
+        if follows and self._at is not None:
+            self._at += 1
+            self.matched = min(self.matched + 1, _MOST)
+            return
+        self._at, self.matched = self._find()
+
+    def after(self, token_id: int, most: int) -> tuple[list[int], int]:
+        """Guesses for at most `most` tokens after the next token, which is `token_id`, and the
+        number of tokens that match before these.
+        """
+        if self._at is not None and self._tokens[self._at] == token_id:
+            at, matched = self._at + 1, min(self.matched + 1, _MOST)
+        else:
+            at = self._places.get((*self._tokens[1 - _LEAST :], token_id), 0)
+            matched = _LEAST if at else 0
+        return (self._from(at, most) if matched else []), matched
+
+    def _from(self, at: int, most: int) -> list[int]:
+        return self._tokens[at : at + most]
+
+    def _find(self) -> tuple[int | None, int]:
+        """The place behind the last occurrence of the text's end, and the tokens that match."""
+        tokens, length = self._tokens, _LEAST
+        at = self._places.get(tuple(tokens[-_LEAST:]))
+        if at is None:
+            return None, 0
+        while length < min(_MOST, at) and tokens[at - 1 - length] == tokens[-1 - length]:
+            length += 1
+        return at, length

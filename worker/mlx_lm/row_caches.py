@@ -1,0 +1,274 @@
+"""Keys and values of rows that decode together, in which each row has its own length.
+
+mlx-lm's batch caches have one end for all rows, and shorter rows are padded at their beginnings. So
+a model gets a mask of arrays with each step, which attention without a mask is much faster than,
+and rows can't go on by different numbers of tokens. Here a row begins at slot 0 and ends where it
+ends. Tokens behind its end are overwritten, so a row forgets wrong guesses by its length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+)
+
+from protocol.life import CACHE_STEP_TOKENS
+
+_LEAVES: Final = (BatchKVCache, BatchRotatingKVCache)
+
+
+class RowLengths:
+    """How many tokens each row has, for all caches of a batch that keep equally many of these.
+
+    `window` None: the caches keep all tokens. Otherwise they keep at least the last `window` ones.
+    `tokens`: the tokens of each row. `dropped`: how many of these left the caches, so that token
+    number `n` of a row is in the slot `n - dropped`.
+    """
+
+    def __init__(self, tokens: list[int], window: int | None = None) -> None:
+        self.tokens = tokens
+        self.window = window
+        self.dropped = [0] * len(tokens)
+        self._offset: int | mx.array | None = None
+        self._begins: mx.array | None = None
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots of each row that are in use."""
+        return [tokens - gone for tokens, gone in zip(self.tokens, self.dropped, strict=True)]
+
+    @property
+    def most_slots(self) -> int:
+        return max(self.slots, default=0)
+
+    @property
+    def same(self) -> bool:
+        """Whether all rows are equally long, so that no row needs a mask."""
+        return len(set(self.tokens)) == 1 and len(set(self.dropped)) == 1
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The position of the next token: one number if all rows are equally long, else (rows,)."""
+        if self._offset is None:
+            self._offset = self.tokens[0] if self.same else mx.array(self.tokens)
+        return self._offset
+
+    @property
+    def begins(self) -> mx.array:
+        """The slot of the next token of each row, (rows,)."""
+        if self._begins is None:
+            self._begins = mx.array(self.slots)
+        return self._begins
+
+    def set(self, tokens: list[int], dropped: list[int] | None = None) -> None:
+        self.tokens = tokens
+        if dropped is not None:
+            self.dropped = dropped
+        self._offset = self._begins = None
+
+    def mask(self, width: int, *, as_array: bool = False) -> Any:
+        """What `width` tokens a row may look at: None for all slots that `RowsCache` gives out,
+        "causal", or an array (rows, 1, width, slots).
+        """
+        slots = self.most_slots + width
+        if self.same and not as_array:
+            if width == 1:
+                return None
+            if self.window is None or slots <= self.window:
+                return "causal"
+        places = mx.arange(slots)
+        last = self.begins[:, None] + mx.arange(width)
+        mask = places <= last[..., None]
+        if self.window is not None and slots > self.window:
+            mask = mask & (places > last[..., None] - self.window)
+        return mask[:, None]
+
+    def __copy__(self) -> RowLengths:
+        copied = RowLengths(list(self.tokens), self.window)
+        copied.dropped = list(self.dropped)
+        return copied
+
+
+class RowsCache:
+    """The keys and values of one layer, shape (rows, heads, slots, width).
+
+    All caches of a batch with the same window share their `lengths`. Models call the methods of
+    mlx-lm's caches. `offset` and the mask are those before the step, until the batch sets the
+    lengths after it.
+    """
+
+    def __init__(self, lengths: RowLengths, keys: mx.array, values: mx.array) -> None:
+        self.lengths = lengths
+        self.keys = keys
+        self.values = values
+        self._width = 0
+
+    @property
+    def offset(self) -> int | mx.array:
+        return self.lengths.offset
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.keys.nbytes + self.values.nbytes)
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        return self.keys, self.values
+
+    def empty(self) -> bool:
+        return False
+
+    def size(self) -> int:
+        return max(self.lengths.tokens, default=0)
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803  # mlx-lm's name
+        window_size: int | None = None,
+        return_array: bool = False,
+    ) -> Any:
+        # A window that a model asks for is that of its cache.
+        return self.lengths.mask(N, as_array=return_array)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Put the tokens of a step, shape (rows, heads, tokens, width), behind each row."""
+        self._width = keys.shape[2]
+        if self.lengths.same:
+            begin = self.lengths.most_slots
+            end = begin + self._width
+            self.keys[..., begin:end, :] = keys
+            self.values[..., begin:end, :] = values
+        else:
+            places = self.lengths.begins[:, None] + mx.arange(self._width)
+            self.keys = _put(self.keys, places, keys)
+            self.values = _put(self.values, places, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        end = self.lengths.most_slots + self._width
+        window = self.lengths.window
+        # Without a mask, the token would look at what has left its window.
+        alone = self._width == 1 and self.lengths.same
+        begin = max(0, end - window) if window is not None and alone else 0
+        return self.keys[..., begin:end, :], self.values[..., begin:end, :]
+
+    def reserve(self, slots: int) -> None:
+        """Have at least so many slots. Memory grows by steps."""
+        missing = slots - self.keys.shape[2]
+        if missing > 0:
+            grown = -(-missing // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+            self.keys, self.values = (_longer(each, grown) for each in self.state)
+
+    def drop(self, tokens: Sequence[int], slots: int | None = None) -> None:
+        """Forget so many tokens at the beginning of each row, and have `slots` slots then."""
+        self.keys, self.values = (_shifted(each, tokens)[:, :, :slots] for each in self.state)
+
+    def filter(self, rows: Sequence[int]) -> None:
+        self.keys, self.values = (each[mx.array(list(rows))] for each in self.state)
+
+    def extend(self, other: RowsCache) -> None:
+        slots = max(self.keys.shape[2], other.keys.shape[2])
+        for each in (self, other):
+            each.reserve(slots)
+        # The longer cache may have slots that don't fill a whole step.
+        slots = min(self.keys.shape[2], other.keys.shape[2])
+        self.keys, self.values = (
+            mx.concatenate([own[:, :, :slots], new[:, :, :slots]])
+            for own, new in zip(self.state, other.state, strict=True)
+        )
+
+    def extract(self, row: int) -> Any:
+        """The row's own cache, as mlx-lm's class, with a copy of its tokens."""
+        end, window = self.lengths.slots[row], self.lengths.window
+        begin = 0 if window is None else max(0, end - window)
+        single: Any = KVCache() if window is None else RotatingKVCache(window)
+        single.keys, single.values = (
+            mx.contiguous(each[row : row + 1, :, begin:end]) for each in self.state
+        )
+        single.offset = self.lengths.tokens[row]
+        if window is not None:
+            single._idx = end - begin
+        return single
+
+    def lent(self) -> RowsCache:
+        """The same rows for reading, while this cache goes on with other arrays."""
+        return RowsCache(copy(self.lengths), self.keys, self.values)
+
+
+def reserve(caches: Sequence[RowsCache], width: int) -> None:
+    """Make room for `width` tokens more in caches that share their lengths. Tokens that have left
+    the window are forgotten then.
+    """
+    lengths = caches[0].lengths
+    slots, window = lengths.slots, lengths.window
+    if max(slots) + width <= caches[0].keys.shape[2]:
+        return
+    if window is None or max(slots) <= window:
+        for each in caches:
+            each.reserve(max(slots) + width)
+        return
+    gone = [max(0, each - window) for each in slots]
+    for each in caches:
+        each.drop(gone, window + CACHE_STEP_TOKENS)
+    dropped = [before + now for before, now in zip(lengths.dropped, gone, strict=True)]
+    lengths.set(lengths.tokens, dropped)
+    for each in caches:
+        each.reserve(window + width)
+
+
+def rows_caches(caches: Sequence[Any]) -> list[Any]:
+    """Caches of rows for mlx-lm's batch caches, with their content. Other kinds, and caches that
+    have no tokens, stay as they are.
+    """
+    lengths: dict[int | None, RowLengths] = {}
+    return [_of(each, lengths) for each in caches]
+
+
+def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
+    if isinstance(cache, CacheList):
+        return CacheList(*(_of(each, lengths) for each in cache.caches))
+    if not isinstance(cache, _LEAVES) or cache.keys is None:
+        return cache
+    if isinstance(cache, BatchRotatingKVCache):
+        cache._temporal_order()
+    window = cache.max_size if isinstance(cache, BatchRotatingKVCache) else None
+    padding = [max(0, each) for each in cache.left_padding.tolist()]
+    slots = [cache._idx - each for each in padding]
+    tokens = cache.offset.tolist()
+    if window not in lengths:
+        lengths[window] = RowLengths(tokens, window)
+        lengths[window].set(tokens, [all_ - own for all_, own in zip(tokens, slots, strict=True)])
+    made = RowsCache(lengths[window], cache.keys, cache.values)
+    if any(padding):
+        made.drop(padding)
+    return made
+
+
+def _put(array: mx.array, places: mx.array, new: mx.array) -> mx.array:
+    """Write `new`, shape (rows, heads, tokens, width), to the slots `places`, shape (rows, tokens).
+    The slots of a row are next to each other. MLX writes into the same memory.
+    """
+    at = mx.broadcast_to(places[:, None, :, None], new.shape)
+    return mx.put_along_axis(array, at, new.astype(array.dtype), axis=2)
+
+
+def _longer(array: mx.array, slots: int) -> mx.array:
+    rows, heads, _, width = array.shape
+    return mx.concatenate([array, mx.zeros((rows, heads, slots, width), array.dtype)], axis=2)
+
+
+def _shifted(array: mx.array, slots: Sequence[int]) -> mx.array:
+    """`array` with each row moved by so many slots towards its beginning."""
+    if len(set(slots)) == 1:
+        return mx.roll(array, -slots[0], 2)
+    places = (mx.arange(array.shape[2]) + mx.array(list(slots))[:, None]) % array.shape[2]
+    return mx.take_along_axis(array, places[:, None, :, None], axis=2)
