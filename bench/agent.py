@@ -1,10 +1,15 @@
-"""`python -m bench.agent`: an agent's session: a long system prompt, and turns of tool results.
+"""`python -m bench.agent`: an agent's day: a session that reads, and a session that edits.
 
-Bulkhead and mlx_lm.server take turns on whole sessions, greedy and one request at a time. In two
-further cases Bulkhead answers for another model between every two turns, and only one of them is
-loaded at a time: with one spare worker, as it is by default, and with two. The last one is mlx-lm's
-own loop in one process that keeps its cache, the least that the work can take. vllm-mlx takes part
-if its program is named.
+The one that reads has a long system prompt, and turns of tool results, of random words. Bulkhead
+and mlx_lm.server take turns on whole sessions, greedy and one request at a time. In two further
+cases Bulkhead answers for another model between every two turns, and only one of them is loaded at
+a time: with one spare worker, as it is by default, and with two. The last one is mlx-lm's own loop
+in one process that keeps its cache, the least that the work can take.
+
+In the session that edits, answers repeat most of what a tool has shown: files with a change, and
+patches. If no model is named, one is made that copies.
+
+vllm-mlx and Rapid-MLX take part if their programs are named.
 """
 
 from __future__ import annotations
@@ -18,11 +23,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.conversation import RandomText, ask, order
+from bench.editing import measure_editing, print_editing
 from bench.machine import describe_machine
 from bench.models import AGENT, endless_model, model_parser
 from bench.raw import Kept
 from bench.results import FailedError
-from bench.servers import BulkheadServer, MeasuredServer, MlxLmServer, VllmMlx
+from bench.servers import BulkheadServer, MeasuredServer, MlxLmServer, RapidMlx, VllmMlx
 
 _TARGET: Final = 0.6
 _SWAP_TARGET: Final = 1.3
@@ -46,21 +52,35 @@ def main() -> int:
         "bench.agent", __doc__, rounds=3, model=None, shown="2 layers", for_gpu=True
     )
     parser.add_argument("--vllm-mlx", metavar="PROGRAM", help="vllm-mlx's program, if there is one")
-    parser.add_argument("--turns", type=int, default=20, metavar="N")
+    parser.add_argument("--rapid-mlx", metavar="PROGRAM", help="Rapid-MLX's program, likewise")
+    parser.add_argument("--turns", type=int, default=20, metavar="N", help="turns that read")
+    parser.add_argument("--edits", type=int, default=8, metavar="N", help="turns that edit")
+    parser.add_argument("--lines", type=int, default=32, metavar="N", help="lines that are shown")
+    parser.add_argument(
+        "--agents", type=int, default=1, choices=range(1, 5), help="that edit at once"
+    )
     parser.add_argument("--system", type=int, default=8000, metavar="TOKENS")
     parser.add_argument("--result", type=int, default=900, metavar="TOKENS")
     parser.add_argument("--answer", type=int, default=120, metavar="TOKENS")
     parsed = parser.parse_args()
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bh-")))
-        print(f"{describe_machine()}; {parsed.turns} turns")
-        print(f"of {parsed.result} + {parsed.answer} tokens after {parsed.system}\n")
+        print(f"{describe_machine()}; {parsed.turns} turns that read,")
+        print(f"of {parsed.result} + {parsed.answer} tokens after {parsed.system}; ", end="")
+        print(f"{parsed.edits} that edit {parsed.lines} lines, {parsed.agents} at once\n")
         try:
-            endless_model(parsed, folder, AGENT)
-            sessions = _measure(folder, parsed)
+            if parsed.turns:
+                endless_model(parsed, folder, AGENT)
+                _print(_measure(folder, parsed))
+            if parsed.edits:
+                print_editing(measure_editing(folder, parsed))
         except (FailedError, OSError) as error:
             print(f"bench.agent: {error}", file=sys.stderr)
             return 1
+    return 0
+
+
+def _print(sessions: dict[str, list[AgentRun]]) -> None:
     walls = {name: statistics.median(s.wall_s for s in all_) for name, all_ in sessions.items()}
     print("| | session (s) | first turn's first text (s) | later turns', median (s) |")
     print("| --- | ---: | ---: | ---: |")
@@ -73,9 +93,8 @@ def main() -> int:
         f"\nAgainst {MlxLmServer.name}: {ours / walls[MlxLmServer.name]:.2f} (target {_TARGET}); "
         f"with swaps against without: {walls[_SWAPPED] / ours:.2f} (target {_SWAP_TARGET}), "
         f"with two spares {walls[_SWAPPED_BY_TWO] / ours:.2f}; "
-        f"against the loop: {ours / walls[Kept.name]:.2f}."
+        f"against the loop: {ours / walls[Kept.name]:.2f}.\n"
     )
-    return 0
 
 
 def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[AgentRun]]:
@@ -91,6 +110,10 @@ def _measure(folder: Path, parsed: argparse.Namespace) -> dict[str, list[AgentRu
             peer = VllmMlx(parsed.vllm_mlx, folder / "model", folder / "vllm-mlx.log")
             ends.callback(peer.stop)
             subjects.append((peer.name, peer))
+        if parsed.rapid_mlx is not None:
+            rapid = RapidMlx(parsed.rapid_mlx, folder / "model", folder / "rapid-mlx.log")
+            ends.callback(rapid.stop)
+            subjects.append((rapid.name, rapid))
         for spares, name in enumerate((_SWAPPED, _SWAPPED_BY_TWO), start=1):
             swapping = BulkheadServer(
                 *(folder / "model", folder / f"state-{spares}", folder / f"swapping-{spares}.log"),

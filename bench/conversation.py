@@ -47,7 +47,21 @@ def ask(address: Address, model: str, prompt: str, tokens: int, temperature: flo
         FailedError: the stream ended with an error.
     """
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": temperature}
-    request = _post(address, "/v1/completions", {**body, "stream": True})
+    return _stream(address, "/v1/completions", body)
+
+
+def chat(address: Address, model: str, messages: list[dict[str, Any]], tokens: int) -> Turn:
+    """Stream the answer to a conversation, greedily.
+
+    Raises:
+        FailedError: the stream ended with an error.
+    """
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0.0}
+    return _stream(address, "/v1/chat/completions", body)
+
+
+def _stream(address: Address, path: str, body: dict[str, Any]) -> Turn:
+    request = _post(address, path, {**body, "stream": True})
     began = time.perf_counter()
     first_s = 0.0
     text = ""
@@ -59,8 +73,9 @@ def ask(address: Address, model: str, prompt: str, tokens: int, temperature: flo
             if "error" in frame:
                 raise FailedError(str(frame["error"]))
             for choice in frame["choices"]:
-                text += choice.get("text") or ""
-            first_s = first_s or time.perf_counter() - began
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            if text:
+                first_s = first_s or time.perf_counter() - began
     return Turn(first_s, time.perf_counter() - began, text)
 
 

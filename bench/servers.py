@@ -183,6 +183,15 @@ class VllmMlx(OtherServer):
         super().__init__(arguments, log, str(model), program)
 
 
+class RapidMlx(OtherServer):
+    """`rapid-mlx serve`, whose program lies in an environment of its own."""
+
+    name = "Rapid-MLX"
+
+    def __init__(self, program: str, model: Path, log: Path) -> None:
+        super().__init__(["serve", str(model), "--host", _HOST], log, str(model), program)
+
+
 class HealthProbe:
     """Asks for a server's health every 20 ms, on one connection.
 

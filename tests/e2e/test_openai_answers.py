@@ -142,3 +142,15 @@ def test_an_answer_among_choices(client: openai.OpenAI) -> None:
     body = {"guided_regex": "[a-z]{3}-[0-9]{2}"}
     completion = client.completions.create(model="demo", prompt="x", max_tokens=50, extra_body=body)
     assert len(completion.choices[0].text) == 6
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_no_prediction_changes_an_answer(client: openai.OpenAI, temperature: int) -> None:
+    asked = {**ASKED, "temperature": temperature}
+    text = client.chat.completions.create(**asked).choices[0].message.content or ""
+    for content in (text, [{"type": "text", "text": f"{text[:20]} and so on"}], "Not at all.", ""):
+        prediction = {"type": "content", "content": content}
+        answer = client.chat.completions.create(**asked, prediction=prediction)
+        assert answer.choices[0].message.content == text
+        details = answer.usage.completion_tokens_details
+        assert 0 <= details.accepted_prediction_tokens <= answer.usage.completion_tokens

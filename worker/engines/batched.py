@@ -13,6 +13,7 @@ from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
+from worker.mlx_lm.caches import takes_padding
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
 
@@ -66,7 +67,7 @@ class BatchedEngine(QueuedEngine):
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
         # Other ranks take one token a row in a step.
-        guesses = guesses and make_generator is Generator
+        guesses = guesses and make_generator is Generator and takes_padding(model)
         self._guessing = Guessing(StepCosts(), Shares()) if guesses else None
         self.step_costs = None if self._guessing is None else self._guessing.costs
         self._model = model

@@ -168,3 +168,30 @@ def state_of(leaf: Any, row: int) -> Any:
 
 def set_state(leaf: Any, state: Any) -> None:
     leaf.state = state
+
+
+def takes_padding(model: Any) -> bool:
+    """Whether rows of a batch may have different numbers of tokens in a step. Some architectures
+    with recurrent states, such as mlx-lm's mamba, let padding into the state of a row.
+    """
+    if not any(isinstance(each, ArraysCache) for each in leaves_of(make_caches(model))):
+        return True
+    if not can_be_merged(make_caches(model)):
+        return False
+    alone = make_caches(model)
+    padded = [type(each).merge([each, each]) for each in make_caches(model)]
+    mx.eval(model(mx.array([[1, 2]]), cache=alone), model(mx.array([[1, 2]] * 2), cache=padded))
+    for each in padded:
+        each.finalize()
+        each.prepare(lengths=[1, 4], right_padding=[3, 0])
+    tokens = mx.array([[3, 0, 0, 0], [3, 4, 5, 6]])
+    mx.eval(model(tokens[:1, :1], cache=alone), model(tokens, cache=padded))
+    for each in padded:
+        each.finalize()
+    states = zip(leaves_of(alone), leaves_of(padded), strict=True)
+    return all(
+        mx.allclose(own, both[:1], rtol=1e-2, atol=1e-3).item()
+        for one, other in states
+        if isinstance(one, ArraysCache)
+        for own, both in zip(one.cache, other.cache, strict=True)
+    )

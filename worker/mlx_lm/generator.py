@@ -13,7 +13,9 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import ArraysCache
 
-# This import makes a BatchGenerator's changes of the wired limit do nothing.
+# These imports replace slow operations, and make a BatchGenerator's changes of the wired limit do
+# nothing.
+import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
 from worker.mlx_lm.caches import leaves_of
 from worker.mlx_lm.row_caches import rows_caches

@@ -278,7 +278,9 @@ class DecodingRows:
         guesser = self._guesser
         if guesser is None or not self._can_forget:
             return None
-        late = any(each.unseen > 1 for each in self._rows)
+        known = 0 if self._drawn is not None else 1
+        # Rows whose state went back have tokens to compute again.
+        late = any(each.unseen > known for each in self._rows)
         if not late and self._drawn is not None and not guesser.is_likely(self.uids):
             return None
         self._read()

@@ -148,11 +148,10 @@ class Outbox:
         self._deltas: dict[str, list[Delta]] = {}
         self._count = 0
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a step of `tokens` tokens fits into one message with the deltas that wait. If it
-        doesn't, the caller sends these deltas first. The step itself is never divided.
-        """
-        return self._count + tokens <= _MOST_TOKENS
+    @property
+    def full(self) -> bool:
+        """Whether one message can have no more deltas than wait."""
+        return self._count >= _MOST_TOKENS
 
     def add(self, step: int, delta: Delta) -> None:
         self._step = step

@@ -192,7 +192,7 @@ class WorkerLoop:
         self._engine.throttle.note_look(time.monotonic())
         while self._link.unsent < _UNSENT_FRAMES or self._stopping:
             event = self._engine.next_event()
-            if not isinstance(event, EngineStep) or not self._outbox.fits(len(event.tokens)):
+            if not isinstance(event, EngineStep):
                 self._send_output()
             match event:
                 case None:
@@ -275,6 +275,8 @@ class WorkerLoop:
                 continue
             if delta is None:
                 continue
+            if self._outbox.full:
+                self._send_output()
             self._outbox.add(step, delta)
             if delta.finish_reason is not None:
                 del self._requests[token.request_id]

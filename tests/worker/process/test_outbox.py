@@ -62,9 +62,9 @@ def test_no_log_probability_is_lost() -> None:
 
 def test_it_is_bounded() -> None:
     outbox = Outbox()
-    for count in range(200):
+    for count in range(256):
+        assert not outbox.full
         outbox.add(count, _delta("a", count))
-    assert outbox.fits(56)
-    assert not outbox.fits(57)
+    assert outbox.full
     outbox.take()
-    assert outbox.fits(256)
+    assert not outbox.full
