@@ -163,6 +163,25 @@ def state_space(folder: Path) -> Path:
     )
 
 
+def padded_state(folder: Path) -> Path:
+    """A recurrent state into which mlx-lm lets the padding of a batch."""
+    return write(
+        folder,
+        {
+            "model_type": "mamba",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "state_size": 16,
+            "num_hidden_layers": 3,
+            "conv_kernel": 4,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "time_step_rank": 8,
+            "tie_word_embeddings": False,
+        },
+    )
+
+
 def hybrid(folder: Path) -> Path:
     """Convolutions with a state beside full attention."""
     return write(

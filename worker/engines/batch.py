@@ -130,13 +130,15 @@ class RowBatch:
         working_bytes: int = 0,
         make_generator: MakeGenerator = Generator,
         guessing: Guessing | None = None,
+        prompts: int = PREFILL_ROWS,
     ) -> None:
         """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
-        `working_bytes`; 0: this isn't known. `guessing` None: nothing is guessed.
+        `working_bytes`; 0: this isn't known. `guessing` None: nothing is guessed. At most `prompts`
+        prompts are computed at a time.
         """
         self._tap = Tap(model)
         self._working_bytes = working_bytes
-        prompts = min(PREFILL_ROWS, max_rows)
+        self._prompts = prompts = min(prompts, max_rows)
         self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
         self._guesser: BatchGuesser | None = None
         if guessing is None:
@@ -176,7 +178,7 @@ class RowBatch:
         sequence may join while the rows have enough tokens left to fill chunks. Rows that have much
         more left than the newcomer don't count, so that they don't keep it waiting.
         """
-        if len(self._prefilling) >= PREFILL_ROWS or self._at_end:
+        if len(self._prefilling) >= self._prompts or self._at_end:
             return False
         left = (row.tokens - row.seen_tokens for row in self.prefilling)
         return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, Guessing, Row, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Guessing, Row, RowBatch
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
@@ -66,8 +66,13 @@ class BatchedEngine(QueuedEngine):
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
+        alone = make_generator is Generator
+        # Rank 0 can't try a model without the others.
+        padding = not alone or takes_padding(model)
+        # The prompts of a batch have different lengths, and so have the chunks of their ends.
+        self._prompts = PREFILL_ROWS if padding else 1
         # Other ranks take one token a row in a step.
-        guesses = guesses and make_generator is Generator and takes_padding(model)
+        guesses = guesses and alone and padding
         self._guessing = Guessing(StepCosts(), Shares()) if guesses else None
         self.step_costs = None if self._guessing is None else self._guessing.costs
         self._model = model
@@ -331,6 +336,7 @@ class BatchedEngine(QueuedEngine):
             self._room.working_bytes,
             self._make_generator,
             self._guessing,
+            self._prompts,
         )
         self._batches.append(batch)
         return batch

@@ -26,6 +26,8 @@ SHAPES: dict[str, Callable[[Path], Path]] = {
     "sliding window": shapes.sliding_window,
     "state space": shapes.state_space,
 }
+# Their prompts are computed one at a time.
+PADDED: dict[str, Callable[[Path], Path]] = {"padded state": shapes.padded_state}
 PROMPTS = [
     "Bulkhead",
     "Once there was a ship with seven holds and a captain who counted them every night. " * 3,
@@ -40,7 +42,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedMo
 
     def get(name: str) -> LoadedModel:
         if name not in loaded:
-            build = {**SHAPES, "chunked attention": shapes.chunked_attention}[name]
+            build = {
+                **SHAPES,
+                **PADDED,
+                "chunked attention": shapes.chunked_attention,
+            }[name]
             folder = build(tmp_path_factory.mktemp("models") / name)
             loaded[name] = load(str(folder), lambda _done, _total: None, lambda: False)
         return loaded[name]
@@ -70,7 +76,7 @@ def _run(engine: Engine, most_steps: int = 2000) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, *PADDED])
 def test_a_batch_gives_what_each_gives_alone(
     name: str, models: Callable[[str], LoadedModel]
 ) -> None:

@@ -25,6 +25,20 @@ def test_few_messages_are_chosen_and_the_last_one_always(depths: set[int], end: 
         assert end - each < max(1, 2 * (end - after)) or each in chosen
 
 
+def test_depths_are_spread_by_doubled_distances() -> None:
+    assert spread(range(9), 8) == [4, 6, 7]
+    assert spread([1, 2], 2) == [1]
+    assert spread([0, 1], 8) == [1]
+
+
+def test_gaps_are_no_longer_than_the_way_to_the_end() -> None:
+    assert superfluous(range(1, 9), ()) == [1, 2, 3, 5]
+    assert superfluous(range(1, 9), {2}) == [1, 3, 4]
+    assert superfluous([4, 5, 10], ()) == [4]
+    assert superfluous([4, 6, 11], ()) == []
+    assert superfluous([], ()) == []
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=80), st.sets(st.integers(0, 400)))
 def test_a_prompt_that_parts_computes_no_more_again_than_differs(
     chunks: list[int], spared: set[int]
@@ -105,6 +119,29 @@ def _order(snapshots: Snapshots) -> list[str]:
 def test_those_near_the_end_stay_and_the_last_ones_in_any_case() -> None:
     order = _order(_kept("abcDefgHijkLmnoPqrsT"))
     assert (order[0], order[-1]) == ("D", "P")
+
+
+def test_those_that_are_spared_stay() -> None:
+    snapshots = _kept("abcDefgHijkL")
+    assert snapshots.least({b"abcD"}) == b"abcDefgH"
+    assert snapshots.least({b"abcD", b"abcDefgH"}) is None
+
+
+def test_what_is_on_disk_is_known() -> None:
+    snapshots = _kept("abcDefgH")
+    snapshots.note_stored(b"abcD")
+    assert [snapshots.is_stored(each) for each in (b"abcD", b"abcDefgH")] == [True, False]
+
+
+def test_use_and_place_are_weighed() -> None:
+    # Seven blocks of the request before against three of the last request.
+    assert _order(_kept("abcdefGH", "ijKL")) == ["K", "G"]
+    assert _order(_kept("abcdefGH", "ijklMN")) == ["G", "M"]
+    snapshots = _kept("abCdefgHijkL")
+    snapshots.resume(b"abC")
+    snapshots.resume(b"abC")
+    snapshots.use([(3, b"abC"), (8, b"abCdefgH"), (12, b"abCdefgHijkL")], 12, ())
+    assert _order(snapshots) == ["C", "H"]
 
 
 def test_those_that_save_little_go_first() -> None:
