@@ -25,6 +25,8 @@ _HOST: Final = "127.0.0.1"
 _START_S: Final = 120.0
 _STOP_S: Final = 40.0
 _LOG_TAIL_CHARACTERS: Final = 2000
+# vllm-mlx and Rapid-MLX otherwise turn results of tools into messages of the user.
+_NATIVE_RESULTS: Final = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 _PROBE_INTERVAL_S: Final = 0.02
 _PROBE: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -180,6 +182,7 @@ class VllmMlx(OtherServer):
 
     def __init__(self, program: str, model: Path, log: Path) -> None:
         arguments = ["serve", str(model), "--host", _HOST, "--continuous-batching"]
+        arguments += _NATIVE_RESULTS
         super().__init__(arguments, log, str(model), program)
 
 
@@ -189,7 +192,8 @@ class RapidMlx(OtherServer):
     name = "Rapid-MLX"
 
     def __init__(self, program: str, model: Path, log: Path) -> None:
-        super().__init__(["serve", str(model), "--host", _HOST], log, str(model), program)
+        arguments = ["serve", str(model), "--host", _HOST, *_NATIVE_RESULTS]
+        super().__init__(arguments, log, str(model), program)
 
 
 class HealthProbe:

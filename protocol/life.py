@@ -52,6 +52,8 @@ class Need(Message, frozen=True, tag="need"):
     sequences that wait only for memory. `prompt` numbers the prompt that the first sequence
     computes, over several steps; 0: it computes none.
 
+    The worker computes at most `rows` sequences at a time; 0: it doesn't say.
+
     Beside these limits, the prompt cache has `cache_bytes`, and could use `cache_wanted_bytes`.
     Both are bytes of the cache alone, not limits of the process.
     """
@@ -65,6 +67,7 @@ class Need(Message, frozen=True, tag="need"):
     prompt: int = 0
     cache_bytes: int = 0
     cache_wanted_bytes: int = 0
+    rows: int = 0
 
 
 # The results that a model can make from a text.
@@ -143,7 +146,7 @@ class Load(Message, frozen=True, tag="load"):
     """
 
     path: str
-    max_concurrency: int
+    max_concurrency: int | None
     context_tokens: int
     limit_bytes: int | None = None
     beside_bytes: int = 0

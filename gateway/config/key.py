@@ -57,6 +57,10 @@ class UnexpectedError(ValueError):
         self.index = index
 
 
+# A whole number. A union takes no bounds, so these are on the number.
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=_LARGEST)]
+
+
 class Key(Struct, frozen=True):
     """The description of a key: its meaning, and the values that it accepts.
 
@@ -97,6 +101,11 @@ def switch(about: str, **said: Any) -> Meta:
 def whole(about: str, least: int = 0, most: int = _LARGEST, **said: Any) -> Meta:
     """The annotation of an int."""
     return _meta(Key(about, f"a whole number from {least} to {most}", **said), ge=least, le=most)
+
+
+def count(about: str, **said: Any) -> Meta:
+    """The annotation of a `Count`, or of a `Count` or None."""
+    return _meta(Key(about, f"a whole number from 1 to {_LARGEST}", **said))
 
 
 def choice(about: str, *values: int | str, **said: Any) -> Meta:

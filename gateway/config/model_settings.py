@@ -7,10 +7,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 from msgspec import Meta, Struct, field
 
 from gateway.config.key import (
+    Count,
     Section,
     Text,
     arguments,
     choice,
+    count,
     rank_places,
     switch,
     text,
@@ -60,7 +62,14 @@ class ModelSettings(Section, frozen=True):
         float, time("Unloaded after so long without a request; 0: never.", zero="never")
     ] = 0.0
     priority: Annotated[int, whole("Models with a higher one get memory first.", -1000, 1000)] = 0
-    max_concurrency: Annotated[int, whole("Sequences in the batch; more wait.", 1)] = 32
+    max_concurrency: Annotated[
+        Count | None,
+        count(
+            "Sequences in the batch; more wait.",
+            example=32,
+            unset="as many as make the batch faster",
+        ),
+    ] = None
     context_tokens: Annotated[
         int, whole("The longest prompt + answer; the model's own limit may be lower.", 1)
     ] = 32768

@@ -26,6 +26,8 @@ from gateway.workers.worker_log import WorkerLog
 # mlx-vlm's models compute one sequence at a time. A second request is with the worker meanwhile, so
 # that its pictures are decoded already.
 _BESIDE_PICTURES: Final = 2
+# Requests that run at once before the worker says how many make its batch faster.
+_FIRST_CONCURRENCY: Final = 32
 # An end by one of these events is a death, for which a request may be to blame.
 _BLAMED: Final = (ModelEvent.MISBEHAVED, ModelEvent.HUNG, ModelEvent.EXIT)
 
@@ -172,7 +174,8 @@ class Performer:
 
     def _bounds(self, gateway: GatewayParts) -> QueueBounds:
         own = self.model.settings
-        concurrency = own.max_concurrency
+        told = 0 if self.supervisor is None else self.supervisor.worker.report.rows
+        concurrency = own.max_concurrency or told or _FIRST_CONCURRENCY
         if own.pictures:
             concurrency = min(concurrency, _BESIDE_PICTURES)
         return QueueBounds(gateway.in_force.settings.queue.depth, concurrency, own.priority)

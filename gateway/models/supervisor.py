@@ -242,8 +242,11 @@ class WorkerSupervisor:
                     self._advance(worker, message)
                 case PromptCacheCleared():
                     progress = False
-                case Need(limit_bytes=limit_bytes):
+                case Need(limit_bytes=limit_bytes, rows=rows):
                     progress = False
+                    settings = self._model.settings
+                    if rows and settings.max_concurrency is None and not settings.pictures:
+                        self._traffic.allow(rows)
                     gave = worker.memory.keeps_to(limit_bytes)
                     self._model_memory.needs(worker, message)
                     if gave and (self._reading is None or self._reading.done()):

@@ -284,6 +284,12 @@ class Traffic:
         self.queue.priority = bounds.priority
         self.dispatch()
 
+    def allow(self, running: int) -> None:
+        """Let so many requests run at once."""
+        if running != self.queue.max_running:
+            self.queue.max_running = running
+            self.dispatch()
+
     def hand_over(self, successor: Successor) -> None:
         """Send nothing more to the worker. The successor gets requests and cancellations."""
         self._successor = successor

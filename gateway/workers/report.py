@@ -169,12 +169,14 @@ _MOST_CLEARS: Final = 16
 class WorkerReport:
     """The last report of a worker. Once a model is loaded, `fingerprint`, `abilities` and
     `sampling` are the model's, and `context_tokens` is the context in force. `short_of_memory`
-    counts requests that wait for memory in the worker. `tokens_per_s` is of the last window.
+    counts requests that wait for memory in the worker. The worker computes at most `rows` sequences
+    at a time; 0: it hasn't said. `tokens_per_s` is of the last window.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
         self.context_tokens: int | None = None
         self.short_of_memory = 0
+        self.rows = 0
         self.fingerprint: str | None = None
         self.abilities: tuple[Ability, ...] = ("text",)
         self.sampling = SamplingDefaults()
@@ -205,8 +207,9 @@ class WorkerReport:
                 self.fingerprint = message.fingerprint
                 self.abilities = message.abilities
                 self.sampling = message.sampling
-            case Need(context_tokens=context_tokens, held=held):
+            case Need(context_tokens=context_tokens, held=held, rows=rows):
                 self.context_tokens = context_tokens
+                self.rows = rows
                 self.short_of_memory = held
             case _:
                 pass

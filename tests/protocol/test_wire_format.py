@@ -249,6 +249,7 @@ SAMPLES: dict[type[Message], Message] = {
         prompt=7,
         cache_bytes=2_000_000_000,
         cache_wanted_bytes=3_000_000_000,
+        rows=64,
     ),
     Heartbeat: Heartbeat(
         step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY, prompt_cache_bytes=9

@@ -29,13 +29,13 @@ _MUCH_LONGER: Final = 2
 AHEAD_TOKENS: Final = WIDTHS[-1] + 1
 
 
-class Guessing(NamedTuple):
-    """What all batches of an engine learn about guesses: the costs of steps, and how many guesses
-    are right.
+class Learned(NamedTuple):
+    """What all batches of an engine learn: the costs of steps, and how many guesses are right;
+    `shares` None: nothing is guessed.
     """
 
     costs: StepCosts
-    shares: Shares
+    shares: Shares | None
 
 
 @dataclass(eq=False)
@@ -129,23 +129,28 @@ class RowBatch:
         on_prefill: Callable[[int, float], None],
         working_bytes: int = 0,
         make_generator: MakeGenerator = Generator,
-        guessing: Guessing | None = None,
+        learned: Learned | None = None,
         prompts: int = PREFILL_ROWS,
     ) -> None:
         """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
-        `working_bytes`; 0: this isn't known. `guessing` None: nothing is guessed. At most `prompts`
-        prompts are computed at a time.
+        `working_bytes`; 0: this isn't known. `learned` None: nothing is learned, nor guessed. At
+        most `prompts` prompts are computed at a time.
         """
         self._tap = Tap(model)
         self._working_bytes = working_bytes
         self._prompts = prompts = min(prompts, max_rows)
         self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
         self._guesser: BatchGuesser | None = None
-        if guessing is None:
+        if learned is None:
             self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
         else:
-            self._guesser = BatchGuesser(*guessing, self._sampler.forced, self._most_width)
-            self._generator = Generator(self._tap, self._sampler, max_rows, prompts, self._guesser)
+            costs, shares = learned
+            if shares is not None:
+                forced = self._sampler.forced
+                self._guesser = BatchGuesser(costs, shares, forced, self._most_width)
+            self._generator = Generator(
+                self._tap, self._sampler, max_rows, prompts, self._guesser, costs.observe
+            )
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill

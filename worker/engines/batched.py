@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Guessing, Row, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Row, RowBatch
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
+from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
@@ -53,7 +54,7 @@ class BatchedEngine(QueuedEngine):
         self,
         model: Any,
         eos_token_ids: Iterable[int],
-        max_concurrency: int,
+        max_concurrency: int | None,
         room: CacheRoom,
         prompt_cache: PromptCache | None = None,
         stall_s: float = 0.1,
@@ -61,8 +62,9 @@ class BatchedEngine(QueuedEngine):
         *,
         guesses: bool = True,
     ) -> None:
-        """A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With several
-        ranks `make_generator` makes generators that compute in the other ranks, too.
+        """At most `max_concurrency` rows are in the batches; None: as many as make the batches
+        faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
+        several ranks `make_generator` makes generators that compute in the other ranks, too.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -71,13 +73,13 @@ class BatchedEngine(QueuedEngine):
         padding = not alone or takes_padding(model)
         # The prompts of a batch have different lengths, and so have the chunks of their ends.
         self._prompts = PREFILL_ROWS if padding else 1
+        self.step_costs = StepCosts()
         # Other ranks take one token a row in a step.
         guesses = guesses and alone and padding
-        self._guessing = Guessing(StepCosts(), Shares()) if guesses else None
-        self.step_costs = None if self._guessing is None else self._guessing.costs
+        self._learned = Learned(self.step_costs, Shares() if guesses else None)
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
-        self._max_concurrency = max_concurrency
+        self._configured_rows = max_concurrency
         self._worth_bytes = max(room.weight_bytes, step_bytes())
         self._batches: deque[RowBatch] = deque()
         # The batch of the last step, while its blocks haven't been kept.
@@ -91,11 +93,15 @@ class BatchedEngine(QueuedEngine):
         return self._rows
 
     @property
+    def most_rows(self) -> int:
+        return self._configured_rows or most_rows(self.step_costs)
+
+    @property
     def short(self) -> bool:
         """Whether the first waiting sequence doesn't fit the limit. A sequence that fits may wait
         too, if it has just come.
         """
-        if self._rows >= self._max_concurrency:
+        if self._rows >= self.most_rows:
             return False
         fetches = self._keeper.fetches if self._keeper is not None else lambda _: False
         first = next((each for each in self._waiting if not fetches(each.request_id)), None)
@@ -105,7 +111,7 @@ class BatchedEngine(QueuedEngine):
         sizes = self._sizes()
         used_bytes = self._room.needed_bytes(sizes) if sizes else 0
         rows = [row for batch in self._batches for row in batch.rows]
-        free_rows = max(0, self._max_concurrency - len(rows))
+        free_rows = max(0, self.most_rows - len(rows))
         joining = [
             min(len(each.token_ids) + _HORIZON_TOKENS, len(each.token_ids) + each.max_tokens)
             for each in list(self._waiting)[:free_rows]
@@ -238,7 +244,7 @@ class BatchedEngine(QueuedEngine):
         later: list[Joining] = []
         for sequence in list(self._waiting):
             rows = self._rows
-            if rows + len(later) >= self._max_concurrency or (overtaken and rows):
+            if rows + len(later) >= self.most_rows or (overtaken and rows):
                 return
             if self._keeper is not None and self._keeper.waits(
                 sequence, self._sizes(), [row for each in self._batches for row in each.prefilling]
@@ -330,12 +336,12 @@ class BatchedEngine(QueuedEngine):
         batch = RowBatch(
             self._model,
             self._eos_token_ids,
-            self._max_concurrency,
+            self._configured_rows or MOST_ROWS,
             self._pace,
             self._on_prefill,
             self._room.working_bytes,
             self._make_generator,
-            self._guessing,
+            self._learned if self._make_generator is Generator else None,
             self._prompts,
         )
         self._batches.append(batch)

@@ -137,12 +137,18 @@ class Engine(Protocol):
     """Runs sequences. Not thread-safe: only the engine thread calls the methods."""
 
     batching: bool
-    # None: the engine checks no guesses, so it needn't know what wide steps cost.
-    step_costs: StepCosts | None
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What steps cost; None: the engine doesn't measure its steps."""
 
     @property
     def need(self) -> EngineNeed:
         """The memory that the engine needs."""
+
+    @property
+    def most_rows(self) -> int:
+        """The most sequences that the engine computes at a time."""
 
     @property
     def short(self) -> bool:

@@ -59,6 +59,7 @@ class SequentialEngine(QueuedEngine):
     """Runs one sequence at a time, by priority and then in the order in which they came."""
 
     batching = False
+    most_rows = 1
     step_costs: StepCosts | None = None
     ahead_tokens = 1
 

@@ -44,6 +44,13 @@ class StepCosts:
         known = next((each for each in measured if each is not None), None)
         return 1.0 + _UNKNOWN_SHARE * (width - 1) if known is None else known
 
+    def gain(self, rows: int) -> float | None:
+        """The tokens a second with so many rows, as a ratio to those with half as many; None: this
+        was not measured.
+        """
+        half, all_ = (self._seconds.get((_rows(each), 1)) for each in (rows // 2, rows))
+        return None if not half or not all_ else 2 * median(half) / median(all_)
+
     def _ratio(self, rows: int, width: int) -> float | None:
         alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
         return None if not alone or not wide else median(wide) / median(alone)

@@ -104,9 +104,6 @@ class BatchGuesser:
             own.shares.count(own.lookup.matched, right=guess == token)
         own.lookup.take(token)
 
-    def observe(self, rows: int, width: int, seconds: float) -> None:
-        self._costs.observe(rows, width, seconds)
-
     def is_likely(self, rows: Sequence[int]) -> bool:
         """Whether guesses may pay in the next step. Its first token counts as a guess, too."""
         if self._costs.rehearsed is not None:

@@ -24,6 +24,7 @@ from worker.mlx_lm.rows import (
     DecodingRows,
     Guesser,
     LogitsProcessor,
+    ObserveStep,
     RowCaches,
     RowToken,
 )
@@ -139,12 +140,14 @@ class Generator:
         rows: int,
         prompts: int,
         guesser: Guesser | None = None,
+        observe: ObserveStep | None = None,
         *,
         lends: bool = True,
     ) -> None:
         """At most `rows` rows decode at a time, and at most `prompts` prompts are computed. If a
         row ends, its last token comes with caches: with `lends` those of the whole batch, otherwise
-        a copy of the row's part. With a `guesser` the sampler is a `Checker`.
+        a copy of the row's part. With a `guesser` the sampler is a `Checker`. `observe` gets the
+        times of steps.
         """
         self.tap = tap
         self._generator = BatchGenerator(
@@ -155,7 +158,7 @@ class Generator:
         )
         # Private names, since mlx-lm has no other way to set the classes of its batches.
         self._prompts = _Prompts.empty(tap, sampler)
-        self._decoding = DecodingRows(tap, sampler, guesser, lends=lends)
+        self._decoding = DecodingRows(tap, sampler, guesser, observe, lends=lends)
         self._generator._prompt_batch = self._prompts
         self._generator._generation_batch = self._decoding
 

@@ -72,8 +72,10 @@ class Guesser(Protocol):
     def take(self, row: int, token: int) -> None:
         """Note a token that a row gave out."""
 
-    def observe(self, rows: int, width: int, seconds: float) -> None:
-        """Note the time from the end of one step to the end of the next."""
+
+# Called with the number of rows, the tokens a row, and the seconds from the end of one step to the
+# end of the next.
+ObserveStep: TypeAlias = Callable[[int, int, float], None]
 
 
 @dataclass
@@ -163,6 +165,7 @@ class DecodingRows:
         model: Any,
         checker: Callable[[mx.array], mx.array] | Checker,
         guesser: Guesser | None = None,
+        observe: ObserveStep | None = None,
         *,
         lends: bool,
     ) -> None:
@@ -176,6 +179,7 @@ class DecodingRows:
         self._drawn: mx.array | None = None
         self._draw = checker
         self._guesser = guesser
+        self._observe = observe
         self._lends = lends
         self._ended_at = 0.0
         # The tokens that follow the right guesses of the last step.
@@ -240,8 +244,8 @@ class DecodingRows:
         rows = len(self._rows)
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
-        if self._guesser is not None and began_at - last < _PAUSE_S:
-            self._guesser.observe(rows, width, self._ended_at - last)
+        if self._observe is not None and began_at - last < _PAUSE_S:
+            self._observe(rows, width, self._ended_at - last)
         return tokens
 
     @property

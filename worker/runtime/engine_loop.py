@@ -206,6 +206,7 @@ class EngineLoop:
             **figures._asdict(),
             held=self._engine.waiting if self._engine.short else 0,
             context_tokens=self._context.now.tokens,
+            rows=self._engine.most_rows,
         )
         told = self._told
         if told is not None and not anyway and self._is_told(need, told):

@@ -246,6 +246,7 @@ class NoText:
 
     batching = True
     step_costs: StepCosts | None = None
+    most_rows = 1
     need = EngineNeed(0, 0, 0)
     short = False
     fetching = False
@@ -305,6 +306,10 @@ class WithVectors:
             wanted_bytes=max(text.wanted_bytes, wanted_bytes),
             least_bytes=text.least_bytes or wanted_bytes,
         )
+
+    @property
+    def most_rows(self) -> int:
+        return self._text.most_rows
 
     @property
     def short(self) -> bool:

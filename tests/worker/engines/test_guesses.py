@@ -64,9 +64,8 @@ def _engine(model: LoadedModel, *, guesses: bool) -> BatchedEngine:
     engine = BatchedEngine(
         model.model, model.eos_token_ids, 32, replace(UNBOUNDED), guesses=guesses
     )
-    if engine._guessing is not None:
-        # As on a machine where a wide step costs hardly more: here that would depend on its load.
-        engine._guessing.costs.observe = lambda *_: None  # type: ignore[method-assign]
+    # As on a machine where a wide step costs hardly more: here that would depend on its load.
+    engine.step_costs.observe = lambda *_: None  # type: ignore[method-assign]
     return engine
 
 
