@@ -12,7 +12,7 @@ import mlx.core as mx
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
-from worker.guesses.costs import WIDTHS, StepCosts
+from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Shares
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
 from worker.mlx_lm.rows import RowCaches, RowToken
@@ -25,8 +25,9 @@ PREFILL_ROWS: Final = 8
 # A chunk of so many tokens over all rows is computed efficiently.
 _ENOUGH_TOKENS: Final = 512
 _MUCH_LONGER: Final = 2
-# A step adds a token and its guesses to a row. Before a token is given out, the next one is begun.
-AHEAD_TOKENS: Final = WIDTHS[-1] + 1
+# A step adds a token to a row. Before this token is given out, the next one is begun. Guesses take
+# what is left of the memory that a cache has grown to.
+AHEAD_TOKENS: Final = 2
 
 
 class Learned(NamedTuple):

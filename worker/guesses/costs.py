@@ -11,6 +11,7 @@ from typing import Final
 WIDTHS: Final = (1, 2, 4, 8, 16)
 # A figure is the median of so many steps. The first is left out: it may have compiled kernels.
 _KEPT: Final = 5
+_ENOUGH: Final = 3
 # What a step costs for each token a row more, as a share of a step, until this was measured. It is
 # low, so that a width is tried where guesses are good.
 _UNKNOWN_SHARE: Final = 0.05
@@ -43,6 +44,9 @@ class StepCosts:
         measured = [self._ratio(each, width) for each in _nearest(rows)]
         known = next((each for each in measured if each is not None), None)
         return 1.0 + _UNKNOWN_SHARE * (width - 1) if known is None else known
+
+    def is_measured(self, rows: int, width: int) -> bool:
+        return len(self._seconds.get((_rows(rows), width), ())) >= _ENOUGH
 
     def gain(self, rows: int) -> float | None:
         """The tokens a second with so many rows, as a ratio to those with half as many; None: this

@@ -10,11 +10,12 @@ from worker.guesses.lookup import Lookup
 
 # The shares of right guesses to expect at first, by the bits in the length of the match.
 _FIRST_SHARES: Final = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8)
-# How many guesses the first shares, and the shares of all rows, count for.
-_WEIGHT: Final = 8.0
-# Older guesses count less by this factor with each guess.
-_FADING: Final = 0.95
-_FADING_OF_ALL: Final = 0.995
+# The first shares count like so many guesses, and older guesses less by a factor with each guess.
+_FIRST_WEIGHT: Final = 8.0
+_FADING: Final = 0.995
+# So for a single row, whose text changes its kind.
+_ROW_WEIGHT: Final = 3.0
+_ROW_FADING: Final = 0.9
 # What a constraint forces is right, but for ways in which a text becomes tokens.
 _FORCED_SHARE: Final = 0.98
 # Wider steps must promise this much more, since figures vary.
@@ -22,28 +23,42 @@ _MARGIN: Final = 1.03
 
 
 class Shares:
-    """The share of guesses that are right, by the length of the match that gave them. Guesses are
-    counted whether a step checked them or not.
+    """The share of guesses that are right in all rows, by the length of the match that gave them.
+    Guesses are counted whether a step checked them or not.
     """
 
-    def __init__(self, of_all: Shares | None = None) -> None:
-        """The shares of one row, which begin with the shares `of_all` rows."""
-        self._of_all = of_all
-        self._fading = _FADING_OF_ALL if of_all is None else _FADING
-        self._right = [0.0] * len(_FIRST_SHARES)
-        self._made = [0.0] * len(_FIRST_SHARES)
+    def __init__(self) -> None:
+        self._right = [_FIRST_WEIGHT * each for each in _FIRST_SHARES]
+        self._made = [_FIRST_WEIGHT] * len(_FIRST_SHARES)
 
     def count(self, matched: int, *, right: bool) -> None:
         at = matched.bit_length()
-        self._right[at] = self._right[at] * self._fading + right
-        self._made[at] = self._made[at] * self._fading + 1.0
-        if self._of_all is not None:
-            self._of_all.count(matched, right=right)
+        self._right[at] = self._right[at] * _FADING + right
+        self._made[at] = self._made[at] * _FADING + 1.0
 
     def share(self, matched: int) -> float:
         at = matched.bit_length()
-        first = _FIRST_SHARES[at] if self._of_all is None else self._of_all.share(matched)
-        return (self._right[at] + _WEIGHT * first) / (self._made[at] + _WEIGHT)
+        return self._right[at] / self._made[at]
+
+
+class RowShares:
+    """The share of guesses that are right in one row: that of all rows, corrected by the last
+    guesses of this row.
+    """
+
+    def __init__(self, of_all: Shares) -> None:
+        self._of_all = of_all
+        self._right = 0.0
+        self._made = 0.0
+
+    def count(self, matched: int, *, right: bool) -> None:
+        self._of_all.count(matched, right=right)
+        self._right = self._right * _ROW_FADING + right
+        self._made = self._made * _ROW_FADING + 1.0
+
+    def share(self, matched: int) -> float:
+        expected = _ROW_WEIGHT * self._of_all.share(matched)
+        return (self._right + expected) / (self._made + _ROW_WEIGHT)
 
 
 class _Chance(NamedTuple):
@@ -65,7 +80,7 @@ _NONE: Final = _Chance(0, 0.0, 0.0)
 
 
 class _Row:
-    def __init__(self, lookup: Lookup, shares: Shares) -> None:
+    def __init__(self, lookup: Lookup, shares: RowShares) -> None:
         self.lookup = lookup
         self.shares = shares
 
@@ -92,7 +107,7 @@ class BatchGuesser:
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
-        self._rows[row] = _Row(Lookup(token_ids, prediction), Shares(self._shares))
+        self._rows[row] = _Row(Lookup(token_ids, prediction), RowShares(self._shares))
 
     def remove(self, row: int) -> None:
         del self._rows[row]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -148,8 +148,9 @@ class _State:
             ]
 
 
+_ANY: Final = 1 << 30
 # A pause that is longer than this, in seconds, is not a part of the next step.
-_PAUSE_S = 0.02
+_PAUSE_S: Final = 0.02
 
 
 class DecodingRows:
@@ -255,6 +256,12 @@ class DecodingRows:
         return all(isinstance(each, kinds) or each.empty() for each in leaves_of(self.prompt_cache))
 
     @property
+    def _free_slots(self) -> int:
+        """The tokens a row for which the caches needn't grow."""
+        free = [each.keys.shape[2] - each.lengths.most_slots for each in self._own]
+        return min(free, default=_ANY)
+
+    @property
     def _own(self) -> list[RowsCache]:
         return [each for each in leaves_of(self.prompt_cache) if isinstance(each, RowsCache)]
 
@@ -289,10 +296,11 @@ class DecodingRows:
             return None
         self._read()
         first = [each.tokens[-1] for each in self._rows]
+        free = self._free_slots
         most = [
             0
             if each.unseen > 1 or each.tokens[-1] in each.ends
-            else max(0, each.most - each.given - 1)
+            else max(0, min(each.most - each.given, free) - 1)
             for each in self._rows
         ]
         guesses = guesser.guess(self.uids, first, most)

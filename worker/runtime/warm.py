@@ -61,7 +61,7 @@ _MOST_STEPS: Final = 64
 # The costs of steps are measured for so many rows, with answers of so many tokens. Once that takes
 # longer than a few seconds, more rows are left out.
 _MEASURED_ROWS: Final = (1, 2, 4, 8, 16)
-_MEASURED_TOKENS: Final = WIDTHS[-1] + 6
+_MEASURED_TOKENS: Final = 6 * WIDTHS[-1]
 _LONG_MEASURE_S: Final = 4.0
 # Settings that clients often use. Each makes a compute graph of its own, alone and beside others in
 # a batch.
@@ -170,9 +170,14 @@ class Warming:
         costs = self._engine.step_costs
         if costs is None:
             return self._run(part.sequences, is_interrupted)
-        costs.rehearsed = part.width
+        costs.rehearsed = width = part.width
+        rows = len(part.sequences)
+
+        def is_over() -> bool:
+            return is_interrupted() or (width is not None and costs.is_measured(rows, width))
+
         try:
-            return self._run(part.sequences, is_interrupted)
+            return self._run(part.sequences, is_over)
         finally:
             costs.rehearsed = None
 

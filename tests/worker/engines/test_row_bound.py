@@ -29,4 +29,4 @@ def test_a_doubling_that_was_not_worth_it_is_taken_back() -> None:
 
 
 def test_there_is_a_last_one() -> None:
-    assert most_rows(_costs({each: 0.01 for each in (16, 32, 64, 128, 256, 512)})) == MOST_ROWS
+    assert most_rows(_costs(dict.fromkeys((16, 32, 64, 128, 256, 512), 0.01))) == MOST_ROWS
