@@ -75,21 +75,26 @@ class RowLengths:
             self.dropped = dropped
         self._offset = self._begins = None
 
-    def mask(self, width: int, *, as_array: bool = False) -> Any:
-        """What `width` tokens a row may look at: None for all slots that `RowsCache` gives out,
-        "causal", or an array (rows, 1, width, slots).
+    def seen_slots(self, width: int) -> tuple[int, int]:
+        """The slots that `width` tokens a row may look at: the first, and the end of the last."""
+        end = self.most_slots + width
+        # A single token of equally long rows needs no mask if it gets the window's slots alone.
+        alone = width == 1 and self.same and self.window is not None
+        return (max(0, end - self.window) if alone and self.window is not None else 0), end
+
+    def mask(self, width: int, window: int | None = None, *, as_array: bool = False) -> Any:
+        """Which of the `seen_slots` each of `width` tokens a row may look at: None for all,
+        "causal", or an array (rows, 1, width, slots). `window` None: the window of the caches.
         """
-        slots = self.most_slots + width
-        if self.same and not as_array:
-            if width == 1:
-                return None
-            if self.window is None or slots <= self.window:
-                return "causal"
-        places = mx.arange(slots)
-        last = self.begins[:, None] + mx.arange(width)
-        mask = places <= last[..., None]
-        if self.window is not None and slots > self.window:
-            mask = mask & (places > last[..., None] - self.window)
+        window = self.window if window is None else window
+        begin, end = self.seen_slots(width)
+        if self.same and not as_array and (window is None or end - begin <= window):
+            return None if width == 1 else "causal"
+        places = mx.arange(begin, end)
+        last = (self.begins[:, None] + mx.arange(width))[..., None]
+        mask = places <= last
+        if window is not None and end - begin > window:
+            mask = mask & (places > last - window)
         return mask[:, None]
 
     def __copy__(self) -> RowLengths:
@@ -136,8 +141,7 @@ class RowsCache:
         window_size: int | None = None,
         return_array: bool = False,
     ) -> Any:
-        # A window that a model asks for is that of its cache.
-        return self.lengths.mask(N, as_array=return_array)
+        return self.lengths.mask(N, window_size, as_array=return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Put the tokens of a step, shape (rows, heads, tokens, width), behind each row."""
@@ -154,11 +158,7 @@ class RowsCache:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        end = self.lengths.most_slots + self._width
-        window = self.lengths.window
-        # Without a mask, the token would look at what has left its window.
-        alone = self._width == 1 and self.lengths.same
-        begin = max(0, end - window) if window is not None and alone else 0
+        begin, end = self.lengths.seen_slots(self._width)
         return self.keys[..., begin:end, :], self.values[..., begin:end, :]
 
     def reserve(self, slots: int) -> None:
