@@ -234,7 +234,8 @@ class ConstrainedSampler(Generic[Key]):
         if took_s > _SLOW_S:
             reason = f"a token of it took {took_s:.2f} s"
         if reason:
-            del self._matchings[key]
+            # A row with guesses has several masks, and each may be slow.
+            self._matchings.pop(key, None)
             self._broken[key] = one_line(reason)
 
 
