@@ -66,7 +66,14 @@ def test_twice_as_many_rows_stand_in_before_half_as_many() -> None:
     assert costs.ratio(4, 4) == pytest.approx(8.0)
     assert costs.ratio(1, 4) == pytest.approx(2.0)
     assert costs.ratio(16, 4) == pytest.approx(8.0)
-    assert costs.ratio(32, 4) == StepCosts().ratio(32, 4)
+
+
+def test_few_rows_stand_in_for_many_and_never_many_for_few() -> None:
+    costs = StepCosts()
+    _observe(costs, 4, 1, 1.0)
+    _observe(costs, 4, 16, 9.0)
+    assert costs.ratio(32, 16) == pytest.approx(9.0)
+    assert costs.ratio(1, 16) == StepCosts().ratio(1, 16)
 
 
 @given(st.integers(1, 300), st.sampled_from(WIDTHS))
