@@ -200,6 +200,17 @@ def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
     assert max(len(forced) for _, forced in made) >= 3
 
 
+def test_what_is_forced_is_known_while_other_rows_begin(model: LoadedModel) -> None:
+    order = ["row"]
+    sampler = ConstrainedSampler[str](lambda: order)
+    for each in ("row", "other"):
+        sampler.add(each, None, constrained=_constrained(model, constraint=OBJECT))
+    forced = next(found for _, found in _one_by_one(model, sampler, "row") if len(found) > 1)
+    order = ["other"]
+    sampler(_flat(1))
+    assert sampler.forced("row") == forced
+
+
 @pytest.mark.parametrize("sampling", [None, RowSampling(3), RowSampling(3, top_p=0.9)])
 def test_guesses_are_checked_as_if_they_had_come_one_by_one(
     model: LoadedModel, sampling: RowSampling | None
