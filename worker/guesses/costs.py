@@ -66,5 +66,7 @@ def _rows(rows: int) -> int:
 
 
 def _nearest(rows: int) -> Iterable[int]:
-    """Numbers of rows whose figures stand for those of `rows`, the best first."""
-    return rows, rows * 2, rows // 2
+    """Numbers of rows whose figures stand for those of `rows`, the best first. Where many rows take
+    long, only few were measured.
+    """
+    return rows, rows * 2, *(rows >> halved for halved in range(1, rows.bit_length()))

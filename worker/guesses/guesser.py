@@ -18,6 +18,8 @@ _ROW_WEIGHT: Final = 3.0
 _ROW_FADING: Final = 0.9
 # What a constraint forces is right, but for ways in which a text becomes tokens.
 _FORCED_SHARE: Final = 0.98
+# The guesses of a rehearsal, whose prompts are zeros. Right ones would end it too soon.
+_WRONG: Final = 1
 # Wider steps must promise this much more, since figures vary.
 _MARGIN: Final = 1.03
 
@@ -139,7 +141,7 @@ class BatchGuesser:
         self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
     ) -> list[list[int]]:
         if self._costs.rehearsed is not None:
-            return [[0] * min(self._costs.rehearsed - 1, each) for each in most]
+            return [[_WRONG] * min(self._costs.rehearsed - 1, each) for each in most]
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
         for each, token, count in zip(rows, first, most, strict=True):

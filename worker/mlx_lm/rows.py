@@ -241,8 +241,12 @@ class DecodingRows:
             return []
         began_at, last = perf_counter(), self._ended_at
         guesses = self._guesses()
-        width = 1 if guesses is None else 1 + max(map(len, guesses))
         rows = len(self._rows)
+        width = 1
+        if guesses is not None:
+            # Rows whose state went back have several known tokens.
+            fed = zip(self._rows, guesses, strict=True)
+            width = max(row.unseen + len(own) for row, own in fed)
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
         if self._observe is not None and began_at - last < _PAUSE_S:

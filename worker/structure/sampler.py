@@ -116,7 +116,7 @@ class ConstrainedSampler(Generic[Key]):
             return self._sampler(logprobs)
         matchings = [self._matchings[key] for key in keys]
         masks = self._fill(keys, matchings)
-        self._forced = {key: each.forced for key, each in zip(keys, matchings, strict=True)}
+        self._forced |= {key: each.forced for key, each in zip(keys, matchings, strict=True)}
         tokens = self._sampler(logprobs, self._mask(keys, [places[key] for key in keys], masks))
         for key in keys:
             self._chosen[key] = (tokens, places[key])
@@ -234,7 +234,8 @@ class ConstrainedSampler(Generic[Key]):
         if took_s > _SLOW_S:
             reason = f"a token of it took {took_s:.2f} s"
         if reason:
-            del self._matchings[key]
+            # A row with guesses has several masks, and each may be slow.
+            self._matchings.pop(key, None)
             self._broken[key] = one_line(reason)
 
 

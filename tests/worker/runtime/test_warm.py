@@ -18,11 +18,13 @@ from worker.engines.decoding import Caches
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine
+from worker.guesses.costs import WIDTHS
 from worker.load.loading import load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
 from worker.prompt_cache.path import Paths
+from worker.runtime import warm
 from worker.runtime.warm import Warming
 
 CONTEXT = 1024
@@ -183,4 +185,45 @@ def test_without_memory_to_spare_it_is_left_alone(bench: Bench) -> None:
 def test_a_context_that_is_short(bench: Bench, context_tokens: int) -> None:
     bench.warm(context_tokens)
     assert bench.engine.need == EngineNeed(0, 0, 0)
+    bench.write_all()
+
+
+def test_the_costs_of_steps_are_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, however long that takes here, and while the engine has nothing to do."""
+    monkeypatch.setattr(warm, "_LONG_MEASURE_S", float("inf"))
+    monkeypatch.setattr(warm, "_MEASURED_ROWS", (1, 3))
+    costs = bench.engine.step_costs
+    warming = bench.warming()
+    warming.begin(awaited=False)
+    if costs is None:
+        assert warming.is_over
+        return
+    measured: set[tuple[int, int]] = set()
+    observe = costs.observe
+
+    def observed(rows: int, width: int, seconds: float) -> None:
+        assert costs.rehearsed is not None
+        measured.add((rows, width))
+        observe(rows, width, seconds)
+
+    monkeypatch.setattr(costs, "observe", observed)
+    while not warming.is_over:
+        warming.go_on(lambda: False)
+        assert costs.rehearsed is None
+    assert measured >= {(rows, width) for rows in (1, 3) for width in WIDTHS}
+    bench.write_all()
+
+
+def test_an_interrupted_measurement_begins_anew(bench: Bench) -> None:
+    costs = bench.engine.step_costs
+    if costs is None:
+        return
+    warming = bench.warming()
+    warming.begin(awaited=False)
+    part = warming._next
+    calls = iter([False, False, True])
+    warming.go_on(lambda: next(calls, True))
+    assert warming._next is part
+    assert costs.rehearsed is None
+    assert bench.engine.active + bench.engine.waiting == 0
     bench.write_all()

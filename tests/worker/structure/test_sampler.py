@@ -1,8 +1,10 @@
-"""Masks over some rows of a batch, and what a row may be beside them."""
+"""Masks over some rows of a batch, and what a row may be beside them. Guesses that are checked."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -11,9 +13,22 @@ from llguidance.numpy import allocate_token_bitmask
 
 from protocol.requests import Constraint
 from worker.load.loading import LoadedModel
+from worker.sampling.batch import Guessed
 from worker.sampling.settings import RowSampling
+from worker.structure import sampler as sampler_module
 from worker.structure.sampler import Constrained, ConstrainedSampler, Thinking, masked
 
+OBJECT = Constraint(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"harbour": {"enum": [1, 2]}, "tonnage": {"enum": [1, 2]}},
+            "required": ["harbour", "tonnage"],
+            "additionalProperties": False,
+        }
+    ),
+)
 YES = Constraint("choice", '["yes"]')
 
 
@@ -64,9 +79,11 @@ def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
     assert masked(logprobs, [0], _mask(64, 5, 7), [0])[0, 7].item() == pytest.approx(0.0)
 
 
-def _constrained(model: LoadedModel, thinking: Thinking | None = None) -> Constrained:
+def _constrained(
+    model: LoadedModel, thinking: Thinking | None = None, constraint: Constraint = YES
+) -> Constrained:
     compiled = model.constraints._compiled
-    return Constrained(compiled.find(YES), compiled.tokenizer, thinking=thinking)
+    return Constrained(compiled.find(constraint), compiled.tokenizer, thinking=thinking)
 
 
 def _thinking(model: LoadedModel, *, open_: bool) -> Thinking:
@@ -153,3 +170,133 @@ def test_rows_come_and_leave(model: LoadedModel) -> None:
         assert made[key][-1] in eos
         assert model.tokenizer.decode([each for each in made[key] if each not in eos]) == "yes"
     assert sampler.take_broken() == {}
+
+
+def _flat(rows: int) -> mx.array:
+    return mx.full((rows, 704), -math.log(704))
+
+
+def _one_by_one(
+    model: LoadedModel, sampler: ConstrainedSampler[str], row: str
+) -> Iterator[tuple[int, list[int]]]:
+    """The tokens of a row without guesses, each with those that were forced before it came."""
+    for _ in range(100):
+        (token_id,) = sampler(_flat(1)).tolist()
+        yield token_id, sampler.forced(row)
+        if token_id in model.eos_token_ids:
+            return
+
+
+def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
+    sampler = ConstrainedSampler[str](lambda: ["row"])
+    sampler.add("row", RowSampling(3), constrained=_constrained(model, constraint=OBJECT))
+    made = list(_one_by_one(model, sampler, "row"))
+    token_ids = [each for each, _ in made]
+    for at, (_, forced) in enumerate(made):
+        assert token_ids[at : at + len(forced)] == forced
+    text = model.tokenizer.decode(token_ids[:-1])
+    assert set(json.loads(text)) == {"harbour", "tonnage"}
+    assert sum(len(forced) > 1 for _, forced in made) > 3
+    assert max(len(forced) for _, forced in made) >= 3
+
+
+def test_what_is_forced_is_known_while_other_rows_begin(model: LoadedModel) -> None:
+    order = ["row"]
+    sampler = ConstrainedSampler[str](lambda: order)
+    for each in ("row", "other"):
+        sampler.add(each, None, constrained=_constrained(model, constraint=OBJECT))
+    forced = next(found for _, found in _one_by_one(model, sampler, "row") if len(found) > 1)
+    order = ["other"]
+    sampler(_flat(1))
+    assert sampler.forced("row") == forced
+
+
+@pytest.mark.parametrize("sampling", [None, RowSampling(3), RowSampling(3, top_p=0.9)])
+def test_guesses_are_checked_as_if_they_had_come_one_by_one(
+    model: LoadedModel, sampling: RowSampling | None
+) -> None:
+    """Right, wrong and impossible ones, and some that a schema forces."""
+    samplers = [ConstrainedSampler[str](lambda: ["row"]) for _ in range(2)]
+    for each in samplers:
+        each.add("row", sampling, constrained=_constrained(model, constraint=OBJECT))
+    plain = [token_id for token_id, _ in _one_by_one(model, samplers[0], "row")]
+    checked = samplers[1]
+    made: list[int] = []
+    while len(made) < len(plain):
+        left = plain[len(made) :]
+        wished = [left[:3], [*left[:2], 701], left[:-1], [701], []][len(made) % 5]
+        guesses = checked.possible("row", wished)
+        assert guesses == (wished[:-1] if 701 in wished else wished)
+        rows = [Guessed("row", guesses)]
+        logprobs = _flat(len(guesses) + 1)
+        drawn = checked.check(logprobs, logprobs, rows).tolist()
+        (right,) = checked.settle(drawn)
+        made += [*guesses[:right], drawn[right]]
+        forced = checked.forced("row")
+        assert plain[len(made) - 1 :][: len(forced)] == forced
+    assert made == plain
+    assert checked.take_broken() == {}
+
+
+def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
+    """What the constraint allows isn't what is drawn."""
+    sampler = ConstrainedSampler[str](lambda: ["row", "other"])
+    sampler.add("row", None)
+    sampler.add("other", None)
+    logits = mx.zeros((5, 704))
+    for at, token_id in enumerate([10, 11, 12, 20, 21]):
+        logits[at, token_id] = 50.0
+    rows = [Guessed("row", [10, 9]), Guessed("other", [20])]
+    assert sampler.possible("row", [10, 9]) == [10, 9]
+    drawn = sampler.check(logits, logits, rows).tolist()
+    assert drawn == [10, 11, 12, 20, 21]
+    assert sampler.settle(drawn) == [1, 1]
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_reasoning_may_be_guessed_to_its_end(model: LoadedModel, right: int) -> None:
+    """However many guesses are right, the row goes on where it then stands."""
+    begin, inner, end = 300, 305, 301
+    eos = tuple(model.eos_token_ids)
+    guesses = [begin, inner, end]
+    sampler = ConstrainedSampler[str](lambda: ["row"])
+    thinking = Thinking(begin, lambda last: last[-1:] == [end], eos, open=False)
+    sampler.add("row", None, constrained=_constrained(model, thinking))
+    # Other texts than the constraint's come in reasoning alone, and no end of the answer there.
+    assert sampler.possible("row", [inner]) == []
+    assert sampler.possible("row", [begin, eos[0]]) == [begin]
+    assert sampler.possible("row", [*guesses, inner]) == guesses
+    logits = mx.zeros((4, 704))
+    for at, token_id in enumerate([*guesses, inner][:right]):
+        logits[at, token_id] = 50.0
+    drawn = sampler.check(logits, logits, [Guessed("row", guesses)]).tolist()
+    assert sampler.settle(drawn) == [right]
+    made = [*guesses[:right], drawn[right]]
+    if right == 0:
+        assert inner not in made
+    if 0 < right < 3:
+        made += [each[0] for each in _steps(sampler, [{0: inner}, {0: end}], 1)]
+        assert made[-2:] == [inner, end]
+    made += [each[0] for each in _steps(sampler, [{0: inner}] * 4, 1)]
+    answer = made[made.index(end) + 1 :] if right else made
+    assert model.tokenizer.decode(answer[: answer.index(eos[0])]) == "yes"
+
+
+def test_a_row_whose_masks_are_all_too_slow_ends_alone(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = ConstrainedSampler[str](lambda: ["row", "free"])
+    sampler.add("row", None, constrained=_constrained(model, constraint=OBJECT))
+    sampler.add("free", None)
+    guesses = [sampler(_flat(2)).tolist()[0] for _ in range(3)]
+    again = ConstrainedSampler[str](lambda: ["row", "free"])
+    again.add("row", None, constrained=_constrained(model, constraint=OBJECT))
+    again.add("free", None)
+    assert again.possible("row", guesses) == guesses
+    # After a slow step masks are made one by one.
+    monkeypatch.setattr(again, "_one_by_one", True)
+    monkeypatch.setattr(sampler_module, "_SLOW_S", -1.0)
+    rows = [Guessed("row", guesses), Guessed("free", [0])]
+    drawn = again.check(_flat(6), _flat(6), rows).tolist()
+    assert again.settle(drawn) == [3, 1]
+    assert list(again.take_broken()) == ["row"]

@@ -1,0 +1,332 @@
+"""`python -m bench.guesses`: tokens a second with guesses over those without.
+
+Engines of a worker in this process, one that guesses and one that doesn't, take turns with whole
+answers. Where mlx-lm's batch generator can make the same text, it takes turns with them. The first
+round isn't counted. Prompts aren't either: the time begins when all rows have their first token.
+With `--shape 8b` the model is a Qwen3 of eight billion random weights in 4 bits, for a GPU: with
+MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models import qwen3
+
+from bench.copying import EIGHT_BILLION, copying_prompt, make_copying_model
+from bench.machine import describe_machine
+from gateway.config.model_folders import DEMO_FOLDER
+from protocol.requests import Constraint, Generate, Sampling, TextPrompt
+from worker.engines.batched import BatchedEngine
+from worker.engines.decoding import Caches
+from worker.engines.limits import Context
+from worker.engines.room import CacheRoom, measure
+from worker.engines.sequence import Sequence, Token
+from worker.load.loading import LoadedModel, load
+from worker.prompt_cache.path import Paths
+from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.warm import Warming
+from worker.sampling.settings import RowSampling
+
+_CONTEXT_TOKENS: Final = 2048
+_PROMPT_TOKENS: Final = 32
+_LEAST_ID: Final = 10
+_LARGEST_ID: Final = 600
+_KEYS: Final = [f"key_number_{at}" for at in range(10)]
+_OBJECT: Final = Constraint(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {each: {"enum": [1, 2, 3]} for each in _KEYS},
+            "required": _KEYS,
+            "additionalProperties": False,
+        }
+    ),
+)
+
+
+class Model(NamedTuple):
+    """A model with an engine that guesses, whose steps are measured, and one that doesn't."""
+
+    model: Any
+    guessing: BatchedEngine
+    plain: BatchedEngine
+
+
+class Case(NamedTuple):
+    """Answers: `rows` makes the sequences of so many rows. `greedy`: mlx-lm can make them."""
+
+    name: str
+    model: Model
+    rows: Callable[[int], list[Sequence]]
+    greedy: bool = False
+
+
+@dataclass
+class Run:
+    """The texts of all rows, and the tokens after each row's first one with their seconds."""
+
+    texts: dict[str, list[int]]
+    tokens: int = 0
+    seconds: float = 0.0
+    right: int = 0
+    wrong: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass
+class Measured:
+    """The runs of one case with so many rows, round by round."""
+
+    case: Case
+    rows: int
+    guessing: list[Run] = field(default_factory=list)
+    plain: list[Run] = field(default_factory=list)
+    mlx_lm: list[Run] = field(default_factory=list)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.guesses", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--tokens", type=int, default=192, metavar="N", help="of an answer")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], metavar="N")
+    parser.add_argument("--shape", choices=["8b"], help="a model of random weights, for a GPU")
+    parsed = parser.parse_args()
+    print(f"{describe_machine()}; {parsed.tokens} tokens, medians of {parsed.rounds - 1} rounds\n")
+    with tempfile.TemporaryDirectory() as name:
+        cases = list(_large(parsed) if parsed.shape else _small(Path(name), parsed.tokens))
+    measured = [Measured(case, rows) for case in cases for rows in parsed.rows]
+    for number in range(parsed.rounds):
+        for each in measured:
+            _take_turns(each, backwards=number % 2 == 1)
+    _print(measured)
+    return 0
+
+
+def _small(folder: Path, tokens: int) -> Iterator[Case]:
+    copying, demo = map(_read, (make_copying_model(folder / "copying"), DEMO_FOLDER))
+    yield Case("copied", _model(copying.model), partial(_copied, tokens), greedy=True)
+    model = _model(demo.model)
+    yield Case("predicted", model, _predicted(model, partial(_free, tokens)), greedy=True)
+    yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
+    yield Case("ten keys", model, partial(_objects, demo, tokens))
+
+
+def _large(parsed: argparse.Namespace) -> Iterator[Case]:
+    model = _model(_random_qwen3(EIGHT_BILLION))
+    yield Case("predicted", model, _predicted(model, partial(_free, parsed.tokens)), greedy=True)
+
+
+def _random_qwen3(sizes: dict[str, int]) -> Any:
+    arguments = {
+        **sizes,
+        "model_type": "qwen3",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    }
+    mx.random.seed(1)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(arguments))
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=64, bits=4)
+    mx.eval(model.parameters())
+    return model
+
+
+def _read(folder: Path) -> LoadedModel:
+    return load(str(folder), lambda _done, _total: None, lambda: False)
+
+
+def _model(model: Any) -> Model:
+    caches = Caches(model)
+    room = CacheRoom(measure(caches.run, caches.make))
+    guessing, plain = (
+        BatchedEngine(model, (), 16, room, guesses=guesses) for guesses in (True, False)
+    )
+    for engine in (guessing, plain):
+        warming = Warming(engine, None, room, _CONTEXT_TOKENS, _LARGEST_ID)
+        warming.begin(awaited=False)
+        while not warming.is_over:
+            warming.go_on(lambda: False)
+    return Model(model, guessing, plain)
+
+
+def _copied(tokens: int, rows: int) -> list[Sequence]:
+    return [_sequence(at, copying_prompt(tokens, seed=at), tokens) for at in range(rows)]
+
+
+def _free(tokens: int, rows: int, *, sampled: bool = False) -> list[Sequence]:
+    """Answers to prompts of random tokens. Sampled ones are so hot that they don't repeat
+    themselves.
+    """
+    made = []
+    for at in range(rows):
+        draw = random.Random(at)
+        prompt = [draw.randrange(_LEAST_ID, _LARGEST_ID) for _ in range(_PROMPT_TOKENS)]
+        made.append(_sequence(at, prompt, tokens, RowSampling(at, 1.5) if sampled else None))
+    return made
+
+
+def _sequence(
+    at: int, prompt: list[int], tokens: int, sampling: RowSampling | None = None
+) -> Sequence:
+    return Sequence(f"row {at}", prompt, tokens, sampling, ignore_eos=True)
+
+
+def _objects(model: LoadedModel, tokens: int, rows: int) -> list[Sequence]:
+    made = []
+    for at in range(rows):
+        generate = Generate(
+            request_id=f"row {at}",
+            prompt=TextPrompt("An object: "),
+            sampling=Sampling(seed=at, temperature=1.0),
+            max_tokens=2 * tokens,
+            constraint=_OBJECT,
+        )
+        paths = Paths(b"", None, needs_snapshots=False)
+        prepared = prepare(generate, model, Context(_CONTEXT_TOKENS), paths)
+        assert isinstance(prepared, Prepared)
+        made.append(replace(prepared.sequence, path=None))
+    return made
+
+
+def _predicted(
+    model: Model, make: Callable[[int], list[Sequence]]
+) -> Callable[[int], list[Sequence]]:
+    """Sequences whose answers are predicted: by the text of a run without guesses."""
+    return _with_predictions(model, make, lambda text: text)
+
+
+def _mistaken(
+    model: Model, make: Callable[[int], list[Sequence]]
+) -> Callable[[int], list[Sequence]]:
+    """Sequences with a guess for each token, always a wrong one: each three tokens of the answer
+    stand in the prediction, and another token after them than in the answer.
+    """
+
+    def mislead(text: list[int]) -> list[int]:
+        stretches = zip(text, text[1:], text[2:], text[3:], strict=False)
+        wrong = ((*stretch, _other(token)) for *stretch, token in stretches)
+        return [each for stretch in wrong for each in stretch]
+
+    return _with_predictions(model, make, mislead)
+
+
+def _other(token: int) -> int:
+    return _LEAST_ID if token != _LEAST_ID else _LEAST_ID + 1
+
+
+def _with_predictions(
+    model: Model,
+    make: Callable[[int], list[Sequence]],
+    predict: Callable[[list[int]], list[int]],
+) -> Callable[[int], list[Sequence]]:
+    found: dict[int, list[Sequence]] = {}
+
+    def rows(count: int) -> list[Sequence]:
+        if count not in found:
+            texts = _run(model.plain, make(count)).texts
+            found[count] = [
+                replace(each, prediction=tuple(predict(texts[each.request_id])))
+                for each in make(count)
+            ]
+        return found[count]
+
+    return rows
+
+
+def _take_turns(measured: Measured, *, backwards: bool) -> None:
+    case, rows = measured.case, measured.case.rows(measured.rows)
+    turns = [
+        lambda: measured.guessing.append(_run(case.model.guessing, rows)),
+        lambda: measured.plain.append(_run(case.model.plain, rows)),
+    ]
+    if case.greedy:
+        turns.append(lambda: measured.mlx_lm.append(_run_mlx_lm(case.model.model, rows)))
+    for turn in reversed(turns) if backwards else turns:
+        turn()
+
+
+def _run(engine: BatchedEngine, rows: list[Sequence]) -> Run:
+    for each in rows:
+        engine.add(each)
+    return _timed(rows, engine.step, lambda: engine.active + engine.waiting > 0)
+
+
+def _run_mlx_lm(model: Any, rows: list[Sequence]) -> Run:
+    generator = BatchGenerator(model, completion_batch_size=len(rows))
+    uids = generator.insert(
+        [each.token_ids for each in rows], max_tokens=[each.max_tokens for each in rows]
+    )
+    names = dict(zip(uids, (each.request_id for each in rows), strict=True))
+    left = set(uids)
+
+    def step() -> list[Token]:
+        made = generator.next()[1]
+        left.difference_update(each.uid for each in made if each.finish_reason is not None)
+        return [Token(names[each.uid], each.token, each.finish_reason, 0) for each in made]
+
+    run = _timed(rows, step, lambda: bool(left))
+    generator.close()
+    return run
+
+
+def _timed(
+    rows: list[Sequence], step: Callable[[], list[Token]], goes_on: Callable[[], bool]
+) -> Run:
+    run = Run({each.request_id: [] for each in rows})
+    began: float | None = None
+    while goes_on():
+        made = step()
+        for each in made:
+            run.texts[each.request_id].append(each.token_id)
+            run.right += each.guessed
+            run.wrong += each.rejected
+        if began is not None:
+            run.tokens += len(made)
+            run.seconds = time.perf_counter() - began
+        elif all(run.texts.values()):
+            began = time.perf_counter()
+    return run
+
+
+def _print(measured: list[Measured]) -> None:
+    heads = "rows | guesses, tokens/s | none | ratio | mlx-lm | ratio | right | wrong | same text"
+    print(f"| answers | {heads} |")
+    print("| --- |" + " ---: |" * 9)
+    for each in measured:
+        guessing, plain = _rate(each.guessing), _rate(each.plain)
+        cells = [f"{guessing:.0f}", f"{plain:.0f}", f"{guessing / plain:.2f}", "", ""]
+        if each.mlx_lm:
+            cells[3:] = [f"{_rate(each.mlx_lm):.0f}", f"{guessing / _rate(each.mlx_lm):.2f}"]
+        last, texts = each.guessing[-1], each.plain[-1].texts
+        same = sum(last.texts[name] == text for name, text in texts.items())
+        cells += [str(last.right), str(last.wrong), f"{same} of {each.rows}"]
+        print(f"| {each.case.name} | {each.rows} | {' | '.join(cells)} |")
+
+
+def _rate(runs: list[Run]) -> float:
+    return statistics.median(each.rate for each in runs[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What is known of the costs of steps, and what is assumed of steps that never were."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.guesses.costs import WIDTHS, StepCosts
+
+KEPT = 5
+
+
+def _observe(costs: StepCosts, rows: int, width: int, *seconds: float) -> None:
+    """Steps of these seconds, after one that compiles kernels."""
+    for each in (100.0, *seconds):
+        costs.observe(rows, width, each)
+
+
+def test_a_ratio_is_that_of_medians() -> None:
+    costs = StepCosts()
+    _observe(costs, 1, 1, 1.0, 9.0, 2.0)
+    _observe(costs, 1, 4, 3.0, 50.0, 3.0)
+    assert costs.ratio(1, 4) == pytest.approx(1.5)
+
+
+def test_the_first_step_is_left_out() -> None:
+    costs = StepCosts()
+    costs.observe(1, 1, 100.0)
+    costs.observe(1, 4, 100.0)
+    unknown = StepCosts().ratio(1, 4)
+    assert costs.ratio(1, 4) == unknown
+    costs.observe(1, 1, 1.0)
+    assert costs.ratio(1, 4) == unknown
+    costs.observe(1, 4, 2.0)
+    assert costs.ratio(1, 4) == pytest.approx(2.0)
+
+
+def test_the_last_steps_count() -> None:
+    costs = StepCosts()
+    _observe(costs, 2, 1, *[1.0] * KEPT)
+    _observe(costs, 2, 2, *[9.0] * 20, *[1.25] * KEPT)
+    assert costs.ratio(2, 2) == pytest.approx(1.25)
+
+
+def test_other_widths_are_not_noted() -> None:
+    costs = StepCosts()
+    _observe(costs, 1, 1, 1.0)
+    _observe(costs, 1, 3, 30.0)
+    assert costs.ratio(1, 3) == StepCosts().ratio(1, 3)
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7, 8])
+def test_nearly_as_many_rows_share_a_figure(rows: int) -> None:
+    costs = StepCosts()
+    _observe(costs, 8, 1, 1.0)
+    _observe(costs, 7, 8, 4.0)
+    assert costs.ratio(rows, 8) == pytest.approx(4.0)
+
+
+def test_twice_as_many_rows_stand_in_before_half_as_many() -> None:
+    costs = StepCosts()
+    for rows, ratio in ((2, 2.0), (8, 8.0)):
+        _observe(costs, rows, 1, 1.0)
+        _observe(costs, rows, 4, ratio)
+    assert costs.ratio(4, 4) == pytest.approx(8.0)
+    assert costs.ratio(1, 4) == pytest.approx(2.0)
+    assert costs.ratio(16, 4) == pytest.approx(8.0)
+
+
+def test_few_rows_stand_in_for_many_and_never_many_for_few() -> None:
+    costs = StepCosts()
+    _observe(costs, 4, 1, 1.0)
+    _observe(costs, 4, 16, 9.0)
+    assert costs.ratio(32, 16) == pytest.approx(9.0)
+    assert costs.ratio(1, 16) == StepCosts().ratio(1, 16)
+
+
+@given(st.integers(1, 300), st.sampled_from(WIDTHS))
+def test_unknown_steps_cost_little_more_than_one_of_single_tokens(rows: int, width: int) -> None:
+    assert 1.0 <= StepCosts().ratio(rows, width) < width or width == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 40),
+            st.integers(1, 20),
+            st.floats(1e-6, 1e3, allow_nan=False, allow_infinity=False),
+        )
+    ),
+    st.integers(1, 40),
+    st.sampled_from(WIDTHS),
+)
+def test_any_steps_give_a_ratio(steps: list[tuple[int, int, float]], rows: int, width: int) -> None:
+    costs = StepCosts()
+    for each in steps:
+        costs.observe(*each)
+    assert costs.ratio(rows, width) > 0
+    assert costs.ratio(rows, 1) == 1.0

@@ -1,0 +1,253 @@
+"""Caches of rows give attention what a cache for each row alone gives, with any lengths."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+
+from worker.mlx_lm import row_caches
+from worker.mlx_lm.caches import gather, tokens_of
+from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve, rows_caches
+
+HEADS, GROUPS, WIDTH = 4, 2, 8
+WINDOW = 16
+LAYERS = 2
+# Few, so that caches grow often, and those of windows forget often.
+CACHE_STEP_TOKENS = 8
+# Sums of a softmax differ by rounding with the number of slots.
+NEARLY = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_caches, "CACHE_STEP_TOKENS", CACHE_STEP_TOKENS)
+
+
+@dataclass
+class Step:
+    """The numbers of one token in each layer, shapes (1, heads, 1, width)."""
+
+    queries: list[mx.array]
+    keys: list[mx.array]
+    values: list[mx.array]
+
+
+class Tokens:
+    """Random numbers for each token, so that no two tokens are mistaken for each other."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def make(self, count: int) -> list[Step]:
+        def layers(heads: int) -> list[mx.array]:
+            shape = (LAYERS, 1, heads, 1, WIDTH)
+            return list(mx.array(self._random.normal(size=shape).astype(np.float32)))
+
+        return [Step(layers(HEADS), layers(GROUPS), layers(GROUPS)) for _ in range(count)]
+
+
+def _single(window: int | None) -> Any:
+    return KVCache() if window is None else RotatingKVCache(window)
+
+
+def _attend(queries: mx.array, cache: Any, keys: mx.array, values: mx.array, mask: Any) -> mx.array:
+    seen = cache.update_and_fetch(keys, values)
+    return mx.fast.scaled_dot_product_attention(queries, *seen, scale=0.3, mask=mask)
+
+
+def _alone(window: int | None, tokens: list[Step]) -> list[list[mx.array]]:
+    """What each token of a row sees in each layer, (1, heads, 1, width), one step a token."""
+    caches = [_single(window) for _ in range(LAYERS)]
+    return [
+        [
+            _attend(each.queries[at], cache, each.keys[at], each.values[at], None)
+            for at, cache in enumerate(caches)
+        ]
+        for each in tokens
+    ]
+
+
+def _prefilled(window: int | None, prompts: list[list[Step]]) -> list[Any]:
+    """mlx-lm's batch caches after these prompts, merged from caches of single rows."""
+    rows = []
+    for prompt in prompts:
+        caches = [_single(window) for _ in range(LAYERS)]
+        for at, cache in enumerate(caches):
+            cache.update_and_fetch(
+                mx.concatenate([each.keys[at] for each in prompt], axis=2),
+                mx.concatenate([each.values[at] for each in prompt], axis=2),
+            )
+        rows.append(caches)
+    return [type(each[0]).merge(list(each)) for each in zip(*rows, strict=True)]
+
+
+class Batch:
+    """Rows in caches of rows, each with the tokens that it has seen."""
+
+    def __init__(self, window: int | None, prompts: list[list[Step]]) -> None:
+        self.window = window
+        self.rows = [list(each) for each in prompts]
+        self.caches = rows_caches(_prefilled(window, prompts))
+
+    @property
+    def lengths(self) -> RowLengths:
+        lengths: RowLengths = self.caches[0].lengths
+        return lengths
+
+    def step(self, new: list[list[Step]], right: list[int], *, as_array: bool = False) -> None:
+        """A step in which each row has its `new` tokens, of which `right` stay. All that a token
+        sees is compared.
+        """
+        width = max(map(len, new))
+        padded = [each + [each[-1]] * (width - len(each)) for each in new]
+        reserve(self.caches, width)
+        queries = mx.zeros((len(new), width, WIDTH))
+        mask = create_attention_mask(queries, self.caches[0], self.window, as_array)
+        for at, cache in enumerate(self.caches):
+            parts = [
+                mx.concatenate(
+                    [
+                        mx.concatenate([getattr(each, name)[at] for each in row], axis=2)
+                        for row in padded
+                    ]
+                )
+                for name in ("queries", "keys", "values")
+            ]
+            seen = _attend(parts[0], cache, *parts[1:], mask)
+            for row, (before, own) in enumerate(zip(self.rows, new, strict=True)):
+                expected = _alone(self.window, before + own)[-len(own) :]
+                for place, each in enumerate(expected):
+                    found = seen[row : row + 1, :, place : place + 1]
+                    assert mx.allclose(found, each[at], atol=NEARLY), (row, place)
+        for row, own, count in zip(self.rows, new, right, strict=True):
+            row += own[:count]
+        self.lengths.set([len(each) for each in self.rows])
+
+    def filter(self, keep: list[int]) -> None:
+        self.rows = [self.rows[each] for each in keep]
+        for each in self.caches:
+            each.filter(keep)
+        tokens, dropped = self.lengths.tokens, self.lengths.dropped
+        self.lengths.set([tokens[each] for each in keep], [dropped[each] for each in keep])
+
+    def extend(self, other: Batch) -> None:
+        for own, new in zip(self.caches, other.caches, strict=True):
+            own.extend(new)
+        self.rows += other.rows
+        more = other.lengths
+        self.lengths.set(self.lengths.tokens + more.tokens, self.lengths.dropped + more.dropped)
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_see_what_they_see_alone(window: int | None, seed: int) -> None:
+    """Rows of any lengths come and leave, with wrong guesses that are forgotten."""
+    chance = random.Random(seed)
+    tokens = Tokens(seed)
+
+    def prompts(count: int) -> list[list[Step]]:
+        return [tokens.make(chance.choice((1, 3, 15, 16, 17, 40))) for _ in range(count)]
+
+    batch = Batch(window, prompts(chance.randrange(1, 4)))
+    for _ in range(25):
+        what = chance.random()
+        if what < 0.15 and len(batch.rows) < 4:
+            batch.extend(Batch(window, prompts(1)))
+        elif what < 0.3 and len(batch.rows) > 1:
+            keep = sorted(chance.sample(range(len(batch.rows)), len(batch.rows) - 1))
+            batch.filter(keep)
+        new = [tokens.make(chance.choice((1, 1, 2, 5, 16))) for _ in batch.rows]
+        right = [chance.randrange(1, len(each) + 1) for each in new]
+        batch.step(new, right)
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_rows_of_one_length_need_no_mask(window: int | None) -> None:
+    tokens = Tokens(1)
+    batch = Batch(window, [tokens.make(4), tokens.make(4)])
+    for _ in range(40):
+        assert batch.lengths.mask(1) is None
+        batch.step([tokens.make(1) for _ in batch.rows], [1, 1])
+    assert Batch(window, [tokens.make(3), tokens.make(3)]).lengths.mask(4) == "causal"
+
+
+def test_a_mask_may_be_wanted_as_an_array() -> None:
+    tokens = Tokens(2)
+    batch = Batch(None, [tokens.make(5), tokens.make(5)])
+    for width in (1, 4):
+        batch.step([tokens.make(width) for _ in batch.rows], [width] * 2, as_array=True)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 9), (9, 3)])
+@pytest.mark.parametrize("width", [1, 8])
+def test_a_long_answer_takes_few_more_slots_than_its_window(
+    lengths: tuple[int, ...], width: int
+) -> None:
+    tokens = Tokens(3)
+    batch = Batch(WINDOW, [tokens.make(each) for each in lengths])
+    for _ in range(12 if width > 1 else 60):
+        batch.step([tokens.make(width) for _ in lengths], [width] * len(lengths))
+        assert batch.caches[0].keys.shape[2] <= WINDOW + width + CACHE_STEP_TOKENS
+    assert min(batch.lengths.dropped) > 0
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_a_row_that_is_taken_out_goes_on_alone(window: int | None) -> None:
+    tokens = Tokens(4)
+    batch = Batch(window, [tokens.make(each) for each in (20, 7, 1)])
+    batch.step([tokens.make(5), tokens.make(1), tokens.make(3)], [2, 1, 3])
+    for row, before in enumerate(batch.rows):
+        caches = [each.extract(row) for each in batch.caches]
+        assert [each.offset for each in caches] == [len(before)] * LAYERS
+        following = tokens.make(30)
+        expected = _alone(window, before + following)[-len(following) :]
+        for step, others in zip(following, expected, strict=True):
+            for at, cache in enumerate(caches):
+                seen = _attend(step.queries[at], cache, step.keys[at], step.values[at], None)
+                assert mx.allclose(seen, others[at], atol=NEARLY)
+
+
+def test_lent_rows_stay_as_they_are() -> None:
+    tokens = Tokens(5)
+    batch = Batch(None, [tokens.make(6), tokens.make(3)])
+    lent = [each.lent() for each in batch.caches]
+    before = [[np.array(array) for array in tokens_of(each, 1, 0, 3)] for each in lent]
+    batch.step([tokens.make(4), tokens.make(2)], [1, 2])
+    batch.filter([0])
+    for each, arrays in zip(lent, before, strict=True):
+        assert each.lengths.tokens == [6, 3]
+        for array, other in zip(tokens_of(each, 1, 0, 3), arrays, strict=True):
+            assert (np.array(array) == other).all()
+
+
+def test_pieces_of_rows_are_their_tokens() -> None:
+    tokens = Tokens(6)
+    batch = Batch(None, [tokens.make(9), tokens.make(4)])
+    keys, values = gather(batch.caches[1], mx.array([[0], [1]]), mx.array([[2, 3], [0, 1]]))
+    for piece, (row, begin) in enumerate(((0, 2), (1, 0))):
+        for at in range(2):
+            step = batch.rows[row][begin + at]
+            assert (keys[piece, at] == step.keys[1][0, :, 0]).all()
+            assert (values[piece, at] == step.values[1][0, :, 0]).all()
+
+
+def test_layers_with_one_window_share_their_lengths() -> None:
+    tokens = Tokens(7)
+    prompts = [tokens.make(5), tokens.make(20)]
+    full, sliding = _prefilled(None, prompts), _prefilled(WINDOW, prompts)
+    empty = KVCache.merge([KVCache(), KVCache()])
+    made = rows_caches([full[0], sliding[0], CacheList(full[1], sliding[1]), empty])
+    (inner, other), last = made[2].caches, made[3]
+    assert made[0].lengths is inner.lengths
+    assert made[1].lengths is other.lengths
+    assert made[0].lengths is not made[1].lengths
+    assert made[0].lengths.tokens == made[1].lengths.tokens == [5, 20]
+    assert isinstance(inner, RowsCache)
+    assert last is empty
