@@ -117,6 +117,7 @@ def main() -> int:
     for number in range(parsed.rounds):
         for each in measured:
             _take_turns(each, backwards=number % 2 == 1)
+        print(f"round {number + 1} of {parsed.rounds}", file=sys.stderr)
     _print(measured)
     return 0
 

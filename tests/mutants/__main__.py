@@ -51,6 +51,9 @@ POLICIES: Final = {
     "worker/engines/room.py": "tests/worker/engines/test_room.py",
     "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
     "worker/prompt_cache/snapshots.py": "tests/worker/prompt_cache/test_snapshots.py",
+    "worker/guesses/lookup.py": "tests/worker/guesses/test_lookup.py",
+    "worker/guesses/costs.py": "tests/worker/guesses/test_costs.py",
+    "worker/guesses/guesser.py": "tests/worker/guesses/test_guesser.py",
 }
 LEAST_SHARE: Final = 0.9
 
