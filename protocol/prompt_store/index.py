@@ -13,13 +13,15 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from protocol.prompt_store.payloads import KEY_BYTES, Entry
 
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
-_SCHEMA_VERSION: Final = 2
+_SCHEMA_VERSION: Final = 3
 _BUSY_S: Final = 2.0
 # SQLite cuts a longer log back to this size.
 _LOG_BYTES: Final = 4 << 20
@@ -51,7 +53,8 @@ CREATE TABLE owner (
 ) WITHOUT ROWID;
 CREATE TABLE minute (number INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE speed (
-    model BLOB PRIMARY KEY, read_bytes_per_s REAL, prefill_tokens_per_s REAL
+    model BLOB PRIMARY KEY, read_bytes_per_s REAL, prefill_tokens_per_s REAL,
+    step_seconds BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE common (
     most_bytes INTEGER NOT NULL, most_bytes_per_hour INTEGER NOT NULL, tick INTEGER NOT NULL
@@ -85,13 +88,18 @@ class Bounds(NamedTuple):
     most_bytes_per_hour: int
 
 
+_Steps: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,6}x[0-9]{1,6}$")]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class Speeds(NamedTuple):
     """The measured speeds at which a model's blocks are read and its prompts are computed; None:
-    not known.
+    not known. `step_seconds` are the seconds of decoding steps, by rows and tokens a row ("4x16").
     """
 
     read_bytes_per_s: float | None = None
     prefill_tokens_per_s: float | None = None
+    step_seconds: dict[str, float] = {}  # noqa: RUF012  # never changed
 
 
 class Total(NamedTuple):
@@ -197,7 +205,9 @@ class Index:
         return dict(self._look("SELECT name, disk_bytes FROM owner"))
 
     def speeds(self, model: bytes) -> Speeds:
-        query = "SELECT read_bytes_per_s, prefill_tokens_per_s FROM speed WHERE model = ?"
+        query = (
+            "SELECT read_bytes_per_s, prefill_tokens_per_s, step_seconds FROM speed WHERE model = ?"
+        )
         rows = self._look(query, model)
         return _measured(rows[0]) if rows else Speeds()
 
@@ -330,8 +340,9 @@ class Transaction:
         )
 
     def set_speeds(self, model: bytes, measured: Speeds) -> None:
-        query = "INSERT OR REPLACE INTO speed VALUES (?, ?, ?)"
-        self._connection.execute(query, (model, *measured))
+        query = "INSERT OR REPLACE INTO speed VALUES (?, ?, ?, ?)"
+        steps = msgspec.msgpack.encode(measured.step_seconds)
+        self._connection.execute(query, (model, *measured[:2], steps))
 
     def oldest_leaf(self, spared: bytes | None) -> Victim | None:
         """The least recently used block of all blocks without children, except `spared`."""
@@ -401,8 +412,11 @@ def _identity(path: str) -> tuple[int, int]:
 
 def _measured(row: tuple[Any, ...]) -> Speeds:
     # A damaged page may hold anything.
-    if all(each is None or (type(each) is float and each > 0) for each in row):
-        return Speeds(*row)
+    read, prefill, steps = row
+    if all(each is None or (type(each) is float and each > 0) for each in (read, prefill)):
+        with contextlib.suppress(msgspec.MsgspecError, TypeError):
+            seconds = msgspec.msgpack.decode(steps, type=dict[_Steps, _Seconds])
+            return Speeds(read, prefill, seconds)
     raise sqlite3.OperationalError("a row is damaged")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Final
 
@@ -44,6 +44,17 @@ class StepCosts:
         measured = [self._ratio(each, width) for each in _nearest(rows)]
         known = next((each for each in measured if each is not None), None)
         return 1.0 + _UNKNOWN_SHARE * (width - 1) if known is None else known
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of steps, by rows and tokens a row, as in "4x16"."""
+        return {f"{rows}x{width}": median(each) for (rows, width), each in self._seconds.items()}
+
+    def know(self, seconds: Mapping[str, float]) -> None:
+        """Begin with the seconds that another worker measured for this model."""
+        for name, each in seconds.items():
+            rows, width = map(int, name.split("x"))
+            self._seconds[rows, width] = deque([each] * _ENOUGH, maxlen=_KEPT)
 
     def is_measured(self, rows: int, width: int) -> bool:
         return len(self._seconds.get((_rows(rows), width), ())) >= _ENOUGH

@@ -212,13 +212,14 @@ class _Write(NamedTuple):
 
 class MeasuredSpeeds:
     """The speeds of reading, in bytes per second, and of prefill, in tokens per second. A speed is
-    None before its first measurement.
+    None before its first measurement. Also the seconds of steps, as they were measured at rest.
     """
 
     def __init__(self, known: Speeds = _NOTHING) -> None:
         """`known` are the speeds of an earlier worker."""
         self.read_bytes_per_s = known.read_bytes_per_s
         self.prefill_tokens_per_s = known.prefill_tokens_per_s
+        self.step_seconds = known.step_seconds
         self._told = known
         self._computed = 0
 
@@ -248,8 +249,10 @@ class MeasuredSpeeds:
 
     def take_news(self) -> Speeds | None:
         """The speeds, if they have changed much since the last call."""
-        now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s)
-        if not any(_differs(*each) for each in zip(now, self._told, strict=True)):
+        now = Speeds(self.read_bytes_per_s, self.prefill_tokens_per_s, self.step_seconds)
+        if now.step_seconds == self._told.step_seconds and not any(
+            _differs(*each) for each in zip(now[:2], self._told[:2], strict=True)
+        ):
             return None
         self._told = now
         return now

@@ -58,11 +58,11 @@ _ROOT: Final = bytes(KEY_BYTES)
 # client with such a prompt waits for its kernels.
 _LONG_S: Final = 0.25
 _MOST_STEPS: Final = 64
-# The costs of steps are measured for so many rows, with answers of so many tokens. Once that takes
-# longer than a few seconds, more rows are left out.
-_MEASURED_ROWS: Final = (1, 2, 4, 8, 16)
+# The costs of steps are measured for so many rows, with answers of so many tokens. Once a part
+# takes so many seconds, more rows are left out: a request that comes waits for the present step.
+_MEASURED_ROWS: Final = (1, 4, 16)
 _MEASURED_TOKENS: Final = 6 * WIDTHS[-1]
-_LONG_MEASURE_S: Final = 4.0
+_LONG_MEASURE_S: Final = 0.5
 # Settings that clients often use. Each makes a compute graph of its own, alone and beside others in
 # a batch.
 _SAMPLINGS: Final = (
@@ -109,6 +109,8 @@ class Warming:
         self._prompt_cache = prompt_cache
         self._room = room
         self._most_tokens = max(1, context_tokens - _ANSWER_TOKENS)
+        if prompt_cache is not None and engine.step_costs is not None:
+            engine.step_costs.know(prompt_cache.speeds.step_seconds)
         self._parts = _parts(self._most_tokens, vocabulary, engine.step_costs)
         self._next: Part | None = None
 
@@ -186,6 +188,8 @@ class Warming:
             self._next = self._parts.send(seconds)
         except StopIteration:
             self._next = None
+            if self._prompt_cache is not None and self._engine.step_costs is not None:
+                self._prompt_cache.speeds.step_seconds = self._engine.step_costs.seconds
 
     def _kept(self) -> Sequence:
         token_ids = [0] * min(_KEPT_TOKENS, self._most_tokens)
@@ -259,6 +263,8 @@ def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[Part, float,
                 Sequence(f"row {at}", prompt, _MEASURED_TOKENS, None, ignore_eos=True)
                 for at in range(rows)
             ]
+            if costs.is_measured(rows, width):
+                continue
             seconds = yield Part(sequences, width)
             if seconds > _LONG_MEASURE_S:
                 return

@@ -98,3 +98,15 @@ def test_any_steps_give_a_ratio(steps: list[tuple[int, int, float]], rows: int, 
         costs.observe(*each)
     assert costs.ratio(rows, width) > 0
     assert costs.ratio(rows, 1) == 1.0
+
+
+def test_another_worker_knows_what_was_measured() -> None:
+    costs = StepCosts()
+    for width, seconds in ((1, 0.01), (16, 0.03)):
+        for _ in range(5):
+            costs.observe(4, width, seconds)
+    later = StepCosts()
+    later.know(costs.seconds)
+    assert later.seconds == costs.seconds == {"4x1": 0.01, "4x16": 0.03}
+    assert later.is_measured(4, 16)
+    assert later.ratio(4, 16) == costs.ratio(4, 16)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.guesses.costs import WIDTHS, StepCosts
-from worker.guesses.guesser import BatchGuesser, Shares
+from worker.guesses.guesser import BatchGuesser, RowShares, Shares
 
 NOTHING: list[int] = []
 
@@ -187,7 +187,7 @@ def test_there_are_never_more_guesses_than_may_be(
 @given(st.lists(st.tuples(st.integers(0, 64), st.booleans()), max_size=200), st.integers(0, 64))
 def test_a_share_stays_a_share(counted: list[tuple[int, bool]], matched: int) -> None:
     of_all = Shares()
-    shares = Shares(of_all)
+    shares = RowShares(of_all)
     for length, right in counted:
         shares.count(length, right=right)
     assert 0.0 <= shares.share(matched) <= 1.0
@@ -196,8 +196,8 @@ def test_a_share_stays_a_share(counted: list[tuple[int, bool]], matched: int) ->
 
 def test_new_rows_begin_with_the_shares_of_all_rows() -> None:
     of_all = Shares()
-    first = Shares(of_all)
+    first = RowShares(of_all)
     for _ in range(300):
         first.count(4, right=False)
-    assert Shares(of_all).share(4) < 0.05
-    assert Shares(of_all).share(64) == pytest.approx(Shares().share(64))
+    assert RowShares(of_all).share(4) < 0.1
+    assert RowShares(of_all).share(64) == pytest.approx(Shares().share(64))

@@ -198,19 +198,14 @@ def test_the_costs_of_steps_are_measured(bench: Bench, monkeypatch: pytest.Monke
     if costs is None:
         assert warming.is_over
         return
-    measured: set[tuple[int, int]] = set()
-    observe = costs.observe
-
-    def observed(rows: int, width: int, seconds: float) -> None:
-        assert costs.rehearsed is not None
-        measured.add((rows, width))
-        observe(rows, width, seconds)
-
-    monkeypatch.setattr(costs, "observe", observed)
     while not warming.is_over:
         warming.go_on(lambda: False)
         assert costs.rehearsed is None
-    assert measured >= {(rows, width) for rows in (1, 3) for width in WIDTHS}
+    assert all(costs.is_measured(rows, width) for rows in (1, 3) for width in WIDTHS)
+    assert bench.cache.speeds.step_seconds == costs.seconds
+    again = bench.warming()
+    again.begin(awaited=False)
+    assert again.is_over, "all is known"
     bench.write_all()
 
 
