@@ -43,7 +43,7 @@ class StepCosts:
         rows = _rows(rows)
         measured = [self._ratio(each, width) for each in _nearest(rows)]
         known = next((each for each in measured if each is not None), None)
-        return 1.0 + _UNKNOWN_SHARE * (width - 1) if known is None else known
+        return hoped_ratio(width) if known is None else known
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -69,6 +69,11 @@ class StepCosts:
     def _ratio(self, rows: int, width: int) -> float | None:
         alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
         return None if not alone or not wide else median(wide) / median(alone)
+
+
+def hoped_ratio(width: int) -> float:
+    """The seconds of a step as a ratio to those of a step of one token a row, if all goes well."""
+    return 1.0 + _UNKNOWN_SHARE * (width - 1)
 
 
 def _rows(rows: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from worker.guesses.costs import WIDTHS, StepCosts
+from worker.guesses.costs import WIDTHS, StepCosts, hoped_ratio
 from worker.guesses.lookup import Lookup
 
 # The shares of right guesses to expect at first, by the bits in the length of the match.
@@ -22,6 +22,11 @@ _FORCED_SHARE: Final = 0.98
 _WRONG: Final = 1
 # Wider steps must promise this much more, since figures vary.
 _MARGIN: Final = 1.03
+
+
+# A cost may have been measured while the machine was busy. So guesses that cost too much are tried
+# again once in so many steps.
+_TRIED_AGAIN: Final = 200
 
 
 class Shares:
@@ -106,6 +111,9 @@ class BatchGuesser:
         self._forced = forced
         self._most_width = most_width
         self._rows: dict[int, _Row] = {}
+        # Steps for which guesses cost too much, and whether they are tried all the same.
+        self._parked = 0
+        self._tries = False
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
@@ -135,7 +143,12 @@ class BatchGuesser:
             else:
                 share = own.shares.share(own.lookup.matched)
                 chances.append(_Chance(WIDTHS[-1], share, share))
-        return self._best_width(chances) > 1
+        if self._best_width(chances) > 1:
+            return True
+        if self._best_width(chances, hoped=True) > 1:
+            self._parked += 1
+            self._tries = self._parked % _TRIED_AGAIN == 0
+        return self._tries
 
     def guess(
         self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
@@ -153,11 +166,14 @@ class BatchGuesser:
             found, matched = own.lookup.after(token, min(count, WIDTHS[-1] - 1))
             guesses.append(found)
             chances.append(_Chance(len(found), own.shares.share(matched), 1.0))
-        width = self._best_width(chances)
+        width = self._best_width(chances, hoped=self._tries)
+        self._tries = False
         return [each[: width - 1] for each in guesses]
 
-    def _best_width(self, chances: list[_Chance]) -> int:
-        """The number of tokens a row that makes the most tokens a second."""
+    def _best_width(self, chances: list[_Chance], *, hoped: bool = False) -> int:
+        """The number of tokens a row that makes the most tokens a second, by the measured costs or
+        by `hoped` ones.
+        """
         if not any(each.guesses for each in chances):
             return 1
         rows = len(chances)
@@ -166,7 +182,7 @@ class BatchGuesser:
             if width > self._most_width(rows):
                 break
             made = sum(each.tokens(width) for each in chances)
-            made /= self._costs.ratio(rows, width)
+            made /= hoped_ratio(width) if hoped else self._costs.ratio(rows, width)
             if made > most:
                 best, most = width, made
         return best

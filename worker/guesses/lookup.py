@@ -11,6 +11,8 @@ from typing import Final
 
 # So many tokens that came before, in the same order, are worth a guess.
 _LEAST: Final = 3
+# So many tokens of a prompt are looked through with each token of the answer.
+_READ: Final = 2048
 # A longer match is not counted.
 _MOST: Final = 64
 
@@ -21,10 +23,11 @@ class Lookup:
     def __init__(self, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """`prediction` is a text that the answer may repeat from its beginning on."""
         self._tokens = [*prediction, *token_ids]
-        earlier = self._tokens[:-1]
-        found = zip(*(earlier[at:] for at in range(_LEAST)), strict=False)
         # The place behind the last occurrence of each stretch of tokens, but the end of the text.
-        self._places = {each: at for at, each in enumerate(found, start=_LEAST)}
+        self._places: dict[tuple[int, ...], int] = {}
+        # The places before this one have not been looked through yet.
+        self._unread = len(self._tokens)
+        self._read()
         # How many tokens before `_at` are also the last ones of the text.
         self._at, self.matched = (0, _LEAST) if prediction else self._find()
 
@@ -44,6 +47,7 @@ class Lookup:
             self._at += 1
             self.matched = min(self.matched + 1, _MOST)
             return
+        self._read()
         self._at, self.matched = self._find()
 
     def after(self, token_id: int, most: int) -> tuple[list[int], int]:
@@ -55,10 +59,23 @@ class Lookup:
         else:
             at = self._places.get((*self._tokens[1 - _LEAST :], token_id), 0)
             matched = _LEAST if at else 0
-        return (self._from(at, most) if matched else []), matched
+        if not matched:
+            return [], 0
+        guesses = self._tokens[at : at + most]
+        if len(guesses) < most:
+            # The match reaches the end of the text, which repeats what lies between.
+            period = [*guesses, token_id]
+            guesses = (period * (most // len(period) + 1))[:most]
+        return guesses, matched
 
-    def _from(self, at: int, most: int) -> list[int]:
-        return self._tokens[at : at + most]
+    def _read(self) -> None:
+        """Look through some more of the text, from its end to its beginning. A long text would
+        hold up the rows of the batch.
+        """
+        tokens, last = self._tokens, self._unread
+        self._unread = max(_LEAST, last - _READ)
+        for at in range(last - 1, self._unread - 1, -1):
+            self._places.setdefault(tuple(tokens[at - _LEAST : at]), at)
 
     def _find(self) -> tuple[int | None, int]:
         """The place behind the last occurrence of the text's end, and the tokens that match."""
