@@ -390,6 +390,13 @@ class TestLoaded:
         assert len(tokens) == 4
         assert events[-1] == EngineEnded(failed=False)
 
+    def test_quantized_caches_are_batched(self, folders: Callable[[str], Folder]) -> None:
+        events = self.events(Load(str(folders("full_attention")), 4, 4096, kv_bits=4))
+        (ready,) = [each.ready for each in events if isinstance(each, ModelReady)]
+        assert ready.batching
+        tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
+        assert len(tokens) == 4
+
     def test_what_cannot_be_is_said(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("sliding_window")), 4, 4096, kv_bits=4))
         (failed,) = [each for each in events if isinstance(each, LoadFailed)]
