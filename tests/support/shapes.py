@@ -110,15 +110,15 @@ def wide_cache(folder: Path) -> Path:
     )
 
 
-def full_attention(folder: Path) -> Path:
-    """Small, with heads wide enough for their caches to be quantized."""
+def full_attention(folder: Path, heads: int = 2) -> Path:
+    """Small, with heads wide enough for their caches to be quantized, and two of keys."""
     return write(
         folder,
         {
             **_ATTENTION,
             "model_type": "qwen3",
             "num_hidden_layers": 2,
-            "num_attention_heads": 2,
+            "num_attention_heads": heads,
             "head_dim": 64,
             "tie_word_embeddings": False,
         },

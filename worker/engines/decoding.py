@@ -16,9 +16,9 @@ from worker.mlx_lm.caches import (
     in_words,
     leaves_of,
     make_caches,
-    quantized,
 )
 from worker.mlx_lm.generator import Tap
+from worker.mlx_lm.quantized_cache import QuantizingModel
 from worker.mlx_lm.rows import LogitsProcessor
 from worker.sampling.adjustments import Adjuster
 from worker.sampling.batch import BatchSampler
@@ -29,7 +29,8 @@ from worker.system.errors import ModelError, one_sentence
 
 
 class Caches:
-    """The caches of one model, and of its draft model if there is one.
+    """The caches of one model, and of its draft model if there is one. `model` makes caches of the
+    right kind for new rows of a batch.
 
     In a list of caches, the model's own come before those of the draft model.
     """
@@ -42,12 +43,12 @@ class Caches:
             ModelError: caches can't be quantized, or can't forget wrong guesses of the draft model.
         """
         self.draft = draft
-        self._model = model
-        self._kv_bits = kv_bits
+        self.model = model
         own = make_caches(model)
         self._own = len(own)
         if kv_bits is not None:
             _check_quantizable(own)
+            self.model = QuantizingModel(model, kv_bits)
             self._try()
         if draft is not None:
             _check_rewindable("the model", own)
@@ -61,9 +62,7 @@ class Caches:
         return self.draft is None and can_be_merged(self.make())
 
     def make(self) -> list[Any]:
-        caches: list[Any] = make_caches(self._model)
-        if self._kv_bits is not None:
-            caches = [quantized(each, self._kv_bits) for each in caches]
+        caches = make_caches(self.model)
         return caches if self.draft is None else caches + make_caches(self.draft)
 
     def parts(self, caches: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -73,14 +72,14 @@ class Caches:
     def cached_models(self, caches: list[Any]) -> tuple[mlx_lm.CachedModel, mlx_lm.CachedModel]:
         """The model and the draft model, each with its own caches from this list."""
         own, draft = self.parts(caches)
-        return mlx_lm.CachedModel(self._model, own), mlx_lm.CachedModel(self.draft, draft)
+        return mlx_lm.CachedModel(self.model, own), mlx_lm.CachedModel(self.draft, draft)
 
     def run(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, ...]:
         """The logits of each model for these tokens, shape (1, tokens, vocabulary). Nothing is
         computed yet. If the logits aren't needed, it is enough to compute the states of the caches.
         """
         own, draft = self.parts(cache)
-        logits = self._model(tokens, cache=own)
+        logits = self.model(tokens, cache=own)
         if self.draft is None:
             return (logits,)
         return logits, self.draft(tokens, cache=draft)

@@ -13,7 +13,6 @@ from mlx_lm.models.cache import (
     ChunkedKVCache,
     ConcatenateKVCache,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
@@ -22,11 +21,9 @@ from protocol.life import CACHE_STEP_TOKENS
 from worker.mlx_lm.row_caches import RowsCache
 
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
-_GROWING: Final = (KVCache, ConcatenateKVCache, QuantizedKVCache, BatchKVCache)
+_GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
-# In a quantized cache so many numbers share one scale and one bias, by mlx-lm's own default.
-_GROUP_SIZE: Final = 64
 _WORDS: Final = (
     (RotatingKVCache, "a sliding window"),
     (ArraysCache, "a recurrent state"),
@@ -41,7 +38,9 @@ def make_caches(model: Any) -> list[Any]:
 
 
 def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    """The single caches. A `CacheList` is replaced by the caches that it is made of."""
+    """The single caches. A `CacheList` is replaced by the caches that it is made of, and so is a
+    `QuantizedCache`.
+    """
     found = []
     for cache in caches:
         found += leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
@@ -67,14 +66,7 @@ def can_be_merged(caches: Iterable[Any]) -> bool:
 
 def can_be_quantized(leaf: Any) -> bool:
     # The exact type counts, since subclasses may keep more than keys and values.
-    return type(leaf) in (KVCache, QuantizedKVCache)
-
-
-def quantized(cache: Any, bits: int) -> Any:
-    """The quantized form of a cache that is new, with numbers of `bits` bits."""
-    if isinstance(cache, CacheList):
-        return CacheList(*(quantized(each, bits) for each in cache.caches))
-    return cache.to_quantized(group_size=_GROUP_SIZE, bits=bits)
+    return type(leaf) is KVCache
 
 
 def as_mlx_lms(cache: Any) -> Any:
@@ -116,8 +108,6 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
             row_bytes += leaf.nbytes * (leaf.chunk_size + CACHE_STEP_TOKENS) // leaf.keys.shape[2]
         elif isinstance(leaf, KVCache):
             token_bytes += leaf.nbytes // leaf.keys.shape[2]
-        elif isinstance(leaf, QuantizedKVCache):
-            token_bytes += leaf.nbytes // leaf.keys[0].shape[2]
         else:
             row_bytes += leaf.nbytes
     return token_bytes, row_bytes
@@ -136,10 +126,7 @@ def tokens_of(leaf: Any, row: int, begin: int, end: int) -> list[mx.array]:
         padding = 0 if isinstance(leaf, RowsCache) else leaf.left_padding.tolist()[row]
         begin, end = begin + padding, end + padding
         return [each[row : row + 1, :, begin:end] for each in (leaf.keys, leaf.values)]
-    arrays = (leaf.keys, leaf.values)
-    if isinstance(leaf, QuantizedKVCache):
-        arrays = (*leaf.keys, *leaf.values)
-    return [each[:, :, begin:end] for each in arrays]
+    return [each[:, :, begin:end] for each in (leaf.keys, leaf.values)]
 
 
 def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
@@ -153,11 +140,7 @@ def gather(leaf: Any, rows: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
 
 def fill(leaf: Any, arrays: Sequence[mx.array]) -> None:
     """Put the arrays that `tokens_of` gave into a new cache."""
-    if isinstance(leaf, QuantizedKVCache):
-        half = len(arrays) // 2
-        leaf.keys, leaf.values = tuple(arrays[:half]), tuple(arrays[half:])
-    else:
-        leaf.keys, leaf.values = arrays
+    leaf.keys, leaf.values = arrays
     leaf.offset = arrays[0].shape[2]
 
 

@@ -235,7 +235,10 @@ def rows_caches(caches: Sequence[Any]) -> list[Any]:
 
 def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
     if isinstance(cache, CacheList):
-        return CacheList(*(_of(each, lengths) for each in cache.caches))
+        # A copy keeps the kind of the list.
+        made = copy(cache)
+        made.caches = tuple(_of(each, lengths) for each in cache.caches)
+        return made
     if not isinstance(cache, _LEAVES) or cache.keys is None:
         return cache
     if isinstance(cache, BatchRotatingKVCache):
@@ -247,10 +250,10 @@ def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
     if window not in lengths:
         lengths[window] = RowLengths(tokens, window)
         lengths[window].set(tokens, [all_ - own for all_, own in zip(tokens, slots, strict=True)])
-    made = RowsCache(lengths[window], cache.keys, cache.values)
+    rows = RowsCache(lengths[window], cache.keys, cache.values)
     if any(padding):
-        made.drop(padding)
-    return made
+        rows.drop(padding)
+    return rows
 
 
 def _put(array: mx.array, places: mx.array, new: mx.array) -> mx.array:

@@ -94,7 +94,7 @@ def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
     limits = limits_of(command, measure(caches.run, caches.make), loaded.weight_bytes)
-    return Mirror(loaded.model, Cutter(caches.run, caches.make), limits, following(group))
+    return Mirror(caches.model, Cutter(caches.run, caches.make), limits, following(group))
 
 
 class Mirror:

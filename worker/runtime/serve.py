@@ -50,7 +50,7 @@ from worker.vectors.making import VectorServing, make_vectors
 
 # Raise this number when the form of stored prompts changes. Prompts of the old form are then not
 # found any more.
-_PROMPT_FORMAT = "1"
+_PROMPT_FORMAT = "2"
 # At its end a worker waits at most so long until its prompts are stored.
 _STORE_S = 5.0
 
@@ -244,7 +244,7 @@ def _make_text(
     # batch.
     if caches.can_be_merged and loaded.picture_processor is None:
         engine: Engine = BatchedEngine(
-            loaded.model,
+            caches.model,
             loaded.eos_token_ids,
             command.max_concurrency,
             room,

@@ -50,11 +50,11 @@ class Bench:
     """A model with one kind of caches, and engines on it."""
 
     def __init__(self, loaded: LoadedModel, *, batched: bool, kv_bits: int | None = None) -> None:
-        self.model = loaded.model
         self.eos_token_ids = loaded.eos_token_ids
         self.vocabulary = loaded.vocabulary
         self.batched = batched
         self.caches = Caches(loaded.model, kv_bits=kv_bits)
+        self.model = self.caches.model
         self.cutter = Cutter(self.caches.run, self.caches.make)
         self.paths = Paths(b"", None, needs_snapshots=self.cutter.needs_snapshots)
 
@@ -117,6 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         ("recurrent", False, None),
         ("hybrid", False, None),
         ("chunked", False, None),
+        ("full", True, 8),
         ("full", False, 8),
     ],
     ids=lambda each: f"{each[0]}-{'batched' if each[1] else 'sequential'}-{each[2]}",
@@ -167,7 +168,7 @@ def test_the_next_turn(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "bench",
     # Of other caches nothing is kept when an answer ends.
-    [("full", True, None), ("full", False, None), ("full", False, 8)],
+    [("full", True, None), ("full", False, None), ("full", True, 4)],
     indirect=True,
     ids=["batched", "sequential", "quantized"],
 )

@@ -15,6 +15,7 @@ from protocol.message import pack
 from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
+from worker.engines.decoding import Caches
 from worker.engines.limits import Context
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence, Token
@@ -28,6 +29,7 @@ SHAPES: dict[str, Callable[[Path], Path]] = {
     "sliding": shapes.sliding_window,
     "recurrent": shapes.state_space,
     "hybrid": shapes.hybrid,
+    "quantized": shapes.full_attention,
 }
 SCHEMA = json.dumps(
     {
@@ -44,7 +46,10 @@ NEARLY = 1e-3
 
 @functools.cache
 def _model(shape: str, root: Path) -> LoadedModel:
-    return load(str(SHAPES[shape](root / shape)), lambda _done, _total: None, lambda: False)
+    loaded = load(str(SHAPES[shape](root / shape)), lambda _done, _total: None, lambda: False)
+    if shape == "quantized":
+        loaded = replace(loaded, model=Caches(loaded.model, kv_bits=8).model)
+    return loaded
 
 
 @pytest.fixture(scope="session")

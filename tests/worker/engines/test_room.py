@@ -8,13 +8,13 @@ from mlx_lm.models.cache import (
     CacheList,
     ChunkedKVCache,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
 )
 
 from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines import room as rooms
 from worker.engines.room import Batch, CacheRoom, CacheSizes
+from worker.mlx_lm.quantized_cache import QuantizedCache
 
 # 10 bytes a token in steps of 256, 7 a row, and at most three times that while it changes.
 SHAPE = CacheSizes(10, 7, 3.0)
@@ -127,14 +127,14 @@ class TestMeasure:
         assert self.measured(nested, KVCache())[:2] == (384, 0)
 
     def test_those_that_are_quantized(self) -> None:
-        def model(_tokens: mx.array, cache: list[QuantizedKVCache]) -> mx.array:
+        def model(_tokens: mx.array, cache: list[QuantizedCache]) -> mx.array:
             entries = mx.zeros((1, 2, 2, 64), mx.float32)
             for each in cache:
                 each.update_and_fetch(entries, entries)
             return entries
 
-        def make_caches() -> list[QuantizedKVCache]:
-            return [QuantizedKVCache(group_size=64, bits=4) for _ in range(2)]
+        def make_caches() -> list[QuantizedCache]:
+            return [QuantizedCache(bits=4) for _ in range(2)]
 
         # Keys and values of 2 heads: 64 times 4 bits, and a scale and a bias, which are floats.
         assert rooms.measure(model, make_caches)[:2] == (2 * 2 * 2 * (32 + 4 + 4), 0)

@@ -13,7 +13,6 @@ from pathlib import Path as Folder
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
@@ -109,11 +108,10 @@ class TestQuantized:
         """For 64 numbers: their bits, and a scale and a bias of 4 bytes each."""
         model = _load(folders("full_attention"))
         caches = Caches(model.model, kv_bits=bits)
-        assert {type(each) for each in caches.make()} == {QuantizedKVCache}
-        assert not caches.can_be_merged
+        assert caches.can_be_merged
         # Keys and values of two heads in two layers.
         assert measure(caches.run, caches.make)[:2] == (8 * token_bytes, 0)
-        engine = SequentialEngine(model.model, (), UNBOUNDED, caches)
+        engine = BatchedEngine(caches.model, (), 8, UNBOUNDED)
         made = _ids(_run(engine, _sequence(model, GREEDY)))
         if bits == 8:
             assert made[0] == _plain(model, GREEDY)[0]
@@ -263,11 +261,6 @@ class TestDraft:
         expected = _ids(_run(alone, _sequence(drafted, sampling)))
         if kv_bits is None:
             assert expected == _plain(drafted, sampling)
-        caches = Caches(drafted.model, drafted.draft, kv_bits)
-        assert not caches.can_be_merged
-        cutter = Cutter(caches.run, caches.make)
-        cache = PromptCache(cutter, None)
-        paths = Paths(b"", None, needs_snapshots=cutter.needs_snapshots)
         calls: list[int] = []
 
         class Counted:
@@ -282,7 +275,11 @@ class TestDraft:
                 logits: mx.array = drafted.model(tokens, cache=cache)
                 return logits
 
-        caches._model = Counted()
+        caches = Caches(Counted(), drafted.draft, kv_bits)
+        assert not caches.can_be_merged
+        cutter = Cutter(caches.run, caches.make)
+        cache = PromptCache(cutter, None)
+        paths = Paths(b"", None, needs_snapshots=cutter.needs_snapshots)
         for known in (0, 128):
             engine = SequentialEngine(drafted.model, (), UNBOUNDED, caches, cache, draft_tokens=3)
             calls.clear()
@@ -392,6 +389,13 @@ class TestLoaded:
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
         assert events[-1] == EngineEnded(failed=False)
+
+    def test_quantized_caches_are_batched(self, folders: Callable[[str], Folder]) -> None:
+        events = self.events(Load(str(folders("full_attention")), 4, 4096, kv_bits=4))
+        (ready,) = [each.ready for each in events if isinstance(each, ModelReady)]
+        assert ready.batching
+        tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
+        assert len(tokens) == 4
 
     def test_what_cannot_be_is_said(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("sliding_window")), 4, 4096, kv_bits=4))

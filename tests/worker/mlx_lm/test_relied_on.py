@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 from mlx import nn
 from mlx_lm import tokenizer_utils, utils
+from mlx_lm.models import base
 from mlx_lm.models import cache as caches
 
 from tests.support import shapes
@@ -72,7 +73,6 @@ RELIED = (
     ),
     Relied(_GENERATE, "TextStateMachine", "stop sequences are found", ("transitions",)),
     Relied(_GENERATE, "TextStateMachine.flush", "what was held back is given out", ("state",)),
-    Relied(_CACHES, "KVCache.to_quantized", "kv_bits", ("group_size", "bits")),
     Relied(_CACHES, "RotatingKVCache", _KINDS, ("max_size", "keep")),
     *(
         Relied(_CACHES, name, _KINDS)
@@ -83,7 +83,6 @@ RELIED = (
             "ChunkedKVCache",
             "ConcatenateKVCache",
             "KVCache",
-            "QuantizedKVCache",
         )
     ),
     Relied("mlx_lm.utils", "_get_classes", "an architecture is told by its files", ("config",)),
@@ -305,10 +304,21 @@ def test_tokens_lie_on_the_last_axis_but_one(cache: Any) -> None:
     assert not cache.empty()
 
 
-def test_quantized_caches_have_three_arrays_for_keys_and_for_values() -> None:
-    cache = _filled(_filled(caches.KVCache()).to_quantized(group_size=64, bits=4), 1)
-    assert [each.shape[:2] for each in (*cache.keys, *cache.values)] == [(1, 1)] * 6
-    assert cache.offset == 4
+def test_attention_takes_quantized_keys_and_values_of_caches_with_bits() -> None:
+    """With a mask for each row, and with several heads for the same keys."""
+
+    class Cache:
+        group_size, bits = 64, 8
+
+    queries, keys, values = (mx.random.normal((2, heads, 3, 64)) for heads in (4, 2, 2))
+    mask = mx.array([[True, True, False], [False, True, True]])[:, None, None]
+    packed = [mx.quantize(each, group_size=64, bits=8) for each in (keys, values)]
+    plain = [mx.dequantize(*each, group_size=64, bits=8) for each in packed]
+    found, expected = (
+        base.scaled_dot_product_attention(queries * 1.0, *each, cache, 0.125, mask)
+        for each, cache in ((packed, Cache()), (plain, None))
+    )
+    assert mx.allclose(found, expected, atol=1e-5).item(), "scaled_dot_product_attention"
 
 
 def test_rows_of_a_batch_are_padded_on_the_left() -> None:

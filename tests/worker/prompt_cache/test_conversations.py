@@ -47,7 +47,7 @@ class Model:
         self.caches = Caches(loaded.model, None, kv_bits)
 
     def engine(self, room: CacheRoom, prompt_cache: PromptCache | None = None) -> Engine:
-        model, ends = self.loaded.model, self.loaded.eos_token_ids
+        model, ends = self.caches.model, self.loaded.eos_token_ids
         if self.caches.can_be_merged:
             return BatchedEngine(model, ends, 8, room, prompt_cache=prompt_cache)
         return SequentialEngine(model, ends, room, self.caches, prompt_cache)
