@@ -37,7 +37,12 @@ class Searched:
             at: int | None = self.at + 1
         else:
             at = _last_place(self.text, [*self.text, token_id][-LEAST:])
-        return [] if at is None else self.text[at : at + most]
+        if at is None:
+            return []
+        text = [*self.text, token_id]
+        for place in range(at, at + most):
+            text.append(text[place])
+        return text[len(self.text) + 1 :]
 
     def _search(self) -> tuple[int | None, int]:
         at = _last_place(self.text, self.text[-LEAST:])
@@ -115,3 +120,13 @@ def test_a_short_text_gives_no_guesses(text: list[int]) -> None:
     lookup = Lookup(text)
     assert lookup.next is None
     assert lookup.after(1, 5) == ([], 0)
+
+
+def test_a_long_text_is_looked_through_with_the_tokens_that_follow() -> None:
+    beginning = [1, 2, 3, 4, 5]
+    lookup = Lookup([*beginning, *([9, 8] * 10_000)])
+    for _ in range(12):
+        lookup.take(7)
+    for token_id in beginning[:3]:
+        lookup.take(token_id)
+    assert lookup.next == 4
