@@ -38,6 +38,7 @@ class Lookup:
 
     def take(self, token_id: int) -> None:
         """Add a token to the text."""
+        self._read()
         tokens = self._tokens
         if len(tokens) >= _LEAST:
             self._places[tuple(tokens[-_LEAST:])] = len(tokens)
@@ -47,7 +48,6 @@ class Lookup:
             self._at += 1
             self.matched = min(self.matched + 1, _MOST)
             return
-        self._read()
         self._at, self.matched = self._find()
 
     def after(self, token_id: int, most: int) -> tuple[list[int], int]:
