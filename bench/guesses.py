@@ -3,7 +3,7 @@
 Engines of a worker in this process, one that guesses and one that doesn't, take turns with whole
 answers. Where mlx-lm's batch generator can make the same text, it takes turns with them. The first
 round isn't counted. Prompts aren't either: the time begins when all rows have their first token.
-With `--shape 8b` the model is a Qwen3 of eight billion random weights in 4 bits, for a GPU: with
+With `--shape 8b` the models are of eight billion weights in 4 bits, for a GPU: with
 MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
 """
 
@@ -108,32 +108,36 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--tokens", type=int, default=192, metavar="N", help="of an answer")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4], metavar="N")
-    parser.add_argument("--shape", choices=["8b"], help="a model of random weights, for a GPU")
+    parser.add_argument("--shape", choices=["8b"], help="large models, for a GPU")
     parsed = parser.parse_args()
     print(f"{describe_machine()}; {parsed.tokens} tokens, medians of {parsed.rounds - 1} rounds\n")
     with tempfile.TemporaryDirectory() as name:
-        cases = list(_large(parsed) if parsed.shape else _small(Path(name), parsed.tokens))
-    measured = [Measured(case, rows) for case in cases for rows in parsed.rows]
-    for number in range(parsed.rounds):
-        for each in measured:
-            _take_turns(each, backwards=number % 2 == 1)
-        print(f"round {number + 1} of {parsed.rounds}", file=sys.stderr)
-    _print(measured)
+        _print_head()
+        for case in (_large if parsed.shape else _small)(Path(name), parsed):
+            measured = [Measured(case, rows) for rows in parsed.rows]
+            for number in range(parsed.rounds):
+                for each in measured:
+                    _take_turns(each, backwards=number % 2 == 1)
+            _print(measured)
     return 0
 
 
-def _small(folder: Path, tokens: int) -> Iterator[Case]:
+def _small(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
+    tokens, most_rows = parsed.tokens, max(parsed.rows)
     copying, demo = map(_read, (make_copying_model(folder / "copying"), DEMO_FOLDER))
-    yield Case("copied", _model(copying.model), partial(_copied, tokens), greedy=True)
-    model = _model(demo.model)
+    yield Case("copied", _model(copying.model, most_rows), partial(_copied, tokens), greedy=True)
+    model = _model(demo.model, most_rows)
     yield Case("predicted", model, _predicted(model, partial(_free, tokens)), greedy=True)
     yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
     yield Case("ten keys", model, partial(_objects, demo, tokens))
 
 
-def _large(parsed: argparse.Namespace) -> Iterator[Case]:
-    model = _model(_random_qwen3(EIGHT_BILLION))
-    yield Case("predicted", model, _predicted(model, partial(_free, parsed.tokens)), greedy=True)
+def _large(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
+    tokens, most_rows = parsed.tokens, max(parsed.rows)
+    copying = _read(make_copying_model(folder / "copying", EIGHT_BILLION, bits=4))
+    yield Case("copied", _model(copying.model, most_rows), partial(_copied, tokens), greedy=True)
+    model = _model(_random_qwen3(EIGHT_BILLION), most_rows)
+    yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
 
 
 def _random_qwen3(sizes: dict[str, int]) -> Any:
@@ -157,11 +161,11 @@ def _read(folder: Path) -> LoadedModel:
     return load(str(folder), lambda _done, _total: None, lambda: False)
 
 
-def _model(model: Any) -> Model:
+def _model(model: Any, most_rows: int) -> Model:
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))
     guessing, plain = (
-        BatchedEngine(model, (), 16, room, guesses=guesses) for guesses in (True, False)
+        BatchedEngine(model, (), most_rows, room, guesses=guesses) for guesses in (True, False)
     )
     for engine in (guessing, plain):
         warming = Warming(engine, None, room, _CONTEXT_TOKENS, _LARGEST_ID)
@@ -310,10 +314,13 @@ def _timed(
     return run
 
 
-def _print(measured: list[Measured]) -> None:
+def _print_head() -> None:
     heads = "rows | guesses, tokens/s | none | ratio | mlx-lm | ratio | right | wrong | same text"
     print(f"| answers | {heads} |")
     print("| --- |" + " ---: |" * 9)
+
+
+def _print(measured: list[Measured]) -> None:
     for each in measured:
         guessing, plain = _rate(each.guessing), _rate(each.plain)
         cells = [f"{guessing:.0f}", f"{plain:.0f}", f"{guessing / plain:.2f}", "", ""]
@@ -322,7 +329,7 @@ def _print(measured: list[Measured]) -> None:
         last, texts = each.guessing[-1], each.plain[-1].texts
         same = sum(last.texts[name] == text for name, text in texts.items())
         cells += [str(last.right), str(last.wrong), f"{same} of {each.rows}"]
-        print(f"| {each.case.name} | {each.rows} | {' | '.join(cells)} |")
+        print(f"| {each.case.name} | {each.rows} | {' | '.join(cells)} |", flush=True)
 
 
 def _rate(runs: list[Run]) -> float:
