@@ -12,9 +12,8 @@ WIDTHS: Final = (1, 2, 4, 8, 16)
 # A figure is the median of so many steps. The first is left out: it may have compiled kernels.
 _KEPT: Final = 5
 _ENOUGH: Final = 3
-# What a step costs for each token a row more, as a share of a step, until this was measured. It is
-# low, so that a width is tried where guesses are good.
-_UNKNOWN_SHARE: Final = 0.05
+# What a step costs for each token a row more, as a share of a step, if all goes well.
+_HOPED_SHARE: Final = 0.05
 
 
 class StepCosts:
@@ -37,13 +36,17 @@ class StepCosts:
         self._seconds.setdefault(at, deque(maxlen=_KEPT)).append(seconds)
 
     def ratio(self, rows: int, width: int) -> float:
-        """The seconds of a step as a ratio to those of a step of one token a row."""
+        """The seconds of a step as a ratio to those of a step of one token a row. Until this was
+        measured, the step counts as if it took the time of so many steps.
+        """
         if width == 1:
             return 1.0
-        rows = _rows(rows)
-        measured = [self._ratio(each, width) for each in _nearest(rows)]
-        known = next((each for each in measured if each is not None), None)
-        return hoped_ratio(width) if known is None else known
+        known = self._known_ratio(rows, width)
+        return float(width) if known is None else known
+
+    def is_known(self, rows: int, width: int) -> bool:
+        """Whether such a step was measured, or one of another number of rows that stands for it."""
+        return self._known_ratio(rows, width) is not None
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -66,6 +69,10 @@ class StepCosts:
         half, all_ = (self._seconds.get((_rows(each), 1)) for each in (rows // 2, rows))
         return None if not half or not all_ else 2 * median(half) / median(all_)
 
+    def _known_ratio(self, rows: int, width: int) -> float | None:
+        measured = (self._ratio(each, width) for each in _nearest(_rows(rows)))
+        return next((each for each in measured if each is not None), None)
+
     def _ratio(self, rows: int, width: int) -> float | None:
         alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
         return None if not alone or not wide else median(wide) / median(alone)
@@ -73,7 +80,7 @@ class StepCosts:
 
 def hoped_ratio(width: int) -> float:
     """The seconds of a step as a ratio to those of a step of one token a row, if all goes well."""
-    return 1.0 + _UNKNOWN_SHARE * (width - 1)
+    return 1.0 + _HOPED_SHARE * (width - 1)
 
 
 def _rows(rows: int) -> int:

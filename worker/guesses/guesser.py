@@ -24,9 +24,11 @@ _WRONG: Final = 1
 _MARGIN: Final = 1.03
 
 
-# A cost may have been measured while the machine was busy. So guesses that cost too much are tried
-# again once in so many steps.
+# Once in so many steps guesses are tried whose cost is not known, or was too high: it may have been
+# measured while the machine was busy. A try has few tokens in all rows, so that no row waits long.
+_TRIED_SOON: Final = 8
 _TRIED_AGAIN: Final = 200
+_TRIED_TOKENS: Final = 64
 
 
 class Shares:
@@ -111,9 +113,11 @@ class BatchGuesser:
         self._forced = forced
         self._most_width = most_width
         self._rows: dict[int, _Row] = {}
-        # Steps for which guesses cost too much, and whether they are tried all the same.
+        # Steps for which guesses cost too much, the tries so far, and the width of the next step if
+        # that is a try.
         self._parked = 0
-        self._tries = False
+        self._tries = 0
+        self._tried_width: int | None = None
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
@@ -143,12 +147,7 @@ class BatchGuesser:
             else:
                 share = own.shares.share(own.lookup.matched)
                 chances.append(_Chance(WIDTHS[-1], share, share))
-        if self._best_width(chances) > 1:
-            return True
-        if self._best_width(chances, hoped=True) > 1:
-            self._parked += 1
-            self._tries = self._parked % _TRIED_AGAIN == 0
-        return self._tries
+        return self._best_width(chances) > 1 or self._tries_now(chances)
 
     def guess(
         self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
@@ -166,14 +165,30 @@ class BatchGuesser:
             found, matched = own.lookup.after(token, min(count, WIDTHS[-1] - 1))
             guesses.append(found)
             chances.append(_Chance(len(found), own.shares.share(matched), 1.0))
-        width = self._best_width(chances, hoped=self._tries)
-        self._tries = False
+        width = self._tried_width or self._best_width(chances)
+        self._tried_width = None
         return [each[: width - 1] for each in guesses]
 
-    def _best_width(self, chances: list[_Chance], *, hoped: bool = False) -> int:
-        """The number of tokens a row that makes the most tokens a second, by the measured costs or
-        by `hoped` ones.
-        """
+    def _tries_now(self, chances: list[_Chance]) -> bool:
+        """Whether the next step tries guesses that cost too much, or whose cost is not known."""
+        rows = len(chances)
+        # Two tries of each width, since the first may compile kernels.
+        width = WIDTHS[-1 - self._tries // 2 % (len(WIDTHS) - 1)]
+        while width > 1 and rows * width > min(_TRIED_TOKENS, rows * self._most_width(rows)):
+            width //= 2
+        hoped = sum(each.tokens(width) for each in chances) / hoped_ratio(width)
+        if hoped <= rows * _MARGIN:
+            return False
+        self._parked += 1
+        every = _TRIED_AGAIN if self._costs.is_known(rows, width) else _TRIED_SOON
+        if self._parked % every:
+            return False
+        self._tries += 1
+        self._tried_width = width
+        return True
+
+    def _best_width(self, chances: list[_Chance]) -> int:
+        """The number of tokens a row that makes the most tokens a second."""
         if not any(each.guesses for each in chances):
             return 1
         rows = len(chances)
@@ -182,7 +197,7 @@ class BatchGuesser:
             if width > self._most_width(rows):
                 break
             made = sum(each.tokens(width) for each in chances)
-            made /= hoped_ratio(width) if hoped else self._costs.ratio(rows, width)
+            made /= self._costs.ratio(rows, width)
             if made > most:
                 best, most = width, made
         return best

@@ -34,6 +34,8 @@ from worker.vision import PictureInputs, UndecodablePictureError, UnusablePictur
 
 # Some vocabularies have runs of spaces as single tokens. The longest known run has 128 spaces.
 _MOST_CHARACTERS_PER_TOKEN: Final = 128
+# More of a prediction than these for each token of the context isn't turned into tokens.
+_CHARACTERS_PER_TOKEN: Final = 8
 # One token for the name of a call, and one for its arguments.
 _LEAST_TOKENS_PER_CALL: Final = 2
 # The bound for a prompt of which only the tokens are counted, and which may be longer than the
@@ -299,7 +301,7 @@ def _predicted(generate: Generate, loaded: LoadedModel, context: Context) -> tup
     """The tokens of the client's prediction, at most as many as the context has."""
     if not generate.prediction:
         return ()
-    text = generate.prediction[: _MOST_CHARACTERS_PER_TOKEN * context.tokens]
+    text = generate.prediction[: _CHARACTERS_PER_TOKEN * context.tokens]
     token_ids = _encode(text, loaded.tokenizer)[: context.tokens]
     # The model computes guesses, and can't compute a token that only its tokenizer knows.
     return tuple(each for each in token_ids if each < loaded.vocabulary)
