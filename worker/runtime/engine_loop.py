@@ -40,8 +40,6 @@ _ALONE_S: Final = 0.002
 # How long two or more requests wait for another one, and the bound of the whole wait.
 _PAUSE_S: Final = 0.01
 _MOST_S: Final = 0.05
-# After so long without a request, warming up goes on.
-_QUIET_S = 1.0
 _MEMORY_READING_S = 1.0
 _ANSWER_S = 0.02
 # How often the engine checks a sequence that waits for blocks from disk or for memory.
@@ -127,7 +125,7 @@ class EngineLoop:
         if self._lead is not None:
             self._lead.rest()
         warming = self._warming
-        quiet_s = None if warming is None or warming.is_over else _QUIET_S
+        quiet_s = None if warming is None or warming.is_over else warming.quiet_s
         command = self._thread.next_command(wait=True, at_most_s=quiet_s)
         if command is None and warming is not None:
             warming.go_on(lambda: self._thread.is_wanted)

@@ -58,6 +58,10 @@ _ROOT: Final = bytes(KEY_BYTES)
 # client with such a prompt waits for its kernels.
 _LONG_S: Final = 0.25
 _MOST_STEPS: Final = 64
+# Kernels are compiled soon, since the next request would wait for them. Steps are measured when
+# nobody seems to come.
+_QUIET_S: Final = 1.0
+_LONG_QUIET_S: Final = 5.0
 # The costs of steps are measured for so many rows, with answers of so many tokens. Once a part
 # takes so many seconds, more rows are left out: a request that comes waits for the present step.
 _MEASURED_ROWS: Final = (1, 4, 16)
@@ -118,6 +122,12 @@ class Warming:
     def is_over(self) -> bool:
         return self._next is None
 
+    @property
+    def quiet_s(self) -> float:
+        """How long the engine should have had nothing to do before warming up goes on."""
+        compiles = self._next is not None and self._next.width is None
+        return _QUIET_S if compiles else _LONG_QUIET_S
+
     def begin(self, *, awaited: bool, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         """Warm up in the load. `awaited`: requests wait for the model. Then run a single sequence,
         which shows that the model works and how fast. The requests compile the other kernels.
@@ -148,10 +158,15 @@ class Warming:
             self._advance(self._run(self._next.sequences, is_interrupted))
 
     def go_on(self, is_interrupted: Callable[[], bool]) -> None:
-        """Run the next part while the engine has nothing to do. A part is given up as soon as a
-        request comes, and begins anew another time. If the part doesn't fit the memory limit,
-        warming up ends.
+        """Run the next part while the engine has nothing to do, or all parts that measure steps. A
+        part is given up as soon as a request comes, and begins anew another time. If the part
+        doesn't fit the memory limit, warming up ends.
         """
+        self._go_on(is_interrupted)
+        while self._next is not None and self._next.width is not None and not is_interrupted():
+            self._go_on(is_interrupted)
+
+    def _go_on(self, is_interrupted: Callable[[], bool]) -> None:
         part, cache = self._next, self._prompt_cache
         if part is None:
             return
