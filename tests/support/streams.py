@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from tests.support.gateway import Gateway, chat_body
+from tests.support.usage import of_text
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Stream:
         """What a client makes of it; equal for equal answers. What of the prompt was cached is
         another thing each time.
         """
-        usage = {k: v for k, v in (self.usage or {}).items() if k != "prompt_tokens_details"}
+        usage = of_text(self.usage or {})
         return (self.text, self.finish_reason, usage, self.error, self.done)
 
     @property
