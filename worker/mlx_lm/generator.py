@@ -18,13 +18,12 @@ from mlx_lm.models.cache import ArraysCache
 import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
 from worker.mlx_lm.caches import leaves_of
+from worker.mlx_lm.guessing import Guesser, ObserveStep
 from worker.mlx_lm.row_caches import rows_caches
 from worker.mlx_lm.rows import (
     DecodingRow,
     DecodingRows,
-    Guesser,
     LogitsProcessor,
-    ObserveStep,
     RowCaches,
     RowToken,
 )
@@ -241,9 +240,10 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untype
             )
         ]
         begun = DecodingRows(self.model, self.fallback_sampler, lends=False)
-        begun.begin(rows, self.prompt_cache)
-        # Only now a prompt of one token has caches whose shapes are known.
-        begun.prompt_cache = rows_caches(self.prompt_cache)
+        # Caches are converted before the step: their lengths would be read after it otherwise. A
+        # prompt of one token has caches whose shapes are known after the step.
+        begun.begin(rows, rows_caches(self.prompt_cache))
+        begun.prompt_cache = rows_caches(begun.prompt_cache)
         for each in leaves_of(begun.prompt_cache):
             if isinstance(each, ArraysCache):
                 each.finalize()

@@ -78,9 +78,10 @@ class RowLengths:
     def seen_slots(self, width: int) -> tuple[int, int]:
         """The slots that `width` tokens a row may look at: the first, and the end of the last."""
         end = self.most_slots + width
+        if self.window is None or width > 1 or not self.same:
+            return 0, end
         # A single token of equally long rows needs no mask if it gets the window's slots alone.
-        alone = width == 1 and self.same and self.window is not None
-        return (max(0, end - self.window) if alone and self.window is not None else 0), end
+        return max(0, end - self.window), end
 
     def mask(self, width: int, window: int | None = None, *, as_array: bool = False) -> Any:
         """Which of the `seen_slots` each of `width` tokens a row may look at: None for all,

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from protocol.answers import FinishReason
 from worker.mlx_lm.caches import leaves_of
-from worker.mlx_lm.row_caches import RowsCache, reserve
+from worker.mlx_lm.guessing import Checker, Guesser, ObserveStep, RowGuesses
+from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
 
 # Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
@@ -30,52 +31,6 @@ class RowCaches(NamedTuple):
 
     caches: list[Any]
     place: int
-
-
-class Guessed(NamedTuple):
-    """A row, by its number, and the guesses that it carries into a step."""
-
-    row: int
-    guesses: list[int]
-
-
-class Checker(Protocol):
-    """Draws tokens. `__call__` draws the next token of each row: log probabilities (rows,
-    vocabulary) to token ids (rows,).
-    """
-
-    def __call__(self, logprobs: mx.array, /) -> mx.array: ...
-
-    def possible(self, row: int, guesses: list[int]) -> list[int]:
-        """The guesses of a row up to the first that can't come. All tokens before are known."""
-
-    def check(self, logprobs: mx.array, logits: mx.array, rows: Sequence[Guessed]) -> mx.array:
-        """Draw a token for the next position of each row, and for the position after each of its
-        guesses: both (positions, vocabulary) to token ids (positions,).
-        """
-
-    def settle(self, drawn: list[int]) -> list[int]:
-        """Take the tokens that `check` drew. Returns for each row how many guesses are right."""
-
-
-class Guesser(Protocol):
-    """Guesses tokens, and decides how many of these a step takes. Rows are known by numbers."""
-
-    def is_likely(self, rows: Sequence[int]) -> bool:
-        """Whether guesses may pay in the next step, whose first tokens are not known yet."""
-
-    def guess(
-        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
-    ) -> list[list[int]]:
-        """Guesses for the tokens after each row's `first`, at most so many as `most` says."""
-
-    def take(self, row: int, token: int) -> None:
-        """Note a token that a row gave out."""
-
-
-# Called with the number of rows, the tokens a row, and the seconds from the end of one step to the
-# end of the next.
-ObserveStep: TypeAlias = Callable[[int, int, float], None]
 
 
 @dataclass
@@ -148,7 +103,7 @@ class _State:
             ]
 
 
-_ANY: Final = 1 << 30
+_UNBOUNDED: Final = 1 << 30
 # A pause that is longer than this, in seconds, is not a part of the next step.
 _PAUSE_S: Final = 0.02
 
@@ -183,8 +138,6 @@ class DecodingRows:
         self._observe = observe
         self._lends = lends
         self._ended_at = 0.0
-        # The tokens that follow the right guesses of the last step.
-        self._next_tokens: list[int] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -199,6 +152,7 @@ class DecodingRows:
         """
         self._rows, self.prompt_cache = rows, caches
         self._draw_next(mx.array([each.prompt[-1] for each in rows]), begins=True)
+        self._advance([1] * len(rows))
 
     def extend(self, other: DecodingRows) -> None:
         """Take in the rows of another batch."""
@@ -207,11 +161,9 @@ class DecodingRows:
             self._drawn = other._drawn
             return
         drawn = [self._read_later(), other._read_later()]
-        groups = {id(each.lengths): each.lengths for each in self._own}
-        others = {id(each.lengths): each.lengths for each in other._own}
         for own, new in zip(self.prompt_cache, other.prompt_cache, strict=True):
             own.extend(new)
-        for lengths, more in zip(groups.values(), others.values(), strict=True):
+        for lengths, more in zip(self._lengths, other._lengths, strict=True):
             lengths.set(lengths.tokens + more.tokens, lengths.dropped + more.dropped)
         self._rows += other._rows
         self._drawn = mx.concatenate(drawn)
@@ -225,7 +177,7 @@ class DecodingRows:
             return
         for each in self.prompt_cache:
             each.filter(keep)
-        for lengths in {id(each.lengths): each.lengths for each in self._own}.values():
+        for lengths in self._lengths:
             lengths.set(
                 [lengths.tokens[place] for place in keep],
                 [lengths.dropped[place] for place in keep],
@@ -263,11 +215,16 @@ class DecodingRows:
     def _free_slots(self) -> int:
         """The tokens a row for which the caches needn't grow."""
         free = [each.keys.shape[2] - each.lengths.most_slots for each in self._own]
-        return min(free, default=_ANY)
+        return min(free, default=_UNBOUNDED)
 
     @property
     def _own(self) -> list[RowsCache]:
         return [each for each in leaves_of(self.prompt_cache) if isinstance(each, RowsCache)]
+
+    @property
+    def _lengths(self) -> list[RowLengths]:
+        """The lengths that caches share: one for each window."""
+        return list({id(each.lengths): each.lengths for each in self._own}.values())
 
     def _read_later(self) -> mx.array:
         """The next tokens of all rows, (rows,), without a wait."""
@@ -360,24 +317,24 @@ class DecodingRows:
             for place in range(length - len(own) - 1, length)
         ]
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
-        right = self._check(chosen, guesses)
+        right, following = self._check(chosen, guesses)
         self._keep_right(state, lengths, guesses, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
             for row, count in zip(rows, right, strict=True)
         ]
         rejected = [len(own) - count for own, count in zip(guesses, right, strict=True)]
-        for row, token in zip(rows, self._next_tokens, strict=True):
+        for row, token in zip(rows, following, strict=True):
             row.tokens.append(token)
             row.unseen += 1
         return self._give(given, rejected)
 
-    def _check(self, logits: mx.array, guesses: list[list[int]]) -> list[int]:
-        """How many guesses of each row are right. Adds these to the row, and notes the token that
-        follows.
+    def _check(self, logits: mx.array, guesses: list[list[int]]) -> tuple[list[int], list[int]]:
+        """How many guesses of each row are right, and the token that follows these. Adds the right
+        guesses to the row.
         """
         checker: Any = self._draw
-        carried = [Guessed(row.uid, own) for row, own in zip(self._rows, guesses, strict=True)]
+        carried = [RowGuesses(row.uid, own) for row, own in zip(self._rows, guesses, strict=True)]
         adjusted = logits
         if any(each.processors for each in self._rows):
             parts = [
@@ -390,13 +347,13 @@ class DecodingRows:
             )
         drawn: list[int] = checker.check(_logprobs(adjusted), logits, carried).tolist()
         right: list[int] = checker.settle(drawn)
-        self._next_tokens = []
+        following = []
         at = 0
         for row, own, count in zip(self._rows, guesses, right, strict=True):
             row.tokens += own[:count]
-            self._next_tokens.append(drawn[at + count])
+            following.append(drawn[at + count])
             at += len(own) + 1
-        return right
+        return right, following
 
     def _keep_right(
         self, state: _State | None, lengths: list[int], guesses: list[list[int]], right: list[int]
@@ -444,15 +401,14 @@ class DecodingRows:
 
     def _forward(self, tokens: mx.array) -> mx.array:
         """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens)."""
-        own = self._own
-        for lengths in {id(each.lengths): each.lengths for each in own}.values():
-            reserve([each for each in own if each.lengths is lengths], tokens.shape[1])
+        for lengths in self._lengths:
+            reserve([each for each in self._own if each.lengths is lengths], tokens.shape[1])
         logits: mx.array = self.model(tokens, cache=self.prompt_cache)
         return logits
 
     def _advance(self, tokens: list[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
-        for lengths in {id(each.lengths): each.lengths for each in self._own}.values():
+        for lengths in self._lengths:
             lengths.set([own + more for own, more in zip(lengths.tokens, tokens, strict=True)])
 
     def _recurrent(self, lengths: list[int]) -> _State | None:

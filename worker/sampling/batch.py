@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
+from worker.mlx_lm.guessing import RowGuesses
 from worker.sampling.adjustments import Adjuster, Adjustments, History, RowSubset
 from worker.sampling.distribution import Filters, Xtc, draw, masses
 from worker.sampling.scores import Score, Scores
@@ -16,13 +17,6 @@ from worker.sampling.settings import RowSampling, uniforms
 Key = TypeVar("Key")
 # Log probabilities (rows, vocabulary) to the same with minus infinity for forbidden tokens.
 Mask: TypeAlias = Callable[[mx.array], mx.array]
-
-
-class Guessed(NamedTuple, Generic[Key]):
-    """A row, and guesses for its next tokens."""
-
-    row: Key
-    guesses: Sequence[int]
 
 
 class Beginning(NamedTuple):
@@ -121,7 +115,7 @@ class BatchSampler(Generic[Key]):
         self,
         logprobs: mx.array,
         logits: mx.array,
-        rows: Sequence[Guessed[Key]],
+        rows: Sequence[RowGuesses[Key]],
         mask: Mask | None = None,
     ) -> mx.array:
         """Choose a token for the next position of each row, and for the position after each of its
@@ -146,7 +140,9 @@ class BatchSampler(Generic[Key]):
         self._checked = histories, dict(self._score(keys, logits, token_ids))
         return token_ids
 
-    def settle(self, rows: Sequence[Guessed[Key]], right: Sequence[int], drawn: list[int]) -> None:
+    def settle(
+        self, rows: Sequence[RowGuesses[Key]], right: Sequence[int], drawn: list[int]
+    ) -> None:
         """Go on behind the right guesses of each row, and the token drawn after these. `drawn` are
         the token ids of `check`.
         """

@@ -20,8 +20,9 @@ from llguidance.numpy import (
 )
 from numpy.typing import NDArray
 
+from worker.mlx_lm.guessing import RowGuesses
 from worker.sampling.adjustments import Adjustments
-from worker.sampling.batch import BatchSampler, Guessed, Mask
+from worker.sampling.batch import BatchSampler, Mask
 from worker.sampling.distribution import masses
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
@@ -65,7 +66,7 @@ class ConstrainedSampler(Generic[Key]):
         # The tokens that must follow those that a row's matching has taken in.
         self._forced: dict[Key, list[int]] = {}
         # The rows of the last check, and the matchings before and after each of their guesses.
-        self._checked: Sequence[Guessed[Key]] = ()
+        self._checked: Sequence[RowGuesses[Key]] = ()
         self._ahead: dict[Key, list[Matching]] = {}
 
     def add(
@@ -145,7 +146,9 @@ class ConstrainedSampler(Generic[Key]):
         self._ahead[key] = ahead
         return guesses[: len(ahead) - 1]
 
-    def check(self, logprobs: mx.array, logits: mx.array, rows: Sequence[Guessed[Key]]) -> mx.array:
+    def check(
+        self, logprobs: mx.array, logits: mx.array, rows: Sequence[RowGuesses[Key]]
+    ) -> mx.array:
         """Choose tokens like `BatchSampler.check`, from guesses that are `possible`."""
         self._checked = rows
         keys: list[Key] = []

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.mlx_lm.guessing import RowGuesses
 from worker.sampling.adjustments import Adjustments
-from worker.sampling.batch import BatchSampler, Guessed
+from worker.sampling.batch import BatchSampler
 from worker.sampling.scores import Score
 from worker.sampling.settings import RowSampling
 
@@ -134,7 +135,7 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
             guesses = expected[row].token_ids[done[row] :][: chance.randrange(most)]
             if chance.random() < 0.5:
                 guesses.append(chance.randrange(VOCABULARY))
-            guessed.append(Guessed(row, guesses))
+            guessed.append(RowGuesses(row, guesses))
         checked = mx.stack(
             [
                 rows[row].logits(done[row] + at)

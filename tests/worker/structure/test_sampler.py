@@ -13,7 +13,7 @@ from llguidance.numpy import allocate_token_bitmask
 
 from protocol.requests import Constraint
 from worker.load.loading import LoadedModel
-from worker.sampling.batch import Guessed
+from worker.mlx_lm.guessing import RowGuesses
 from worker.sampling.settings import RowSampling
 from worker.structure import sampler as sampler_module
 from worker.structure.sampler import Constrained, ConstrainedSampler, Thinking, masked
@@ -227,7 +227,7 @@ def test_guesses_are_checked_as_if_they_had_come_one_by_one(
         wished = [left[:3], [*left[:2], 701], left[:-1], [701], []][len(made) % 5]
         guesses = checked.possible("row", wished)
         assert guesses == (wished[:-1] if 701 in wished else wished)
-        rows = [Guessed("row", guesses)]
+        rows = [RowGuesses("row", guesses)]
         logprobs = _flat(len(guesses) + 1)
         drawn = checked.check(logprobs, logprobs, rows).tolist()
         (right,) = checked.settle(drawn)
@@ -246,7 +246,7 @@ def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
     logits = mx.zeros((5, 704))
     for at, token_id in enumerate([10, 11, 12, 20, 21]):
         logits[at, token_id] = 50.0
-    rows = [Guessed("row", [10, 9]), Guessed("other", [20])]
+    rows = [RowGuesses("row", [10, 9]), RowGuesses("other", [20])]
     assert sampler.possible("row", [10, 9]) == [10, 9]
     drawn = sampler.check(logits, logits, rows).tolist()
     assert drawn == [10, 11, 12, 20, 21]
@@ -269,7 +269,7 @@ def test_reasoning_may_be_guessed_to_its_end(model: LoadedModel, right: int) -> 
     logits = mx.zeros((4, 704))
     for at, token_id in enumerate([*guesses, inner][:right]):
         logits[at, token_id] = 50.0
-    drawn = sampler.check(logits, logits, [Guessed("row", guesses)]).tolist()
+    drawn = sampler.check(logits, logits, [RowGuesses("row", guesses)]).tolist()
     assert sampler.settle(drawn) == [right]
     made = [*guesses[:right], drawn[right]]
     if right == 0:
@@ -296,7 +296,7 @@ def test_a_row_whose_masks_are_all_too_slow_ends_alone(
     # After a slow step masks are made one by one.
     monkeypatch.setattr(again, "_one_by_one", True)
     monkeypatch.setattr(sampler_module, "_SLOW_S", -1.0)
-    rows = [Guessed("row", guesses), Guessed("free", [0])]
+    rows = [RowGuesses("row", guesses), RowGuesses("free", [0])]
     drawn = again.check(_flat(6), _flat(6), rows).tolist()
     assert again.settle(drawn) == [3, 1]
     assert list(again.take_broken()) == ["row"]

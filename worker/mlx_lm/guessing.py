@@ -1,0 +1,60 @@
+"""The two sides of guesses: a guesser proposes tokens for a step, and a checker draws tokens for
+their positions, which tell the right guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import mlx.core as mx
+
+Key = TypeVar("Key")
+
+
+class RowGuesses(NamedTuple, Generic[Key]):
+    """A row, and the guesses that it carries into a step."""
+
+    row: Key
+    guesses: Sequence[int]
+
+
+class Checker(Protocol):
+    """Draws tokens. `__call__` draws the next token of each row: log probabilities (rows,
+    vocabulary) to token ids (rows,).
+    """
+
+    def __call__(self, logprobs: mx.array, /) -> mx.array: ...
+
+    def possible(self, row: int, guesses: list[int], /) -> list[int]:
+        """The guesses of a row up to the first that can't come. All tokens before are known."""
+
+    def check(
+        self, logprobs: mx.array, logits: mx.array, rows: Sequence[RowGuesses[int]], /
+    ) -> mx.array:
+        """Draw a token for the next position of each row, and for the position after each of its
+        guesses: both (positions, vocabulary) to token ids (positions,).
+        """
+
+    def settle(self, drawn: list[int], /) -> list[int]:
+        """Take the tokens that `check` drew. Returns for each row how many guesses are right."""
+
+
+class Guesser(Protocol):
+    """Guesses tokens, and decides how many of these a step takes. Rows are known by numbers."""
+
+    def is_likely(self, rows: Sequence[int]) -> bool:
+        """Whether guesses may pay in the next step, whose first tokens are not known yet."""
+
+    def guess(
+        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
+    ) -> list[list[int]]:
+        """Guesses for the tokens after each row's `first`, at most so many as `most` says."""
+
+    def take(self, row: int, token: int) -> None:
+        """Note a token that a row gave out."""
+
+
+# Called with the number of rows, the tokens a row, and the seconds from the end of one step to the
+# end of the next.
+ObserveStep: TypeAlias = Callable[[int, int, float], None]
