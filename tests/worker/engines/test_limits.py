@@ -50,6 +50,7 @@ class _Engine:
     need = EngineNeed(1, 2, 1)
     short = False
     waiting = 0
+    most_rows = 1
 
     def __init__(self) -> None:
         self.made_room = 0
