@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,7 @@ def _small(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
     tokens, most_rows = parsed.tokens, max(parsed.rows)
     copying, demo = map(_read, (make_copying_model(folder / "copying"), DEMO_FOLDER))
     yield Case("copied", _model(copying.model, most_rows), partial(_copied, tokens), greedy=True)
-    model = _model(demo.model, most_rows)
+    model = _model(demo.model, most_rows, demo.eos_token_ids)
     yield Case("predicted", model, _predicted(model, partial(_free, tokens)), greedy=True)
     yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
     yield Case("ten keys", model, partial(_objects, demo, tokens))
@@ -161,11 +161,11 @@ def _read(folder: Path) -> LoadedModel:
     return load(str(folder), lambda _done, _total: None, lambda: False)
 
 
-def _model(model: Any, most_rows: int) -> Model:
+def _model(model: Any, most_rows: int, ends: Iterable[int] = ()) -> Model:
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))
     guessing, plain = (
-        BatchedEngine(model, (), most_rows, room, guesses=guesses) for guesses in (True, False)
+        BatchedEngine(model, ends, most_rows, room, guesses=guesses) for guesses in (True, False)
     )
     for engine in (guessing, plain):
         warming = Warming(engine, None, room, _CONTEXT_TOKENS, _LARGEST_ID)

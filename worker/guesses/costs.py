@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Final
 
@@ -20,7 +20,9 @@ class StepCosts:
     """Seconds of a step. Steps of nearly as many rows share a figure."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[int, int], deque[float]] = {}
+        self._steps: dict[tuple[int, int], deque[float]] = {}
+        # The medians of these, since each step asks for many of them.
+        self._seconds: dict[tuple[int, int], float] = {}
         self._compiled: set[tuple[int, int]] = set()
         # If this is set, each step has so many tokens a row, to measure what that costs.
         self.rehearsed: int | None = None
@@ -33,7 +35,7 @@ class StepCosts:
         if at not in self._compiled:
             self._compiled.add(at)
             return
-        self._seconds.setdefault(at, deque(maxlen=_KEPT)).append(seconds)
+        self._note(at, seconds)
 
     def ratio(self, rows: int, width: int) -> float:
         """The seconds of a step as a ratio to those of a step of one token a row. Until this was
@@ -51,23 +53,23 @@ class StepCosts:
     @property
     def seconds(self) -> dict[str, float]:
         """The seconds of steps, by rows and tokens a row, as in "4x16"."""
-        return {f"{rows}x{width}": median(each) for (rows, width), each in self._seconds.items()}
+        return {f"{rows}x{width}": each for (rows, width), each in self._seconds.items()}
 
     def know(self, seconds: Mapping[str, float]) -> None:
         """Begin with the seconds that another worker measured for this model."""
         for name, each in seconds.items():
             rows, width = map(int, name.split("x"))
-            self._seconds[rows, width] = deque([each] * _ENOUGH, maxlen=_KEPT)
+            self._note((rows, width), *[each] * _ENOUGH)
 
     def is_measured(self, rows: int, width: int) -> bool:
-        return len(self._seconds.get((_rows(rows), width), ())) >= _ENOUGH
+        return len(self._steps.get((_rows(rows), width), ())) >= _ENOUGH
 
     def gain(self, rows: int) -> float | None:
         """The tokens a second with so many rows, as a ratio to those with half as many; None: this
         was not measured.
         """
         half, all_ = (self._seconds.get((_rows(each), 1)) for each in (rows // 2, rows))
-        return None if not half or not all_ else 2 * median(half) / median(all_)
+        return None if half is None or all_ is None else 2 * half / all_
 
     def _known_ratio(self, rows: int, width: int) -> float | None:
         measured = (self._ratio(each, width) for each in _nearest(_rows(rows)))
@@ -75,7 +77,12 @@ class StepCosts:
 
     def _ratio(self, rows: int, width: int) -> float | None:
         alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
-        return None if not alone or not wide else median(wide) / median(alone)
+        return None if alone is None or wide is None else wide / alone
+
+    def _note(self, at: tuple[int, int], *seconds: float) -> None:
+        steps = self._steps.setdefault(at, deque(maxlen=_KEPT))
+        steps.extend(seconds)
+        self._seconds[at] = median(steps)
 
 
 def hoped_ratio(width: int) -> float:
@@ -88,8 +95,11 @@ def _rows(rows: int) -> int:
     return 1 << max(rows - 1, 0).bit_length()
 
 
-def _nearest(rows: int) -> Iterable[int]:
+def _nearest(rows: int) -> Iterator[int]:
     """Numbers of rows whose figures stand for those of `rows`, the best first. Where many rows take
     long, only few were measured.
     """
-    return rows, rows * 2, *(rows >> halved for halved in range(1, rows.bit_length()))
+    yield rows
+    yield rows * 2
+    while rows := rows >> 1:
+        yield rows

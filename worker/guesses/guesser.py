@@ -81,7 +81,9 @@ class _Chance(NamedTuple):
 
     def tokens(self, width: int) -> float:
         """The tokens to expect of a step with `width` tokens a row."""
-        right = sum(self.share**at for at in range(1, min(self.guesses, width - 1) + 1))
+        share, guesses = self.share, min(self.guesses, width - 1)
+        # The sum of the geometric series share + share^2 + ...
+        right = share * (1.0 - share**guesses) / (1.0 - share) if share < 1.0 else float(guesses)
         return 1.0 + self.wanted * right
 
 
