@@ -15,6 +15,7 @@ from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Shares
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
+from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
 from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
@@ -108,7 +109,7 @@ class Row:
 
 
 class CachedRow(NamedTuple):
-    """A row and its caches, which are of this row alone or of a whole batch. `place` is the index
+    """A row and its caches, which are of this row alone or of several rows. `place` is the index
     of the row in them. `prefills`: the row's prompt is being computed.
     """
 
@@ -132,14 +133,17 @@ class RowBatch:
         make_generator: MakeGenerator = Generator,
         learned: Learned | None = None,
         prompts: int = PREFILL_ROWS,
+        grouping: Grouping = ONE_GROUP,
     ) -> None:
         """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
         `working_bytes`; 0: this isn't known. `learned` None: nothing is learned, nor guessed. At
-        most `prompts` prompts are computed at a time.
+        most `prompts` prompts are computed at a time. `grouping` says which rows are padded to the
+        same length.
         """
         self._tap = Tap(model)
         self._working_bytes = working_bytes
         self._prompts = prompts = min(prompts, max_rows)
+        self._grouping = grouping
         self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
         self._guesser: BatchGuesser | None = None
         if learned is None:
@@ -150,7 +154,13 @@ class RowBatch:
                 forced = self._sampler.forced
                 self._guesser = BatchGuesser(costs, shares, forced, self._most_width)
             self._generator = Generator(
-                self._tap, self._sampler, max_rows, prompts, self._guesser, costs.observe
+                self._tap,
+                self._sampler,
+                max_rows,
+                prompts,
+                self._guesser,
+                costs.observe,
+                grouping=grouping,
             )
         self._eos_token_ids = eos_token_ids
         self._pace = pace
@@ -205,11 +215,21 @@ class RowBatch:
     def decodes(self) -> bool:
         return len(self._rows) > len(self._prefilling)
 
-    @property
-    def size(self) -> Batch:
-        """The size of this batch after the next step."""
-        longest = max((each.tokens for each in self._rows.values()), default=0)
-        return Batch(len(self._rows), longest + AHEAD_TOKENS)
+    def sizes(
+        self, joining: Iterable[int] = (), length: Callable[[Row], int] | None = None
+    ) -> list[Batch]:
+        """The sizes of the groups of rows after the next step, once rows of the lengths `joining`
+        have joined. With `length` each row counts with that many tokens.
+        """
+        length = length or _next_tokens
+        groups = []
+        decoding: set[int] = set()
+        for size, uids in self._generator.groups:
+            longest_tokens = max(length(self._rows[each]) for each in uids)
+            groups.append(size._replace(longest_tokens=longest_tokens))
+            decoding.update(uids)
+        coming = (length(row) for uid, row in self._rows.items() if uid not in decoding)
+        return sizes_of(self._grouping, [*coming, *joining], groups)
 
     def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
         """Add a sequence as the row `number`. `taken` has caches of its first tokens, from the
@@ -366,6 +386,20 @@ class RowBatch:
         del self._rows[uid]
         self._prefilling.discard(uid)
         self._at_end.discard(uid)
+
+
+def sizes_of(
+    grouping: Grouping, lengths: Iterable[int], groups: Iterable[GroupSize] = ()
+) -> list[Batch]:
+    """The sizes of `groups` once rows of these lengths have joined."""
+    sizes = list(groups)
+    for each in lengths:
+        sizes = grouping.placed(sizes, each)
+    return [Batch(each.places, each.longest_tokens) for each in sizes]
+
+
+def _next_tokens(row: Row) -> int:
+    return row.tokens + AHEAD_TOKENS
 
 
 def to_block_end(tokens: int, unkept_tokens: int) -> int:

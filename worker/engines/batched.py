@@ -6,16 +6,17 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Row, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Row, RowBatch, sizes_of
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
+from worker.engines.room import Batch, CacheRoom, grouping, largest_chunk, step_bytes
 from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding
 from worker.mlx_lm.generator import Generator, MakeGenerator
+from worker.mlx_lm.row_groups import ONE_GROUP, takes_groups
 from worker.prompt_cache.cache import PromptCache
 
 # Batches take turns, and each turn reads all weights, so more batches are slower.
@@ -42,9 +43,10 @@ class BatchedEngine(QueuedEngine):
     aside and computed anew later. The rows of the lowest priority are put aside first, and among
     these the last that joined.
 
-    A batch is dense: every row is padded to the longest row, and each step reads this padding. A
-    sequence gets another batch if its padding would cost more than reading the weights, or would
-    not fit the limit. So a batch has rows of similar length, and the batches take turns.
+    A batch has groups of rows of similar length. Every row is padded to the longest row of its
+    group. A sequence gets another batch if its padding would cost more than reading the weights,
+    or would not fit the limit: this may be so for models that can't have groups, and beside a long
+    prompt. Batches take turns.
     """
 
     batching = True
@@ -80,6 +82,7 @@ class BatchedEngine(QueuedEngine):
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
+        self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
         self._worth_bytes = max(room.weight_bytes, step_bytes())
         self._batches: deque[RowBatch] = deque()
         # The batch of the last step, while its blocks haven't been kept.
@@ -118,12 +121,14 @@ class BatchedEngine(QueuedEngine):
         ]
         if not rows and not joining:
             return EngineNeed(0, 0, 0)
-        grown = [Batch(len(each), _soon_tokens(each)) for each in self._batches if len(each)]
-        if len(grown) > 1:
-            wanted = [*grown, *(Batch(1, each) for each in joining)]
-        else:
-            longest_tokens = max([*joining, *(each.longest_tokens for each in grown)])
-            wanted = [Batch(len(rows) + len(joining), longest_tokens)]
+        match [each for each in self._batches if len(each)]:
+            case []:
+                wanted = sizes_of(self._grouping, joining)
+            case [batch]:
+                wanted = batch.sizes(joining, _soon_tokens)
+            case batches:
+                wanted = [size for each in batches for size in each.sizes(length=_soon_tokens)]
+                wanted += [Batch(1, each) for each in joining]
         last = self._last_to_leave()
         alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._waiting:
@@ -230,7 +235,7 @@ class BatchedEngine(QueuedEngine):
         )
 
     def _sizes(self) -> list[Batch]:
-        return [each.size for each in self._batches if len(each)]
+        return [size for each in self._batches for size in each.sizes()]
 
     def _take_in(self) -> None:
         """Let waiting sequences join batches, or begin a batch.
@@ -300,7 +305,7 @@ class BatchedEngine(QueuedEngine):
         sequence has to wait. Room for the sequences in `later` is left free.
         """
         fitting = [
-            (self._padding_bytes(batch.size, tokens), batch)
+            (self._padding_bytes(batch, tokens), batch)
             for batch in self._batches
             if self._room.holds(self._with(Joining(batch, tokens), *later))
         ]
@@ -316,21 +321,22 @@ class BatchedEngine(QueuedEngine):
 
     def _with(self, *joining: Joining) -> list[Batch]:
         """The sizes of all batches once these sequences have joined their batches."""
-        sizes = []
-        for batch in self._batches:
-            lengths = [each.tokens for each in joining if each.batch is batch]
-            if len(batch) or lengths:
-                longest_tokens = max(batch.size.longest_tokens, *lengths, 0)
-                sizes.append(Batch(len(batch) + len(lengths), longest_tokens))
-        return sizes
+        return [
+            size
+            for batch in self._batches
+            for size in batch.sizes(each.tokens for each in joining if each.batch is batch)
+        ]
 
-    def _padding_bytes(self, size: Batch, tokens: int) -> int:
+    def _padding_bytes(self, batch: RowBatch, tokens: int) -> int:
         """The bytes of padding that each step would read in addition if a sequence of `tokens`
-        tokens joined a batch of this size.
+        tokens joined a batch.
         """
         shape = self._room.shape
-        together = shape.batch_bytes(size.rows + 1, max(size.longest_tokens, tokens))
-        return together - shape.batch_bytes(*size) - shape.batch_bytes(1, tokens)
+        now, together = (
+            sum(shape.batch_bytes(*each) for each in batch.sizes(joining))
+            for joining in ((), (tokens,))
+        )
+        return together - now - shape.batch_bytes(1, tokens)
 
     def _open(self) -> RowBatch:
         batch = RowBatch(
@@ -343,6 +349,7 @@ class BatchedEngine(QueuedEngine):
             self._make_generator,
             self._learned if self._make_generator is Generator else None,
             self._prompts,
+            self._grouping,
         )
         self._batches.append(batch)
         return batch
@@ -356,6 +363,6 @@ class BatchedEngine(QueuedEngine):
         batch.close()
 
 
-def _soon_tokens(batch: RowBatch) -> int:
-    """The length of the longest row `_HORIZON_TOKENS` later, or at the end of that row."""
-    return max(min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in batch.rows)
+def _soon_tokens(row: Row) -> int:
+    """The length of a row `_HORIZON_TOKENS` later, or at its end."""
+    return min(row.tokens + _HORIZON_TOKENS, row.most_tokens)

@@ -193,7 +193,8 @@ def test_room_for_a_few_gives_the_same(
         waiting = narrow.waiting
         for token in narrow.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
-        taken = [Batch(len(each), each.size.longest_tokens - 2) for each in narrow._batches]
+        sizes = [size for each in narrow._batches for size in each.sizes()]
+        taken = [Batch(each.rows, each.longest_tokens - 2) for each in sizes]
         assert room.holds(taken)
         most_rows = max(most_rows, narrow.active)
         put_aside = put_aside or narrow.waiting > waiting

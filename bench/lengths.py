@@ -1,0 +1,149 @@
+"""`python -m bench.lengths`: rows of unlike length in one batch, and rows that join and leave.
+
+A long row decodes beside three short ones: in groups of one batch, and in batches that take turns,
+as models do whose attention takes no groups. Its tokens a second are compared with those that it
+makes alone. Then rows join and leave a large batch. Engines take turns, and the first round isn't
+counted. With `--shape 8b` the model has eight billion weights in 4 bits, for a GPU: with
+MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+
+from bench.copying import EIGHT_BILLION
+from bench.machine import describe_machine
+from bench.models import random_qwen3
+from worker.engines.batched import BatchedEngine
+from worker.engines.room import CacheRoom, measure
+from worker.engines.sequence import Sequence as Row
+from worker.mlx_lm.row_groups import ONE_GROUP
+
+_SMALL: Final = {
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 4096,
+}
+_LONG: Final = "long"
+_MOST_TOKENS: Final = 100_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.lengths", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N")
+    parser.add_argument("--steps", type=int, default=16, metavar="N", help="of a turn")
+    parser.add_argument("--long", type=int, default=4000, metavar="TOKENS")
+    parser.add_argument("--short", type=int, default=300, metavar="TOKENS")
+    parser.add_argument("--rows", type=int, default=128, metavar="N", help="of the large batch")
+    parser.add_argument("--shape", choices=["8b"], help="a large model, for a GPU")
+    parsed = parser.parse_args()
+    print(f"{describe_machine()}; medians of {parsed.rounds - 1} rounds\n")
+    model = random_qwen3(EIGHT_BILLION if parsed.shape else _SMALL)
+    _print_beside(model, parsed)
+    _print_changes(model, parsed)
+    return 0
+
+
+def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
+    long = _row(_LONG, parsed.long)
+    short = [_row(str(at), parsed.short) for at in range(3)]
+    engines = {
+        "alone": _decoding(model, [long], grouped=True),
+        "beside three, in groups": _decoding(model, [long, *short], grouped=True),
+        "beside three, in turns": _decoding(model, [long, *short], grouped=False),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(parsed.rounds):
+        for name in list(engines)[:: 1 if number % 2 else -1]:
+            rates[name].append(_long_rate(engines[name], parsed.steps))
+    alone = statistics.median(rates["alone"][1:])
+    print(f"| a row of {parsed.long} tokens, beside {parsed.short} | tokens/s | of alone |")
+    print("| --- | ---: | ---: |")
+    for name, each in rates.items():
+        rate = statistics.median(each[1:])
+        print(f"| {name} | {rate:.1f} | {rate / alone:.2f} |", flush=True)
+    for engine in engines.values():
+        engine.close()
+
+
+def _print_changes(model: Any, parsed: argparse.Namespace) -> None:
+    engine = _decoding(model, [_row(str(at), 32) for at in range(parsed.rows)], grouped=True)
+    steps: dict[str, list[float]] = {"nobody joins or leaves": [], "a row leaves": []}
+    steps["a row joins"] = []
+    for number in range(parsed.rounds):
+        seconds = {name: [] for name in steps}
+        for at in range(parsed.steps):
+            seconds["nobody joins or leaves"].append(_timed(engine, 2))
+            engine.remove([_first(engine)])
+            seconds["a row leaves"].append(_timed(engine, 1))
+            engine.add(_row(f"{number} {at}", 32))
+            engine.step()
+            seconds["a row joins"].append(_timed(engine, 1))
+        for name, each in seconds.items():
+            steps[name].append(statistics.median(each))
+    print(f"\n| a step of {parsed.rows} rows | ms |")
+    print("| --- | ---: |")
+    for name, each in steps.items():
+        print(f"| {name} | {statistics.median(each[1:]) * 1000:.1f} |")
+    engine.close()
+
+
+def _row(name: str, tokens: int) -> Row:
+    draw = random.Random(name)
+    prompt = [draw.randrange(10, 4000) for _ in range(tokens)]
+    return Row(name, prompt, _MOST_TOKENS, None, ignore_eos=True)
+
+
+def _decoding(model: Any, rows: Sequence[Row], *, grouped: bool) -> BatchedEngine:
+    """An engine whose rows all decode, without guesses."""
+    room = CacheRoom(measure(model))
+    engine = BatchedEngine(model, (), len(rows), room, stall_s=1.0, guesses=False)
+    if not grouped:
+        engine._grouping = ONE_GROUP
+    for each in rows:
+        engine.add(each)
+    begun: set[str] = set()
+    while len(begun) < len(rows):
+        begun.update(each.request_id for each in engine.step())
+    return engine
+
+
+def _long_rate(engine: BatchedEngine, tokens: int) -> float:
+    """Tokens a second of the long row."""
+    mx.synchronize(generation_stream)
+    began, made = time.perf_counter(), 0
+    while made < tokens:
+        made += sum(each.request_id == _LONG for each in engine.step())
+    mx.synchronize(generation_stream)
+    return tokens / (time.perf_counter() - began)
+
+
+def _timed(engine: BatchedEngine, steps: int) -> float:
+    """Seconds of a step, with the one that it begins."""
+    mx.synchronize(generation_stream)
+    began = time.perf_counter()
+    for _ in range(steps):
+        engine.step()
+    mx.synchronize(generation_stream)
+    return (time.perf_counter() - began) / steps
+
+
+def _first(engine: BatchedEngine) -> str:
+    return next(row.sequence.request_id for batch in engine._batches for row in batch.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
