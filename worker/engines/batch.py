@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -119,49 +120,76 @@ class CachedRow(NamedTuple):
     prefills: bool = False
 
 
+class Drawing:
+    """What computes the rows of a batch and draws their tokens: a model, a sampler, and perhaps a
+    guesser. Batches that share it can join.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        working_bytes: int = 0,
+        learned: Learned | None = None,
+        grouping: Grouping = ONE_GROUP,
+        make_generator: MakeGenerator | None = None,
+    ) -> None:
+        """A step may take `working_bytes`; 0: this isn't known. `learned` None: nothing is learned,
+        nor guessed. `grouping` says which rows are padded to the same length. `make_generator`
+        makes generators of another kind, which do without these three.
+        """
+        self.tap = Tap(model)
+        self.working_bytes = working_bytes
+        self.grouping = grouping
+        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.take)
+        self.guesser: BatchGuesser | None = None
+        self._numbers = count()
+        self._make_generator = make_generator
+        self._observe = None if learned is None else learned.costs.observe
+        if learned is not None and learned.shares is not None:
+            costs, shares = learned.costs, learned.shares
+            self.guesser = BatchGuesser(costs, shares, self.sampler.forced, self._most_width)
+
+    def generator(self, rows: int, prompts: int) -> Generator:
+        """A generator in which at most `rows` rows decode, and which computes at most `prompts`
+        prompts at a time.
+        """
+        if self._make_generator is not None:
+            return self._make_generator(self.tap, self.sampler, rows, prompts)
+        return Generator(
+            self.tap,
+            self.sampler,
+            rows,
+            prompts,
+            self.guesser,
+            self._observe,
+            grouping=self.grouping,
+            numbers=self._numbers,
+        )
+
+    def _most_width(self, rows: int) -> int:
+        """The most tokens a row whose logits fit into the memory of a step with so many rows."""
+        return scored_chunk(rows, self.tap.vocabulary, self.working_bytes)
+
+
 class RowBatch:
     """A batch of rows. Sequences join and leave between steps."""
 
     def __init__(
         self,
-        model: Any,
+        drawing: Drawing,
         eos_token_ids: tuple[int, ...],
         max_rows: int,
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
-        working_bytes: int = 0,
-        make_generator: MakeGenerator = Generator,
-        learned: Learned | None = None,
         prompts: int = PREFILL_ROWS,
-        grouping: Grouping = ONE_GROUP,
     ) -> None:
-        """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
-        `working_bytes`; 0: this isn't known. `learned` None: nothing is learned, nor guessed. At
-        most `prompts` prompts are computed at a time. `grouping` says which rows are padded to the
-        same length.
+        """`on_prefill` is called with the tokens and the seconds of each chunk. At most `prompts`
+        prompts are computed at a time.
         """
-        self._tap = Tap(model)
-        self._working_bytes = working_bytes
-        self._prompts = prompts = min(prompts, max_rows)
-        self._grouping = grouping
-        self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
-        self._guesser: BatchGuesser | None = None
-        if learned is None:
-            self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
-        else:
-            costs, shares = learned
-            if shares is not None:
-                forced = self._sampler.forced
-                self._guesser = BatchGuesser(costs, shares, forced, self._most_width)
-            self._generator = Generator(
-                self._tap,
-                self._sampler,
-                max_rows,
-                prompts,
-                self._guesser,
-                costs.observe,
-                grouping=grouping,
-            )
+        self._tap, self._sampler, self._guesser = drawing.tap, drawing.sampler, drawing.guesser
+        self._working_bytes, self._grouping = drawing.working_bytes, drawing.grouping
+        self._prompts = min(prompts, max_rows)
+        self._generator = drawing.generator(max_rows, self._prompts)
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill
@@ -252,6 +280,13 @@ class RowBatch:
             self._guesser.add(uid, sequence.token_ids, sequence.prediction)
         self._rows[uid] = Row.of(sequence, done, number)
         self._prefilling.add(uid)
+
+    def take_over(self, other: RowBatch) -> None:
+        """Take in all rows of another batch, which decode. Both share their drawing."""
+        self._generator.take_over(other._generator)
+        rows = [*self._rows.items(), *other._rows.items()]
+        self._rows = dict(sorted(rows, key=lambda each: each[1].number))
+        other._rows = {}
 
     def remove(self, request_ids: set[str]) -> None:
         """Take rows out. Unknown ids are ignored."""
@@ -374,10 +409,6 @@ class RowBatch:
             self._generator.remove(uids)
         for uid in uids:
             self._forget(uid)
-
-    def _most_width(self, rows: int) -> int:
-        """The most tokens a row whose logits fit into the memory of a step with so many rows."""
-        return scored_chunk(rows, self._tap.vocabulary, self._working_bytes)
 
     def _forget(self, uid: int) -> None:
         self._sampler.remove(uid)

@@ -6,7 +6,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Row, RowBatch, sizes_of
+from worker.engines.batch import (
+    AHEAD_TOKENS,
+    PREFILL_ROWS,
+    Drawing,
+    Learned,
+    Row,
+    RowBatch,
+    sizes_of,
+)
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, grouping, largest_chunk, step_bytes
@@ -45,8 +53,8 @@ class BatchedEngine(QueuedEngine):
 
     A batch has groups of rows of similar length. Every row is padded to the longest row of its
     group. A sequence gets another batch if its padding would cost more than reading the weights,
-    or would not fit the limit: this may be so for models that can't have groups, and beside a long
-    prompt. Batches take turns.
+    or would not fit the limit: this may be so for models that can't have groups, and while a long
+    prompt is being computed. Batches take turns.
     """
 
     batching = True
@@ -80,9 +88,11 @@ class BatchedEngine(QueuedEngine):
         guesses = guesses and alone and padding
         self._learned = Learned(self.step_costs, Shares() if guesses else None)
         self._model = model
+        self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
+        # Only batches with groups join each other.
+        self._drawing = None if self._grouping is ONE_GROUP else self._new_drawing()
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
-        self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
         self._worth_bytes = max(room.weight_bytes, step_bytes())
         self._batches: deque[RowBatch] = deque()
         # The batch of the last step, while its blocks haven't been kept.
@@ -157,6 +167,7 @@ class BatchedEngine(QueuedEngine):
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
+        self._join_batches()
         self._take_in()
         if not self._batches:
             return []
@@ -204,6 +215,8 @@ class BatchedEngine(QueuedEngine):
             self._add_first(row.sequence.rest(row.generated))
         for each in batches:
             each.close()
+        if self._drawing is not None:
+            self._drawing = self._new_drawing()
         self.clear_prompts()
         self._pace.shorten()
         return True
@@ -212,7 +225,7 @@ class BatchedEngine(QueuedEngine):
         self._stepped = None
         for batch in list(self._batches):
             self._close(batch)
-        del self._model
+        del self._model, self._drawing
 
     @property
     def _rows(self) -> int:
@@ -270,6 +283,21 @@ class BatchedEngine(QueuedEngine):
                 return
             else:
                 overtaken = True
+
+    def _join_batches(self) -> None:
+        """Let the rows of a batch that computes no prompt join another batch, if the model takes
+        groups. So there are several batches only while several compute prompts.
+        """
+        batches = [each for each in self._batches if len(each)]
+        if self._drawing is None or len(batches) < 2:
+            return
+        batch = min(batches, key=lambda each: (bool(each.prefilling), len(each)))
+        other = max((each for each in batches if each is not batch), key=len)
+        joining = [Joining(other, row.tokens + AHEAD_TOKENS) for row in batch.rows]
+        # The rows exist twice until they have joined.
+        if not batch.prefilling and self._room.holds(self._with(*joining)):
+            other.take_over(batch)
+            self._close(batch)
 
     def _uncached_tokens(self, sequence: Sequence) -> int:
         cached_tokens = 0 if self._keeper is None else self._keeper.cached_tokens(sequence)
@@ -340,19 +368,21 @@ class BatchedEngine(QueuedEngine):
 
     def _open(self) -> RowBatch:
         batch = RowBatch(
-            self._model,
+            self._drawing or self._new_drawing(),
             self._eos_token_ids,
             self._configured_rows or MOST_ROWS,
             self._pace,
             self._on_prefill,
-            self._room.working_bytes,
-            self._make_generator,
-            self._learned if self._make_generator is Generator else None,
             self._prompts,
-            self._grouping,
         )
         self._batches.append(batch)
         return batch
+
+    def _new_drawing(self) -> Drawing:
+        working_bytes = self._room.working_bytes
+        if self._make_generator is not Generator:
+            return Drawing(self._model, working_bytes, make_generator=self._make_generator)
+        return Drawing(self._model, working_bytes, self._learned, self._grouping)
 
     def _on_prefill(self, tokens: int, seconds: float) -> None:
         if self._keeper is not None:

@@ -141,13 +141,16 @@ class Generator:
         *,
         lends: bool = True,
         grouping: Grouping = ONE_GROUP,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         """At most `rows` rows decode at a time, and at most `prompts` prompts are computed. If a
         row ends, its last token comes with caches: with `lends` those of its whole group, otherwise
         a copy of the row's part. With a `guesser` the sampler is a `Checker`. `observe` gets the
-        times of steps.
+        times of steps. Generators whose rows come together take their rows' `numbers` from one
+        iterator.
         """
         self.tap = tap
+        self._numbers = numbers
         self._generator = BatchGenerator(
             tap,
             sampler=sampler,
@@ -164,6 +167,8 @@ class Generator:
 
     def insert(self, row: NewRow) -> int:
         """Add a row; returns its number."""
+        if self._numbers is not None:
+            self._generator._uid_count = next(self._numbers)
         (number,) = self._generator.insert_segments(
             [row.segments],
             max_tokens=[row.max_tokens],
@@ -190,6 +195,12 @@ class Generator:
         with self._generator.stats() as stats:
             prompts, tokens = self._generator.next()
         return Stepped(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
+
+    def take_over(self, other: Generator) -> None:
+        """Take in all rows of another generator, which decode. Both have the same sampler."""
+        with mx.stream(self._generator._stream):
+            self._decoding.extend(other._decoding)
+            other._decoding.filter([])
 
     def places(self) -> dict[int, RowCaches]:
         """The caches of each row that has begun, by the row's number: those of its group. For use

@@ -179,14 +179,12 @@ class DecodingRows:
                 each.finalize()
 
     def extend(self, other: DecodingRows) -> None:
-        """Take in the rows of a batch of one group, which has just begun."""
-        (new,) = other._groups
-        joining = self._joining(new)
-        if not self._rows and len(joining) == 1:
+        """Take in the rows of another batch."""
+        if not self._rows and (len(other._groups) > 1 or len(self._joining(other._groups[0])) == 1):
             self._rows, self._groups, self._drawn = other._rows, other._groups, other._drawn
             return
         drawn = mx.concatenate([self._read_later(), other._read_later()])
-        for group in self._groups:
+        for group in (*self._groups, *other._groups):
             group.settle()
         # MLX writes rows into the same memory if no step reads it any more.
         mx.eval(drawn)
@@ -194,15 +192,17 @@ class DecodingRows:
         if self._rows:
             for own, more in zip(shared, other._shared, strict=True):
                 own.extend(more)
-        count = iter(range(len(self._rows)))
+        count = iter(range(len(self._rows) + len(other._rows)))
         order = [[next(count) for _ in group.places] for group in self._groups]
-        for at, rows in joining.items():
-            if at == len(self._groups):
-                self._groups.append(new.part(rows, iter(shared)))
-                order.append([])
-            else:
-                self._groups[at].take_in(new, rows)
-            order[at] += [len(self._rows) + row for row in rows]
+        for new in other._groups:
+            joined = [next(count) for _ in new.places]
+            for at, rows in self._joining(new).items():
+                if at == len(self._groups):
+                    self._groups.append(new.part(rows, iter(shared)))
+                    order.append([])
+                else:
+                    self._groups[at].take_in(new, rows)
+                order[at] += [joined[row] for row in rows]
         self._rows = self._rows + other._rows
         self._drawn = drawn
         self._order([row for rows in order for row in rows])
