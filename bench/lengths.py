@@ -2,8 +2,9 @@
 
 A long row decodes beside three short ones: in groups of one batch, and in batches that take turns,
 as models do whose attention takes no groups. Its tokens a second are compared with those that it
-makes alone. Then rows join and leave a large batch. Engines take turns, and the first round isn't
-counted. With `--shape 8b` the model has eight billion weights in 4 bits, for a GPU: with
+makes alone; each pass reads all weights. Then rows join and leave a large batch. The rows begin
+with random caches in place of prompts. Engines take turns, and the first round isn't counted. With
+`--shape 8b` the model has eight billion weights in 4 bits, for a GPU: with
 MLX_CUDA_USE_CUDNN_SDPA=0, as workers have it.
 """
 
@@ -26,13 +27,16 @@ from bench.models import random_qwen3
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence as Row
+from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.row_groups import ONE_GROUP
+from worker.prompt_cache.cache import Taken
 
+# Much attention and little else, since a CPU shares no weights between rows.
 _SMALL: Final = {
-    "hidden_size": 512,
-    "num_hidden_layers": 8,
-    "intermediate_size": 1536,
-    "num_attention_heads": 8,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "head_dim": 64,
     "vocab_size": 4096,
@@ -51,7 +55,8 @@ def main() -> int:
     parser.add_argument("--shape", choices=["8b"], help="a large model, for a GPU")
     parsed = parser.parse_args()
     print(f"{describe_machine()}; medians of {parsed.rounds - 1} rounds\n")
-    model = random_qwen3(EIGHT_BILLION if parsed.shape else _SMALL)
+    sizes = EIGHT_BILLION if parsed.shape else _SMALL
+    model = random_qwen3(sizes, quantized=parsed.shape is not None)
     _print_beside(model, parsed)
     _print_changes(model, parsed)
     return 0
@@ -61,30 +66,33 @@ def _print_beside(model: Any, parsed: argparse.Namespace) -> None:
     long = _row(_LONG, parsed.long)
     short = [_row(str(at), parsed.short) for at in range(3)]
     engines = {
-        "alone": _decoding(model, [long], grouped=True),
-        "beside three, in groups": _decoding(model, [long, *short], grouped=True),
-        "beside three, in turns": _decoding(model, [long, *short], grouped=False),
+        "alone": _decoding(model, [long]),
+        "beside three, in groups": _decoding(model, [long, *short]),
+        "beside three, in turns": _decoding(model, [long], short),
     }
     rates: dict[str, list[float]] = {name: [] for name in engines}
+    passes = dict.fromkeys(engines, 0)
     for number in range(parsed.rounds):
         for name in list(engines)[:: 1 if number % 2 else -1]:
-            rates[name].append(_long_rate(engines[name], parsed.steps))
+            rate, passes[name] = _long_rate(engines[name], parsed.steps)
+            rates[name].append(rate)
     alone = statistics.median(rates["alone"][1:])
-    print(f"| a row of {parsed.long} tokens, beside {parsed.short} | tokens/s | of alone |")
-    print("| --- | ---: | ---: |")
+    print(f"| {parsed.long} tokens, beside {parsed.short} | tokens/s | of alone | passes a token |")
+    print("| --- | ---: | ---: | ---: |")
     for name, each in rates.items():
         rate = statistics.median(each[1:])
-        print(f"| {name} | {rate:.1f} | {rate / alone:.2f} |", flush=True)
+        cells = f"{rate:.1f} | {rate / alone:.2f} | {passes[name] / parsed.steps:.0f}"
+        print(f"| {name} | {cells} |", flush=True)
     for engine in engines.values():
         engine.close()
 
 
 def _print_changes(model: Any, parsed: argparse.Namespace) -> None:
-    engine = _decoding(model, [_row(str(at), 32) for at in range(parsed.rows)], grouped=True)
+    engine = _decoding(model, [_row(str(at), 32) for at in range(parsed.rows)])
     steps: dict[str, list[float]] = {"nobody joins or leaves": [], "a row leaves": []}
     steps["a row joins"] = []
     for number in range(parsed.rounds):
-        seconds = {name: [] for name in steps}
+        seconds: dict[str, list[float]] = {name: [] for name in steps}
         for at in range(parsed.steps):
             seconds["nobody joins or leaves"].append(_timed(engine, 2))
             engine.remove([_first(engine)])
@@ -107,28 +115,36 @@ def _row(name: str, tokens: int) -> Row:
     return Row(name, prompt, _MOST_TOKENS, None, ignore_eos=True)
 
 
-def _decoding(model: Any, rows: Sequence[Row], *, grouped: bool) -> BatchedEngine:
-    """An engine whose rows all decode, without guesses."""
-    room = CacheRoom(measure(model))
-    engine = BatchedEngine(model, (), len(rows), room, stall_s=1.0, guesses=False)
-    if not grouped:
-        engine._grouping = ONE_GROUP
-    for each in rows:
-        engine.add(each)
-    begun: set[str] = set()
-    while len(begun) < len(rows):
-        begun.update(each.request_id for each in engine.step())
+def _decoding(model: Any, *batches: Sequence[Row]) -> BatchedEngine:
+    """An engine whose rows all decode, without guesses. Several batches take turns."""
+    most_rows = sum(len(rows) for rows in batches)
+    engine = BatchedEngine(model, (), most_rows, CacheRoom(measure(model)), guesses=False)
+    if len(batches) > 1:
+        engine._drawing, engine._grouping = None, ONE_GROUP
+    dtype = model.model.norm.weight.dtype
+    for rows in batches:
+        batch = engine._open()
+        for each in rows:
+            caches = make_caches(model)
+            for cache in caches:
+                tokens = model.args.num_key_value_heads, len(each.token_ids) - 1
+                shape = (1, *tokens, model.args.head_dim)
+                cache.update_and_fetch(*(mx.random.normal(shape, dtype) for _ in range(2)))
+            batch.insert(each, len(batch) + 1, Taken(caches, len(each.token_ids) - 1))
+            while batch.prefills(list(batch.rows)[-1]):
+                engine.step()
     return engine
 
 
-def _long_rate(engine: BatchedEngine, tokens: int) -> float:
-    """Tokens a second of the long row."""
+def _long_rate(engine: BatchedEngine, tokens: int) -> tuple[float, int]:
+    """Tokens a second of the long row, and the passes of the model."""
     mx.synchronize(generation_stream)
-    began, made = time.perf_counter(), 0
+    began, made, steps = time.perf_counter(), 0, 0
     while made < tokens:
         made += sum(each.request_id == _LONG for each in engine.step())
+        steps += 1
     mx.synchronize(generation_stream)
-    return tokens / (time.perf_counter() - began)
+    return tokens / (time.perf_counter() - began), steps
 
 
 def _timed(engine: BatchedEngine, steps: int) -> float:

@@ -63,8 +63,8 @@ _REPLACED: Final[dict[str, dict[str, object]]] = {
 _TEMPLATE: Final = "chat_template.*"
 
 
-def random_qwen3(sizes: Mapping[str, int]) -> Any:
-    """A model of these sizes in memory, with random weights of 4 bits."""
+def random_qwen3(sizes: Mapping[str, int], *, quantized: bool = True) -> Any:
+    """A model of these sizes in memory, with random weights of 4 bits or in single precision."""
     arguments = {
         **sizes,
         "model_type": "qwen3",
@@ -75,8 +75,9 @@ def random_qwen3(sizes: Mapping[str, int]) -> Any:
     }
     mx.random.seed(1)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(arguments))
-    model.set_dtype(mx.bfloat16)
-    nn.quantize(model, group_size=64, bits=4)
+    if quantized:
+        model.set_dtype(mx.bfloat16)
+        nn.quantize(model, group_size=64, bits=4)
     mx.eval(model.parameters())
     return model
 

@@ -81,7 +81,9 @@ class _Chance(NamedTuple):
 
     def tokens(self, width: int) -> float:
         """The tokens to expect of a step with `width` tokens a row."""
-        right = sum(self.share**at for at in range(1, min(self.guesses, width - 1) + 1))
+        count, share = min(self.guesses, width - 1), self.share
+        # The sum of the first `count` powers of the share.
+        right = count if share == 1.0 else share * (1.0 - share**count) / (1.0 - share)
         return 1.0 + self.wanted * right
 
 

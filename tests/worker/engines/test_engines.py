@@ -596,16 +596,17 @@ def test_rows_of_unlike_length_share_each_step(models: Callable[[str], LoadedMod
     for sequence in asked[1:]:
         engine.add(sequence)
     made: dict[str, list[int]] = {each.request_id: [] for each in asked}
-    batches, together = set(), 0
+    most_batches = together = 0
     while engine.active + engine.waiting:
         took = engine.step()
         for token in took:
             made[token.request_id].append(token.token_id)
-        batches.add(len(engine._batches))
+        most_batches = max(most_batches, len(engine._batches))
         if len(made["long"]) in range(2, 40):
             assert {each.request_id for each in took} == set(made)
-            assert sorted(each.rows for each in engine._batches[0].sizes()) == [1, 1, 2]
+            (batch,) = engine._batches
+            assert sorted(each.rows for each in batch.sizes()) == [1, 1, 2]
             together += 1
     assert made == expected
-    assert batches == {1, 2}
+    assert most_batches > 1
     assert together > 20
