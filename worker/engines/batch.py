@@ -392,11 +392,11 @@ class RowBatch:
         """The running rows of which the prompt cache may keep blocks, with their caches. For use
         between two steps.
         """
-        places = self._generator.places()
+        # In the order of the groups, since blocks of one group are cut together.
         return [
-            CachedRow(row, *places[uid], prefills=uid in self._prefilling)
-            for uid, row in self._rows.items()
-            if row.kept is not None and uid in places
+            CachedRow(self._rows[uid], *found, prefills=uid in self._prefilling)
+            for uid, found in self._generator.places().items()
+            if self._rows[uid].kept is not None
         ]
 
     def ended_rows(self) -> list[CachedRow]:
