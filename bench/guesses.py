@@ -22,13 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import mlx.core as mx
-from mlx import nn
 from mlx_lm.generate import BatchGenerator
-from mlx_lm.models import qwen3
 
 from bench.copying import EIGHT_BILLION, copying_prompt, make_copying_model
 from bench.machine import describe_machine
+from bench.models import random_qwen3
 from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from worker.engines.batched import BatchedEngine
@@ -136,25 +134,8 @@ def _large(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
     tokens, most_rows = parsed.tokens, max(parsed.rows)
     copying = _read(make_copying_model(folder / "copying", EIGHT_BILLION, bits=4))
     yield Case("copied", _model(copying.model, most_rows), partial(_copied, tokens), greedy=True)
-    model = _model(_random_qwen3(EIGHT_BILLION), most_rows)
+    model = _model(random_qwen3(EIGHT_BILLION), most_rows)
     yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
-
-
-def _random_qwen3(sizes: dict[str, int]) -> Any:
-    arguments = {
-        **sizes,
-        "model_type": "qwen3",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-    }
-    mx.random.seed(1)
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(arguments))
-    model.set_dtype(mx.bfloat16)
-    nn.quantize(model, group_size=64, bits=4)
-    mx.eval(model.parameters())
-    return model
 
 
 def _read(folder: Path) -> LoadedModel:

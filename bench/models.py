@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import qwen3
 from tokenizers import Tokenizer
 
 from bench.results import FailedError
@@ -58,6 +61,25 @@ _REPLACED: Final[dict[str, dict[str, object]]] = {
     "special_tokens_map.json": {"eos_token": None},
 }
 _TEMPLATE: Final = "chat_template.*"
+
+
+def random_qwen3(sizes: Mapping[str, int], *, quantized: bool = True) -> Any:
+    """A model of these sizes in memory, with random weights of 4 bits or in single precision."""
+    arguments = {
+        **sizes,
+        "model_type": "qwen3",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    }
+    mx.random.seed(1)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(arguments))
+    if quantized:
+        model.set_dtype(mx.bfloat16)
+        nn.quantize(model, group_size=64, bits=4)
+    mx.eval(model.parameters())
+    return model
 
 
 def model_parser(

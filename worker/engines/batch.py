@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Shares
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
+from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
 from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
@@ -108,7 +110,7 @@ class Row:
 
 
 class CachedRow(NamedTuple):
-    """A row and its caches, which are of this row alone or of a whole batch. `place` is the index
+    """A row and its caches, which are of this row alone or of several rows. `place` is the index
     of the row in them. `prefills`: the row's prompt is being computed.
     """
 
@@ -118,40 +120,76 @@ class CachedRow(NamedTuple):
     prefills: bool = False
 
 
+class Drawing:
+    """What computes the rows of a batch and draws their tokens: a model, a sampler, and perhaps a
+    guesser. Batches that share it can join.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        working_bytes: int = 0,
+        learned: Learned | None = None,
+        grouping: Grouping = ONE_GROUP,
+        make_generator: MakeGenerator | None = None,
+    ) -> None:
+        """A step may take `working_bytes`; 0: this isn't known. `learned` None: nothing is learned,
+        nor guessed. `grouping` says which rows are padded to the same length. `make_generator`
+        makes generators of another kind, which do without these three.
+        """
+        self.tap = Tap(model)
+        self.working_bytes = working_bytes
+        self.grouping = grouping
+        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.take)
+        self.guesser: BatchGuesser | None = None
+        self._numbers = count()
+        self._make_generator = make_generator
+        self._observe = None if learned is None else learned.costs.observe
+        if learned is not None and learned.shares is not None:
+            costs, shares = learned.costs, learned.shares
+            self.guesser = BatchGuesser(costs, shares, self.sampler.forced, self._most_width)
+
+    def generator(self, rows: int, prompts: int) -> Generator:
+        """A generator in which at most `rows` rows decode, and which computes at most `prompts`
+        prompts at a time.
+        """
+        if self._make_generator is not None:
+            return self._make_generator(self.tap, self.sampler, rows, prompts)
+        return Generator(
+            self.tap,
+            self.sampler,
+            rows,
+            prompts,
+            self.guesser,
+            self._observe,
+            grouping=self.grouping,
+            numbers=self._numbers,
+        )
+
+    def _most_width(self, rows: int) -> int:
+        """The most tokens a row whose logits fit into the memory of a step with so many rows."""
+        return scored_chunk(rows, self.tap.vocabulary, self.working_bytes)
+
+
 class RowBatch:
     """A batch of rows. Sequences join and leave between steps."""
 
     def __init__(
         self,
-        model: Any,
+        drawing: Drawing,
         eos_token_ids: tuple[int, ...],
         max_rows: int,
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
-        working_bytes: int = 0,
-        make_generator: MakeGenerator = Generator,
-        learned: Learned | None = None,
         prompts: int = PREFILL_ROWS,
     ) -> None:
-        """`on_prefill` is called with the tokens and the seconds of each chunk. A step may take
-        `working_bytes`; 0: this isn't known. `learned` None: nothing is learned, nor guessed. At
-        most `prompts` prompts are computed at a time.
+        """`on_prefill` is called with the tokens and the seconds of each chunk. At most `prompts`
+        prompts are computed at a time.
         """
-        self._tap = Tap(model)
-        self._working_bytes = working_bytes
-        self._prompts = prompts = min(prompts, max_rows)
-        self._sampler = ConstrainedSampler(self._tap.rows, self._tap.take)
-        self._guesser: BatchGuesser | None = None
-        if learned is None:
-            self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
-        else:
-            costs, shares = learned
-            if shares is not None:
-                forced = self._sampler.forced
-                self._guesser = BatchGuesser(costs, shares, forced, self._most_width)
-            self._generator = Generator(
-                self._tap, self._sampler, max_rows, prompts, self._guesser, costs.observe
-            )
+        self._tap, self._sampler, self._guesser = drawing.tap, drawing.sampler, drawing.guesser
+        self._working_bytes, self._grouping = drawing.working_bytes, drawing.grouping
+        self._prompts = min(prompts, max_rows)
+        self._generator = drawing.generator(max_rows, self._prompts)
         self._eos_token_ids = eos_token_ids
         self._pace = pace
         self._on_prefill = on_prefill
@@ -205,11 +243,21 @@ class RowBatch:
     def decodes(self) -> bool:
         return len(self._rows) > len(self._prefilling)
 
-    @property
-    def size(self) -> Batch:
-        """The size of this batch after the next step."""
-        longest = max((each.tokens for each in self._rows.values()), default=0)
-        return Batch(len(self._rows), longest + AHEAD_TOKENS)
+    def sizes(
+        self, joining: Iterable[int] = (), length: Callable[[Row], int] | None = None
+    ) -> list[Batch]:
+        """The sizes of the groups of rows after the next step, once rows of the lengths `joining`
+        have joined. With `length` each row counts with that many tokens.
+        """
+        length = length or _next_tokens
+        groups = []
+        decoding: set[int] = set()
+        for size, uids in self._generator.groups:
+            longest_tokens = max(length(self._rows[each]) for each in uids)
+            groups.append(size._replace(longest_tokens=longest_tokens))
+            decoding.update(uids)
+        coming = (length(row) for uid, row in self._rows.items() if uid not in decoding)
+        return sizes_of(self._grouping, [*coming, *joining], groups)
 
     def insert(self, sequence: Sequence, number: int, taken: Taken | None = None) -> None:
         """Add a sequence as the row `number`. `taken` has caches of its first tokens, from the
@@ -232,6 +280,13 @@ class RowBatch:
             self._guesser.add(uid, sequence.token_ids, sequence.prediction)
         self._rows[uid] = Row.of(sequence, done, number)
         self._prefilling.add(uid)
+
+    def take_over(self, other: RowBatch) -> None:
+        """Take in all rows of another batch, which decode. Both share their drawing."""
+        self._generator.take_over(other._generator)
+        rows = [*self._rows.items(), *other._rows.items()]
+        self._rows = dict(sorted(rows, key=lambda each: each[1].number))
+        other._rows = {}
 
     def remove(self, request_ids: set[str]) -> None:
         """Take rows out. Unknown ids are ignored."""
@@ -337,11 +392,11 @@ class RowBatch:
         """The running rows of which the prompt cache may keep blocks, with their caches. For use
         between two steps.
         """
-        places = self._generator.places()
+        # In the order of the groups, since blocks of one group are cut together.
         return [
-            CachedRow(row, *places[uid], prefills=uid in self._prefilling)
-            for uid, row in self._rows.items()
-            if row.kept is not None and uid in places
+            CachedRow(self._rows[uid], *found, prefills=uid in self._prefilling)
+            for uid, found in self._generator.places().items()
+            if self._rows[uid].kept is not None
         ]
 
     def ended_rows(self) -> list[CachedRow]:
@@ -355,10 +410,6 @@ class RowBatch:
         for uid in uids:
             self._forget(uid)
 
-    def _most_width(self, rows: int) -> int:
-        """The most tokens a row whose logits fit into the memory of a step with so many rows."""
-        return scored_chunk(rows, self._tap.vocabulary, self._working_bytes)
-
     def _forget(self, uid: int) -> None:
         self._sampler.remove(uid)
         if self._guesser is not None:
@@ -366,6 +417,20 @@ class RowBatch:
         del self._rows[uid]
         self._prefilling.discard(uid)
         self._at_end.discard(uid)
+
+
+def sizes_of(
+    grouping: Grouping, lengths: Iterable[int], groups: Iterable[GroupSize] = ()
+) -> list[Batch]:
+    """The sizes of `groups` once rows of these lengths have joined."""
+    sizes = list(groups)
+    for each in lengths:
+        sizes = grouping.placed(sizes, each)
+    return [Batch(each.places, each.longest_tokens) for each in sizes]
+
+
+def _next_tokens(row: Row) -> int:
+    return row.tokens + AHEAD_TOKENS
 
 
 def to_block_end(tokens: int, unkept_tokens: int) -> int:

@@ -6,16 +6,25 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Row, RowBatch
+from worker.engines.batch import (
+    AHEAD_TOKENS,
+    PREFILL_ROWS,
+    Drawing,
+    Learned,
+    Row,
+    RowBatch,
+    sizes_of,
+)
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
+from worker.engines.room import Batch, CacheRoom, grouping, largest_chunk, step_bytes
 from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding
 from worker.mlx_lm.generator import Generator, MakeGenerator
+from worker.mlx_lm.row_groups import ONE_GROUP, takes_groups
 from worker.prompt_cache.cache import PromptCache
 
 # Batches take turns, and each turn reads all weights, so more batches are slower.
@@ -42,9 +51,10 @@ class BatchedEngine(QueuedEngine):
     aside and computed anew later. The rows of the lowest priority are put aside first, and among
     these the last that joined.
 
-    A batch is dense: every row is padded to the longest row, and each step reads this padding. A
-    sequence gets another batch if its padding would cost more than reading the weights, or would
-    not fit the limit. So a batch has rows of similar length, and the batches take turns.
+    A batch has groups of rows of similar length. Every row is padded to the longest row of its
+    group. A sequence gets another batch if its padding would cost more than reading the weights,
+    or would not fit the limit: this may be so for models that can't have groups, and while a long
+    prompt is being computed. Batches take turns.
     """
 
     batching = True
@@ -78,6 +88,9 @@ class BatchedEngine(QueuedEngine):
         guesses = guesses and alone and padding
         self._learned = Learned(self.step_costs, Shares() if guesses else None)
         self._model = model
+        self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
+        # Only batches with groups join each other.
+        self._drawing = None if self._grouping is ONE_GROUP else self._new_drawing()
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
         self._worth_bytes = max(room.weight_bytes, step_bytes())
@@ -118,12 +131,14 @@ class BatchedEngine(QueuedEngine):
         ]
         if not rows and not joining:
             return EngineNeed(0, 0, 0)
-        grown = [Batch(len(each), _soon_tokens(each)) for each in self._batches if len(each)]
-        if len(grown) > 1:
-            wanted = [*grown, *(Batch(1, each) for each in joining)]
-        else:
-            longest_tokens = max([*joining, *(each.longest_tokens for each in grown)])
-            wanted = [Batch(len(rows) + len(joining), longest_tokens)]
+        match [each for each in self._batches if len(each)]:
+            case []:
+                wanted = sizes_of(self._grouping, joining)
+            case [batch]:
+                wanted = batch.sizes(joining, _soon_tokens)
+            case batches:
+                wanted = [size for each in batches for size in each.sizes(length=_soon_tokens)]
+                wanted += [Batch(1, each) for each in joining]
         last = self._last_to_leave()
         alone = Batch(1, (last[1].tokens if last else joining[0]) + AHEAD_TOKENS)
         if self._waiting:
@@ -152,6 +167,7 @@ class BatchedEngine(QueuedEngine):
         if self._keeper is not None:
             self._keeper.cache.collect()
         self.make_room()
+        self._join_batches()
         self._take_in()
         if not self._batches:
             return []
@@ -199,6 +215,8 @@ class BatchedEngine(QueuedEngine):
             self._add_first(row.sequence.rest(row.generated))
         for each in batches:
             each.close()
+        if self._drawing is not None:
+            self._drawing = self._new_drawing()
         self.clear_prompts()
         self._pace.shorten()
         return True
@@ -207,7 +225,7 @@ class BatchedEngine(QueuedEngine):
         self._stepped = None
         for batch in list(self._batches):
             self._close(batch)
-        del self._model
+        del self._model, self._drawing
 
     @property
     def _rows(self) -> int:
@@ -230,7 +248,7 @@ class BatchedEngine(QueuedEngine):
         )
 
     def _sizes(self) -> list[Batch]:
-        return [each.size for each in self._batches if len(each)]
+        return [size for each in self._batches for size in each.sizes()]
 
     def _take_in(self) -> None:
         """Let waiting sequences join batches, or begin a batch.
@@ -266,6 +284,21 @@ class BatchedEngine(QueuedEngine):
             else:
                 overtaken = True
 
+    def _join_batches(self) -> None:
+        """Let the rows of a batch that computes no prompt join another batch, if the model takes
+        groups. So there are several batches only while several compute prompts.
+        """
+        batches = [each for each in self._batches if len(each)]
+        if self._drawing is None or len(batches) < 2:
+            return
+        batch = min(batches, key=lambda each: (bool(each.prefilling), len(each)))
+        other = max((each for each in batches if each is not batch), key=len)
+        joining = [Joining(other, row.tokens + AHEAD_TOKENS) for row in batch.rows]
+        # The rows exist twice until they have joined.
+        if not batch.prefilling and self._room.holds(self._with(*joining)):
+            other.take_over(batch)
+            self._close(batch)
+
     def _uncached_tokens(self, sequence: Sequence) -> int:
         cached_tokens = 0 if self._keeper is None else self._keeper.cached_tokens(sequence)
         return len(sequence.token_ids) - cached_tokens
@@ -300,7 +333,7 @@ class BatchedEngine(QueuedEngine):
         sequence has to wait. Room for the sequences in `later` is left free.
         """
         fitting = [
-            (self._padding_bytes(batch.size, tokens), batch)
+            (self._padding_bytes(batch, tokens), batch)
             for batch in self._batches
             if self._room.holds(self._with(Joining(batch, tokens), *later))
         ]
@@ -316,36 +349,40 @@ class BatchedEngine(QueuedEngine):
 
     def _with(self, *joining: Joining) -> list[Batch]:
         """The sizes of all batches once these sequences have joined their batches."""
-        sizes = []
-        for batch in self._batches:
-            lengths = [each.tokens for each in joining if each.batch is batch]
-            if len(batch) or lengths:
-                longest_tokens = max(batch.size.longest_tokens, *lengths, 0)
-                sizes.append(Batch(len(batch) + len(lengths), longest_tokens))
-        return sizes
+        return [
+            size
+            for batch in self._batches
+            for size in batch.sizes(each.tokens for each in joining if each.batch is batch)
+        ]
 
-    def _padding_bytes(self, size: Batch, tokens: int) -> int:
+    def _padding_bytes(self, batch: RowBatch, tokens: int) -> int:
         """The bytes of padding that each step would read in addition if a sequence of `tokens`
-        tokens joined a batch of this size.
+        tokens joined a batch.
         """
         shape = self._room.shape
-        together = shape.batch_bytes(size.rows + 1, max(size.longest_tokens, tokens))
-        return together - shape.batch_bytes(*size) - shape.batch_bytes(1, tokens)
+        now, together = (
+            sum(shape.batch_bytes(*each) for each in batch.sizes(joining))
+            for joining in ((), (tokens,))
+        )
+        return together - now - shape.batch_bytes(1, tokens)
 
     def _open(self) -> RowBatch:
         batch = RowBatch(
-            self._model,
+            self._drawing or self._new_drawing(),
             self._eos_token_ids,
             self._configured_rows or MOST_ROWS,
             self._pace,
             self._on_prefill,
-            self._room.working_bytes,
-            self._make_generator,
-            self._learned if self._make_generator is Generator else None,
             self._prompts,
         )
         self._batches.append(batch)
         return batch
+
+    def _new_drawing(self) -> Drawing:
+        working_bytes = self._room.working_bytes
+        if self._make_generator is not Generator:
+            return Drawing(self._model, working_bytes, make_generator=self._make_generator)
+        return Drawing(self._model, working_bytes, self._learned, self._grouping)
 
     def _on_prefill(self, tokens: int, seconds: float) -> None:
         if self._keeper is not None:
@@ -356,6 +393,6 @@ class BatchedEngine(QueuedEngine):
         batch.close()
 
 
-def _soon_tokens(batch: RowBatch) -> int:
-    """The length of the longest row `_HORIZON_TOKENS` later, or at the end of that row."""
-    return max(min(row.tokens + _HORIZON_TOKENS, row.most_tokens) for row in batch.rows)
+def _soon_tokens(row: Row) -> int:
+    """The length of a row `_HORIZON_TOKENS` later, or at its end."""
+    return min(row.tokens + _HORIZON_TOKENS, row.most_tokens)

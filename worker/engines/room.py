@@ -16,11 +16,14 @@ from protocol.life import (
     peak_share,
 )
 from worker.mlx_lm.caches import bytes_of, make_caches
+from worker.mlx_lm.row_groups import Grouping
 
 _STEP_BYTES: Final = 64_000_000
 # Attention on a CPU reads 1 to 3 GB of caches a second. With 9 rows, all padded to one row of
 # 16,000 tokens, a step took 60 ms. With a batch of its own for the long row, a step took 7 ms.
 _STEP_BYTES_ON_CPU: Final = 8_000_000
+# Attention goes through the groups of a batch one after another.
+_MOST_GROUPS: Final = 8
 
 
 class CacheSizes(NamedTuple):
@@ -45,7 +48,9 @@ NO_CACHES = CacheSizes(0, 0, 1.0)
 
 
 class Batch(NamedTuple):
-    """The number of rows in a batch, and the length to which all its rows are padded."""
+    """The places for rows in a batch, or in a group of rows of a batch, and the length to which all
+    these are padded.
+    """
 
     rows: int
     longest_tokens: int
@@ -74,8 +79,8 @@ class CacheRoom:
     vector_bytes: int = 0
 
     def needed_bytes(self, batches: Iterable[Batch]) -> int:
-        """The limit of the process that these batches need together. Batches take turns, so only
-        one batch grows at a time.
+        """The limit of the process that these batches need together. Only one batch or group grows
+        at a time.
         """
         sizes = [each for each in batches if each.rows]
         longest_tokens = max((each.longest_tokens for each in sizes), default=0)
@@ -140,6 +145,11 @@ def largest_chunk() -> int:
 def step_bytes() -> int:
     """The fixed cost of a step, as the bytes of caches that a step could read in that time."""
     return _STEP_BYTES_ON_CPU if mx.default_device() == mx.cpu else _STEP_BYTES
+
+
+def grouping(shape: CacheSizes) -> Grouping:
+    """The groups of rows in a batch of a model that takes groups."""
+    return Grouping(_MOST_GROUPS, step_bytes() // max(1, shape.token_bytes))
 
 
 def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheSizes:

@@ -11,15 +11,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
-from mlx_lm.models.cache import ArraysCache
 
 # These imports replace slow operations, and make a BatchGenerator's changes of the wired limit do
 # nothing.
 import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
-from worker.mlx_lm.caches import leaves_of
 from worker.mlx_lm.guessing import Guesser, ObserveStep
-from worker.mlx_lm.row_caches import rows_caches
+from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
 from worker.mlx_lm.rows import (
     DecodingRow,
     DecodingRows,
@@ -142,13 +140,17 @@ class Generator:
         observe: ObserveStep | None = None,
         *,
         lends: bool = True,
+        grouping: Grouping = ONE_GROUP,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         """At most `rows` rows decode at a time, and at most `prompts` prompts are computed. If a
-        row ends, its last token comes with caches: with `lends` those of the whole batch, otherwise
+        row ends, its last token comes with caches: with `lends` those of its whole group, otherwise
         a copy of the row's part. With a `guesser` the sampler is a `Checker`. `observe` gets the
-        times of steps.
+        times of steps. Generators whose rows come together take their rows' `numbers` from one
+        iterator.
         """
         self.tap = tap
+        self._numbers = numbers
         self._generator = BatchGenerator(
             tap,
             sampler=sampler,
@@ -157,12 +159,16 @@ class Generator:
         )
         # Private names, since mlx-lm has no other way to set the classes of its batches.
         self._prompts = _Prompts.empty(tap, sampler)
-        self._decoding = DecodingRows(tap, sampler, guesser, observe, lends=lends)
+        self._decoding = DecodingRows(
+            tap, sampler, guesser, observe, lends=lends, grouping=grouping
+        )
         self._generator._prompt_batch = self._prompts
         self._generator._generation_batch = self._decoding
 
     def insert(self, row: NewRow) -> int:
         """Add a row; returns its number."""
+        if self._numbers is not None:
+            self._generator._uid_count = next(self._numbers)
         (number,) = self._generator.insert_segments(
             [row.segments],
             max_tokens=[row.max_tokens],
@@ -190,15 +196,24 @@ class Generator:
             prompts, tokens = self._generator.next()
         return Stepped(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
 
+    def take_over(self, other: Generator) -> None:
+        """Take in all rows of another generator, which decode. Both have the same sampler."""
+        with mx.stream(self._generator._stream):
+            self._decoding.extend(other._decoding)
+            other._decoding.filter([])
+
     def places(self) -> dict[int, RowCaches]:
-        """The caches of each row that has begun, by the row's number. A row has the caches of its
-        batch. For use between two steps.
+        """The caches of each row that has begun, by the row's number: those of its group. For use
+        between two steps.
         """
-        return {
-            row: RowCaches(batch.prompt_cache, place)
-            for batch in (self._prompts, self._decoding)
-            for place, row in enumerate(batch.uids)
-        }
+        prompts = self._prompts
+        found = {row: RowCaches(prompts.prompt_cache, at) for at, row in enumerate(prompts.uids)}
+        return found | self._decoding.places
+
+    @property
+    def groups(self) -> list[tuple[GroupSize, list[int]]]:
+        """The size of each group of rows that decode, and the numbers of its rows."""
+        return self._decoding.groups
 
     @property
     def prompt_caches(self) -> list[Any]:
@@ -208,7 +223,7 @@ class Generator:
 
     @property
     def answer_caches(self) -> list[Any]:
-        """The caches of the rows that decode."""
+        """The caches of the rows that decode, or of their first group."""
         caches: list[Any] = self._decoding.prompt_cache
         return caches
 
@@ -240,13 +255,7 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untype
             )
         ]
         begun = DecodingRows(self.model, self.fallback_sampler, lends=False)
-        # Caches are converted before the step: their lengths would be read after it otherwise. A
-        # prompt of one token has caches whose shapes are known after the step.
-        begun.begin(rows, rows_caches(self.prompt_cache))
-        begun.prompt_cache = rows_caches(begun.prompt_cache)
-        for each in leaves_of(begun.prompt_cache):
-            if isinstance(each, ArraysCache):
-                each.finalize()
+        begun.begin(rows, self.prompt_cache)
         # The rows have their own lists and caches by now.
         self.filter([])
         return begun

@@ -4,11 +4,14 @@ mlx-lm's batch caches have one end for all rows, and shorter rows are padded at 
 a model gets a mask of arrays with each step, which attention without a mask is much faster than,
 and rows can't go on by different numbers of tokens. Here a row begins at slot 0 and ends where it
 ends. Tokens behind its end are overwritten, so a row forgets wrong guesses by its length alone.
+
+The arrays have some places more than there are rows, so that a row which joins is written to a free
+place. When a row leaves, the last row moves to its place. Neither copies the other rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Final
 
@@ -40,6 +43,7 @@ class RowLengths:
         self.dropped = [0] * len(tokens)
         self._offset: int | mx.array | None = None
         self._begins: mx.array | None = None
+        self._next_slots: mx.array | None = None
 
     @property
     def slots(self) -> list[int]:
@@ -69,11 +73,30 @@ class RowLengths:
             self._begins = mx.array(self.slots)
         return self._begins
 
+    def next_slots(self, width: int, places: int) -> mx.array:
+        """The slots of the next `width` tokens of each row, (places, width). Places without a row
+        have the first slots.
+        """
+        if self._next_slots is None or self._next_slots.shape != (places, width):
+            spare = places - len(self.tokens)
+            begins = mx.array(self.slots + [0] * spare)
+            self._next_slots = begins[:, None] + mx.arange(width)
+        return self._next_slots
+
     def set(self, tokens: list[int], dropped: list[int] | None = None) -> None:
         self.tokens = tokens
         if dropped is not None:
             self.dropped = dropped
-        self._offset = self._begins = None
+        self._offset = self._begins = self._next_slots = None
+
+    def extend(self, other: RowLengths) -> None:
+        self.set(self.tokens + other.tokens, self.dropped + other.dropped)
+
+    def of(self, rows: Sequence[int]) -> RowLengths:
+        """The lengths of some rows."""
+        made = RowLengths([self.tokens[row] for row in rows], self.window)
+        made.dropped = [self.dropped[row] for row in rows]
+        return made
 
     def seen_slots(self, width: int) -> tuple[int, int]:
         """The slots that `width` tokens a row may look at: the first, and the end of the last."""
@@ -98,17 +121,13 @@ class RowLengths:
             mask = mask & (places > last - window)
         return mask[:, None]
 
-    def __copy__(self) -> RowLengths:
-        copied = RowLengths(list(self.tokens), self.window)
-        copied.dropped = list(self.dropped)
-        return copied
-
 
 class RowsCache:
-    """The keys and values of one layer, shape (rows, heads, slots, width).
+    """The keys and values of one layer, shape (places, heads, slots, width). The rows are in the
+    first places.
 
-    All caches of a batch with the same window share their `lengths`. Models call the methods of
-    mlx-lm's caches. `offset` and the mask are those before the step, until the batch sets the
+    All caches of a group with the same window share their `lengths`. Models call the methods of
+    mlx-lm's caches. `offset` and the mask are those before the step, until the group sets the
     lengths after it.
     """
 
@@ -130,6 +149,10 @@ class RowsCache:
     def state(self) -> tuple[mx.array, mx.array]:
         return self.keys, self.values
 
+    @property
+    def places(self) -> int:
+        return int(self.keys.shape[0])
+
     def empty(self) -> bool:
         return False
 
@@ -146,21 +169,22 @@ class RowsCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Put the tokens of a step, shape (rows, heads, tokens, width), behind each row."""
-        self._width = keys.shape[2]
+        rows, _, self._width, _ = keys.shape
         if self.lengths.same:
             begin = self.lengths.most_slots
             end = begin + self._width
-            self.keys[..., begin:end, :] = keys
-            self.values[..., begin:end, :] = values
+            self.keys[:rows, :, begin:end] = keys
+            self.values[:rows, :, begin:end] = values
         else:
-            places = self.lengths.begins[:, None] + mx.arange(self._width)
-            self.keys = _put(self.keys, places, keys)
-            self.values = _put(self.values, places, values)
+            slots = self.lengths.next_slots(self._width, self.places)
+            self.keys = _put(self.keys, slots, keys)
+            self.values = _put(self.values, slots, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        rows = len(self.lengths.tokens)
         begin, end = self.lengths.seen_slots(self._width)
-        return self.keys[..., begin:end, :], self.values[..., begin:end, :]
+        return self.keys[:rows, :, begin:end], self.values[:rows, :, begin:end]
 
     def reserve(self, slots: int) -> None:
         """Have at least so many slots. Memory grows by steps."""
@@ -173,19 +197,42 @@ class RowsCache:
         """Forget so many tokens at the beginning of each row, and have `slots` slots then."""
         self.keys, self.values = (_shifted(each, tokens)[:, :, :slots] for each in self.state)
 
-    def filter(self, rows: Sequence[int]) -> None:
-        self.keys, self.values = (each[mx.array(list(rows))] for each in self.state)
+    def take_in(self, other: RowsCache, rows: Sequence[int], places: int) -> None:
+        """Put these rows of another cache behind the own rows, in at least so many places. The
+        lengths of both are still those from before.
+        """
+        used = max(other.lengths.slots[row] for row in rows)
+        steps = -(-used // CACHE_STEP_TOKENS)
+        slots = max(self.keys.shape[2], steps * CACHE_STEP_TOKENS)
+        places = max(self.places, places)
+        begin = len(self.lengths.tokens)
+        end = begin + len(rows)
+        chosen = mx.array(list(rows))
+        keys, values = (_larger(each, places, slots) for each in self.state)
+        keys[begin:end, :, :used] = other.keys[chosen, :, :used]
+        values[begin:end, :, :used] = other.values[chosen, :, :used]
+        self.keys, self.values = keys, values
 
-    def extend(self, other: RowsCache) -> None:
-        slots = max(self.keys.shape[2], other.keys.shape[2])
-        for each in (self, other):
-            each.reserve(slots)
-        # The longer cache may have slots that don't fill a whole step.
-        slots = min(self.keys.shape[2], other.keys.shape[2])
-        self.keys, self.values = (
-            mx.concatenate([own[:, :, :slots], new[:, :, :slots]])
-            for own, new in zip(self.state, other.state, strict=True)
-        )
+    def part(self, rows: Sequence[int], lengths: RowLengths) -> RowsCache:
+        """A cache with a copy of these rows. Their `lengths` are shared by all layers."""
+        part = RowsCache(lengths, *self.rows(rows, lengths.most_slots))
+        part.reserve(lengths.most_slots + 1)
+        return part
+
+    def rows(self, places: Sequence[int], slots: int | None = None) -> list[mx.array]:
+        """A copy of some places, up to the slot `slots`: keys and values."""
+        chosen = mx.array(list(places))
+        return [each[:, :, :slots][chosen] for each in self.state]
+
+    def choose(self, places: Sequence[int]) -> None:
+        """Have a copy of these places alone, and as few slots as the rows need."""
+        steps = -(-(self.lengths.most_slots + 1) // CACHE_STEP_TOKENS)
+        self.keys, self.values = self.rows(places, steps * CACHE_STEP_TOKENS)
+
+    def put(self, places: Sequence[int], rows: Sequence[mx.array]) -> None:
+        """Write keys and values of rows to some places."""
+        chosen = mx.array(list(places))
+        self.keys[chosen], self.values[chosen] = rows
 
     def extract(self, row: int) -> Any:
         """The row's own cache, as mlx-lm's class, with a copy of its tokens."""
@@ -202,7 +249,8 @@ class RowsCache:
 
     def lent(self) -> RowsCache:
         """The same rows for reading, while this cache goes on with other arrays."""
-        return RowsCache(copy(self.lengths), self.keys, self.values)
+        rows = range(len(self.lengths.tokens))
+        return RowsCache(self.lengths.of(rows), self.keys, self.values)
 
 
 def reserve(caches: Sequence[RowsCache], width: int) -> None:
@@ -216,6 +264,8 @@ def reserve(caches: Sequence[RowsCache], width: int) -> None:
     if window is None or max(slots) <= window:
         for each in caches:
             each.reserve(max(slots) + width)
+            # One after another: else MLX would hold the old arrays of several layers.
+            mx.eval(each.state)
         return
     gone = [max(0, each - window) for each in slots]
     for each in caches:
@@ -231,15 +281,26 @@ def rows_caches(caches: Sequence[Any]) -> list[Any]:
     have no tokens, stay as they are.
     """
     lengths: dict[int | None, RowLengths] = {}
-    return [_of(each, lengths) for each in caches]
+    return changed(lambda each: _of(each, lengths), caches)
+
+
+def changed(change: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
+    """A list of caches with a `change` of each single cache. Of several lists of the same kinds the
+    change gets the caches of one layer together.
+    """
+
+    def one(*caches: Any) -> Any:
+        if not isinstance(caches[0], CacheList):
+            return change(*caches)
+        # A copy keeps the kind of the list.
+        made = copy(caches[0])
+        made.caches = tuple(changed(change, *(each.caches for each in caches)))
+        return made
+
+    return [one(*each) for each in zip(*lists, strict=True)]
 
 
 def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
-    if isinstance(cache, CacheList):
-        # A copy keeps the kind of the list.
-        made = copy(cache)
-        made.caches = tuple(_of(each, lengths) for each in cache.caches)
-        return made
     if not isinstance(cache, _LEAVES) or cache.keys is None:
         return cache
     if isinstance(cache, BatchRotatingKVCache):
@@ -257,22 +318,32 @@ def _of(cache: Any, lengths: dict[int | None, RowLengths]) -> Any:
     return rows
 
 
-def _put(array: mx.array, places: mx.array, new: mx.array) -> mx.array:
-    """Write `new`, shape (rows, heads, tokens, width), to the slots `places`, shape (rows, tokens).
-    The slots of a row are next to each other. MLX writes into the same memory.
+def _put(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:
+    """Write `new`, shape (rows, heads, tokens, width), to the `slots`, shape (places, tokens). The
+    slots of a row are next to each other. MLX writes into the same memory.
     """
-    at = mx.broadcast_to(places[:, None, :, None], new.shape)
+    spare = array.shape[0] - new.shape[0]
+    if spare:
+        # MLX wants something for each place.
+        new = mx.pad(new, [(0, spare), (0, 0), (0, 0), (0, 0)])
+    at = mx.broadcast_to(slots[:, None, :, None], new.shape)
     return mx.put_along_axis(array, at, new.astype(array.dtype), axis=2)
 
 
 def _longer(array: mx.array, slots: int) -> mx.array:
-    rows, heads, _, width = array.shape
-    return mx.concatenate([array, mx.zeros((rows, heads, slots, width), array.dtype)], axis=2)
+    places, heads, _, width = array.shape
+    return mx.concatenate([array, mx.zeros((places, heads, slots, width), array.dtype)], axis=2)
+
+
+def _larger(array: mx.array, places: int, slots: int) -> mx.array:
+    more = places - array.shape[0], slots - array.shape[2]
+    return mx.pad(array, [(0, more[0]), (0, 0), (0, more[1]), (0, 0)]) if any(more) else array
 
 
 def _shifted(array: mx.array, slots: Sequence[int]) -> mx.array:
     """`array` with each row moved by so many slots towards its beginning."""
     if len(set(slots)) == 1:
         return mx.roll(array, -slots[0], 2)
-    places = (mx.arange(array.shape[2]) + mx.array(list(slots))[:, None]) % array.shape[2]
+    slots = [*slots, *[0] * (array.shape[0] - len(slots))]
+    places = (mx.arange(array.shape[2]) + mx.array(slots)[:, None]) % array.shape[2]
     return mx.take_along_axis(array, places[:, None, :, None], axis=2)

@@ -9,7 +9,6 @@ the text is the same as without guesses. What follows a wrong guess is forgotten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -20,14 +19,15 @@ from mlx_lm.models.cache import ArraysCache
 from protocol.answers import FinishReason
 from worker.mlx_lm.caches import leaves_of
 from worker.mlx_lm.guessing import Checker, Guesser, ObserveStep, RowGuesses
-from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
+from worker.mlx_lm.row_caches import RowsCache, rows_caches
+from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize, RowGroup, caches_of_step
 
 # Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 
 
 class RowCaches(NamedTuple):
-    """The caches of a batch, and the index of one row in them."""
+    """The caches of a group of rows, and the index of one row in them."""
 
     caches: list[Any]
     place: int
@@ -103,14 +103,13 @@ class _State:
             ]
 
 
-_UNBOUNDED: Final = 1 << 30
 # A pause that is longer than this, in seconds, is not a part of the next step.
 _PAUSE_S: Final = 0.02
 
 
 class DecodingRows:
-    """Rows that decode, in the place of mlx-lm's GenerationBatch. `prompt_cache` are their caches,
-    and `uids` the numbers of the rows.
+    """Rows that decode, in the place of mlx-lm's GenerationBatch. `uids` are the numbers of the
+    rows. The rows of one group are next to each other.
 
     The next step is given to the device before the tokens of this step are read, unless guesses are
     likely to be worth more than that.
@@ -124,12 +123,14 @@ class DecodingRows:
         observe: ObserveStep | None = None,
         *,
         lends: bool,
+        grouping: Grouping = ONE_GROUP,
     ) -> None:
-        """With `lends` the last token of a row comes with the caches of the whole batch, which are
+        """With `lends` the last token of a row comes with the caches of the whole group, which are
         to be used before the next step. Otherwise it comes with a copy of the row's part.
         """
         self.model = model
-        self.prompt_cache: list[Any] = []
+        self._groups: list[RowGroup] = []
+        self._grouping = grouping
         self._rows: list[DecodingRow] = []
         # The next tokens of all rows, (rows,), if nobody has read them.
         self._drawn: mx.array | None = None
@@ -146,51 +147,94 @@ class DecodingRows:
     def uids(self) -> list[int]:
         return [each.uid for each in self._rows]
 
+    @property
+    def prompt_cache(self) -> list[Any]:
+        """The caches of the first group."""
+        return self._groups[0].caches if self._groups else []
+
+    @property
+    def groups(self) -> list[tuple[GroupSize, list[int]]]:
+        """The size of each group, and the numbers of its rows."""
+        uids = iter(self.uids)
+        return [(each.size, [next(uids) for _ in each.places]) for each in self._groups]
+
+    @property
+    def places(self) -> dict[int, RowCaches]:
+        """The caches of each row. For use between two steps."""
+        found = (RowCaches(group.caches, at) for group in self._groups for at in group.places)
+        return dict(zip(self.uids, found, strict=True))
+
     def begin(self, rows: list[DecodingRow], caches: list[Any]) -> None:
-        """Take rows into an empty batch, and draw their first tokens. The caches lack the last
-        token of each row.
+        """Take rows into an empty batch, and draw their first tokens. The caches are mlx-lm's, and
+        lack the last token of each row.
         """
-        self._rows, self.prompt_cache = rows, caches
+        # Caches are converted before the step: their lengths would be read after it otherwise. A
+        # prompt of one token has caches whose shapes are known after the step.
+        self._rows, self._groups = rows, [RowGroup(rows_caches(caches), len(rows))]
         self._draw_next(mx.array([each.prompt[-1] for each in rows]), begins=True)
         self._advance([1] * len(rows))
+        self._groups = [RowGroup(rows_caches(self.prompt_cache), len(rows))]
+        for each in self._shared:
+            if isinstance(each, ArraysCache):
+                each.finalize()
 
     def extend(self, other: DecodingRows) -> None:
         """Take in the rows of another batch."""
-        if not self._rows:
-            self._rows, self.prompt_cache = other._rows, other.prompt_cache
-            self._drawn = other._drawn
+        if not self._rows and (len(other._groups) > 1 or len(self._joining(other._groups[0])) == 1):
+            self._rows, self._groups, self._drawn = other._rows, other._groups, other._drawn
             return
-        drawn = [self._read_later(), other._read_later()]
-        for own, new in zip(self.prompt_cache, other.prompt_cache, strict=True):
-            own.extend(new)
-        for lengths, more in zip(self._lengths, other._lengths, strict=True):
-            lengths.set(lengths.tokens + more.tokens, lengths.dropped + more.dropped)
-        self._rows += other._rows
-        self._drawn = mx.concatenate(drawn)
+        drawn = mx.concatenate([self._read_later(), other._read_later()])
+        for group in (*self._groups, *other._groups):
+            group.settle()
+        # MLX writes rows into the same memory if no step reads it any more.
+        mx.eval(drawn)
+        shared = self._shared if self._rows else other._shared
+        if self._rows:
+            for own, more in zip(shared, other._shared, strict=True):
+                own.extend(more)
+        count = iter(range(len(self._rows) + len(other._rows)))
+        order = [[next(count) for _ in group.places] for group in self._groups]
+        for new in other._groups:
+            joined = [next(count) for _ in new.places]
+            for at, rows in self._joining(new).items():
+                if at == len(self._groups):
+                    self._groups.append(new.part(rows, iter(shared)))
+                    order.append([])
+                else:
+                    self._groups[at].take_in(new, rows)
+                order[at] += [joined[row] for row in rows]
+        self._rows = self._rows + other._rows
+        self._drawn = drawn
+        self._order([row for rows in order for row in rows])
 
     def filter(self, keep: list[int]) -> None:
-        """Keep these rows alone, by their places."""
-        drawn = self._drawn
-        self._rows = [self._rows[place] for place in keep]
+        """Keep these rows alone, by their places in the batch."""
         if not keep:
-            self.prompt_cache, self._drawn = [], None
+            self._rows, self._groups, self._drawn = [], [], None
             return
-        for each in self.prompt_cache:
-            each.filter(keep)
-        for lengths in self._lengths:
-            lengths.set(
-                [lengths.tokens[place] for place in keep],
-                [lengths.dropped[place] for place in keep],
-            )
-        self._drawn = None if drawn is None else drawn[mx.array(keep)]
+        order: list[int] = []
+        groups = []
+        begin = 0
+        for group in self._groups:
+            end = begin + len(group)
+            own = [place - begin for place in keep if begin <= place < end]
+            if own:
+                groups.append(group)
+                order += [begin + row for row in group.leave(own)]
+            begin = end
+        self._order(order)
+        self._groups = groups
 
     def extract_cache(self, place: int) -> list[Any]:
-        return [each.extract(place) for each in self.prompt_cache]
+        group, row = self._find(place)
+        return group.extract(row)
 
     def next(self) -> list[RowToken]:
         """Compute a step. Returns the tokens of all rows, those of a row in their order."""
         if not self._rows:
             return []
+        for each in self._groups:
+            each.settle()
         began_at, last = perf_counter(), self._ended_at
         guesses = self._guesses()
         rows = len(self._rows)
@@ -212,19 +256,37 @@ class DecodingRows:
         return all(isinstance(each, kinds) or each.empty() for each in leaves_of(self.prompt_cache))
 
     @property
-    def _free_slots(self) -> int:
-        """The tokens a row for which the caches needn't grow."""
-        free = [each.keys.shape[2] - each.lengths.most_slots for each in self._own]
-        return min(free, default=_UNBOUNDED)
+    def _shared(self) -> list[Any]:
+        """The caches that all groups share."""
+        leaves = leaves_of(self.prompt_cache)
+        return [each for each in leaves if not isinstance(each, RowsCache)]
 
-    @property
-    def _own(self) -> list[RowsCache]:
-        return [each for each in leaves_of(self.prompt_cache) if isinstance(each, RowsCache)]
+    def _joining(self, new: RowGroup) -> dict[int, list[int]]:
+        """The rows of a new group, by the numbers of the groups that they join."""
+        sizes = [each.size for each in self._groups]
+        joining: dict[int, list[int]] = {}
+        for row, tokens in enumerate(new.tokens):
+            joining.setdefault(self._grouping.place(sizes, tokens), []).append(row)
+            sizes = self._grouping.placed(sizes, tokens)
+        return joining
 
-    @property
-    def _lengths(self) -> list[RowLengths]:
-        """The lengths that caches share: one for each window."""
-        return list({id(each.lengths): each.lengths for each in self._own}.values())
+    def _order(self, order: list[int]) -> None:
+        """Have the rows in this order, by their places. Groups have their own order."""
+        if order == list(range(len(self._rows))):
+            return
+        self._rows = [self._rows[place] for place in order]
+        for each in self._shared:
+            each.filter(order)
+        if self._drawn is not None:
+            self._drawn = self._drawn[mx.array(order)]
+
+    def _find(self, place: int) -> tuple[RowGroup, int]:
+        """The group of a row, and the row's number there."""
+        for group in self._groups:
+            if place < len(group):
+                return group, place
+            place -= len(group)
+        raise IndexError("The batch has fewer rows.")
 
     def _read_later(self) -> mx.array:
         """The next tokens of all rows, (rows,), without a wait."""
@@ -257,7 +319,7 @@ class DecodingRows:
             return None
         self._read()
         first = [each.tokens[-1] for each in self._rows]
-        free = self._free_slots
+        free = min(each.free_slots for each in self._groups)
         most = [
             0
             if each.unseen > 1 or each.tokens[-1] in each.ends
@@ -377,7 +439,7 @@ class DecodingRows:
         """The tokens that rows give out. Rows that end leave the batch."""
         found: list[RowToken] = []
         keep: list[int] = []
-        lent: list[Any] | None = None
+        lent: dict[int, list[Any]] = {}
         for place, (row, tokens) in enumerate(zip(self._rows, given, strict=True)):
             for at, token in enumerate(tokens):
                 reason = row.give(token)
@@ -387,11 +449,13 @@ class DecodingRows:
                     self._guesser.take(row.uid, token)
                 if reason is None:
                     continue
-                if self._lends:
-                    lent = _lent(self.prompt_cache) if lent is None else lent
-                    made.prompt_cache = RowCaches(lent, place)
+                group, own = self._find(place)
+                if not self._lends:
+                    made.prompt_cache = RowCaches(group.extract(own), 0)
                 else:
-                    made.prompt_cache = RowCaches(self.extract_cache(place), 0)
+                    if id(group) not in lent:
+                        lent[id(group)] = group.lent()
+                    made.prompt_cache = RowCaches(lent[id(group)], group.places[own])
                 break
             else:
                 keep.append(place)
@@ -401,15 +465,15 @@ class DecodingRows:
 
     def _forward(self, tokens: mx.array) -> mx.array:
         """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens)."""
-        for lengths in self._lengths:
-            reserve([each for each in self._own if each.lengths is lengths], tokens.shape[1])
-        logits: mx.array = self.model(tokens, cache=self.prompt_cache)
+        caches = caches_of_step(self._groups, tokens.shape[1])
+        logits: mx.array = self.model(tokens, cache=caches)
         return logits
 
     def _advance(self, tokens: list[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
-        for lengths in self._lengths:
-            lengths.set([own + more for own, more in zip(lengths.tokens, tokens, strict=True)])
+        left = iter(tokens)
+        for group in self._groups:
+            group.advance([next(left) for _ in group.places])
 
     def _recurrent(self, lengths: list[int]) -> _State | None:
         """The recurrent states before a step in which each row has so many tokens; None: there are
@@ -426,12 +490,3 @@ class DecodingRows:
 
 def _logprobs(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-
-
-def _lent(caches: list[Any]) -> list[Any]:
-    """The caches for reading, while the batch goes on with other arrays. mlx-lm would copy the
-    ended row's part, array by array.
-    """
-    return [
-        each.lent() if isinstance(each, RowsCache) else copy(each) for each in leaves_of(caches)
-    ]

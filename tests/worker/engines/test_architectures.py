@@ -1,5 +1,6 @@
 """Rows of many architectures have the tokens that mlx-lm's own batch gives them: with and without
-guesses, and with windows, latents, mixtures and states beside attention.
+guesses, in groups by their lengths where the architecture takes them, and with windows, latents,
+mixtures and states beside attention.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mlx_lm.generate import BatchGenerator
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
+from worker.mlx_lm.row_groups import takes_groups
 
 TOKENS = 60
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -92,6 +94,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {},
 }
 QUICK = {"deepseek_v3", "gemma3_text", "gpt_oss"}
+# Their attention takes keys apart.
+WITHOUT_GROUPS = {"deepseek_v3", "glm4_moe_lite"}
+# So large that a few tokens of padding cost as much as a group.
+TOKEN_BYTES = 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -105,8 +111,9 @@ def test_rows_have_mlx_lms_tokens(name: str) -> None:
     mx.random.seed(1)
     model.update(tree_map(_random, model.parameters()))
     chance = random.Random(1)
-    prompts = [[chance.randrange(5, 290) for _ in range(count)] for count in (3, 40, 17, 1, 29)]
+    prompts = [[chance.randrange(5, 290) for _ in range(count)] for count in (3, 40, 17, 1, 29, 90)]
     theirs = _theirs(model, prompts)
+    assert takes_groups(model) == (name not in WITHOUT_GROUPS)
     assert _own(model, prompts, None) == theirs
     predicted = [[*each[:20], 7, *each[20:]] for each in theirs]
     assert _own(model, prompts, predicted) == theirs
@@ -133,7 +140,7 @@ def _theirs(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 def _own(
     model: Any, prompts: list[list[int]], predicted: list[list[int]] | None
 ) -> list[list[int]]:
-    room = CacheRoom(CacheSizes(0, 0, 1.0))
+    room = CacheRoom(CacheSizes(TOKEN_BYTES, 0, 1.0))
     engine = BatchedEngine(model, (), 8, room, guesses=predicted is not None)
     # As on a machine where a wide step costs hardly more.
     engine.step_costs.ratio = lambda *_: 1.0  # type: ignore[method-assign]

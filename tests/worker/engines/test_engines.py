@@ -193,7 +193,8 @@ def test_room_for_a_few_gives_the_same(
         waiting = narrow.waiting
         for token in narrow.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
-        taken = [Batch(len(each), each.size.longest_tokens - 2) for each in narrow._batches]
+        sizes = [size for each in narrow._batches for size in each.sizes()]
+        taken = [Batch(each.rows, each.longest_tokens - 2) for each in sizes]
         assert room.holds(taken)
         most_rows = max(most_rows, narrow.active)
         put_aside = put_aside or narrow.waiting > waiting
@@ -572,3 +573,40 @@ def test_short_prompts_are_not_padded_to_a_long_one_that_is_far_on(
     engine.remove(["long", "stream"])
     made = _run(engine)
     assert made["a"] == made["b"] == made["c"]
+
+
+def test_rows_of_unlike_length_share_each_step(models: Callable[[str], LoadedModel]) -> None:
+    """Short prompts that came while a long one was computed are in its batch once it decodes."""
+    model = models("full attention")
+    tokens = model.tokenizer.encode("A ship with seven holds. " * 800)[:2000]
+    # A few tokens of padding cost as much as a group.
+    room = CacheRoom(CacheSizes(1_000_000, 0, 1.0))
+    asked = [Sequence("long", tokens, 24, RowSampling(1), ignore_eos=True)]
+    for name, length in (("a", 40), ("b", 45), ("c", 300)):
+        asked.append(Sequence(name, tokens[:length], 90, RowSampling(length), ignore_eos=True))
+    expected: dict[str, list[int]] = {}
+    for sequence in asked:
+        alone = BatchedEngine(model.model, model.eos_token_ids, 8, UNBOUNDED)
+        alone.add(sequence)
+        expected |= _run(alone)
+    engine = BatchedEngine(model.model, model.eos_token_ids, 8, room, stall_s=1e6)
+    engine.add(asked[0])
+    while not any(row.seen_tokens > 1200 for each in engine._batches for row in each.prefilling):
+        engine.step()
+    for sequence in asked[1:]:
+        engine.add(sequence)
+    made: dict[str, list[int]] = {each.request_id: [] for each in asked}
+    most_batches = together = 0
+    while engine.active + engine.waiting:
+        took = engine.step()
+        for token in took:
+            made[token.request_id].append(token.token_id)
+        most_batches = max(most_batches, len(engine._batches))
+        if len(made["long"]) in range(2, 24):
+            assert {each.request_id for each in took} == set(made)
+            (batch,) = engine._batches
+            assert sorted(each.rows for each in batch.sizes()) == [1, 1, 2]
+            together += 1
+    assert made == expected
+    assert most_batches > 1
+    assert together > 10

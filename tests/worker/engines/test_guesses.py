@@ -1,4 +1,6 @@
-"""Guesses change how fast a text is made, never the text: with any caches, settings and company."""
+"""Guesses and groups of rows change how fast a text is made, never the text: with any caches,
+settings and company.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
+# A few tokens of padding cost as much as a group of rows.
+IN_GROUPS = CacheRoom(CacheSizes(1_000_000, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
     "full": lambda _: shapes.DEMO,
     "sliding": shapes.sliding_window,
@@ -65,10 +69,8 @@ class Made:
     rejected: int = 0
 
 
-def _engine(model: LoadedModel, *, guesses: bool) -> BatchedEngine:
-    engine = BatchedEngine(
-        model.model, model.eos_token_ids, 32, replace(UNBOUNDED), guesses=guesses
-    )
+def _engine(model: LoadedModel, room: CacheRoom, *, guesses: bool) -> BatchedEngine:
+    engine = BatchedEngine(model.model, model.eos_token_ids, 32, replace(room), guesses=guesses)
     # As on a machine where a wide step costs hardly more: here that would depend on its load.
     engine.step_costs.ratio = lambda *_: 1.0  # type: ignore[method-assign]
     return engine
@@ -88,7 +90,7 @@ def _request(chance: random.Random, name: str) -> Generate:
     return Generate(
         request_id=name,
         prompt=TokenPrompt(
-            pack([chance.randrange(5, 600) for _ in range(chance.choice((1, 7, 40)))])
+            pack([chance.randrange(5, 600) for _ in range(chance.choice((1, 7, 40, 150)))])
         ),
         sampling=sampling,
         max_tokens=chance.choice((1, 2, 30, 60)),
@@ -123,12 +125,13 @@ def _take(made: dict[str, Made], tokens: list[Token]) -> None:
 
 
 def _plain(model: LoadedModel, requests: list[Generate]) -> dict[str, Made]:
-    engine = _engine(model, guesses=False)
+    """The texts of requests, each of which runs alone and without guesses."""
+    engine = _engine(model, UNBOUNDED, guesses=False)
     made = {each.request_id: Made([], []) for each in requests}
     for each in requests:
         engine.add(_sequence(model, each, []))
-    while engine.active + engine.waiting:
-        _take(made, engine.step())
+        while engine.active + engine.waiting:
+            _take(made, engine.step())
     engine.close()
     return made
 
@@ -145,11 +148,16 @@ def _predicted(chance: random.Random, text: list[int]) -> tuple[int, ...]:
     return tuple(changed)
 
 
-def _guessed(
-    model: LoadedModel, requests: list[Generate], chance: random.Random, plain: dict[str, Made]
+def _anew(
+    model: LoadedModel,
+    requests: list[Generate],
+    chance: random.Random,
+    plain: dict[str, Made],
+    *,
+    guesses: bool,
 ) -> dict[str, Made]:
-    """The same requests with guesses, that join at any time and are put aside and resumed."""
-    engine = _engine(model, guesses=True)
+    """The same requests in groups of rows, that join at any time and are put aside and resumed."""
+    engine = _engine(model, IN_GROUPS, guesses=guesses)
     made = {each.request_id: Made([], []) for each in requests}
     predicted = {name: _predicted(chance, own.token_ids) for name, own in plain.items()}
     coming = list(requests)
@@ -169,7 +177,7 @@ def _guessed(
             going |= {each.request_id for each in engine._waiting}
             coming += [each for each in requests if each.request_id in going]
             engine.close()
-            engine = _engine(model, guesses=True)
+            engine = _engine(model, IN_GROUPS, guesses=guesses)
     engine.close()
     return made
 
@@ -179,11 +187,12 @@ def _same(model: LoadedModel, seed: int, most_rows: int) -> tuple[int, int]:
     chance = random.Random(seed)
     requests = [_request(chance, f"r{at}") for at in range(chance.randrange(1, most_rows + 1))]
     plain = _plain(model, requests)
-    guessed = _guessed(model, requests, chance, plain)
-    for each in requests:
-        own, other = guessed[each.request_id], plain[each.request_id]
-        assert own.token_ids == other.token_ids, (seed, each)
-        assert own.logprobs == pytest.approx(other.logprobs, abs=NEARLY)
+    for guesses in (False, True):
+        guessed = _anew(model, requests, chance, plain, guesses=guesses)
+        for each in requests:
+            own, other = guessed[each.request_id], plain[each.request_id]
+            assert own.token_ids == other.token_ids, (seed, each)
+            assert own.logprobs == pytest.approx(other.logprobs, abs=NEARLY)
     return sum(each.guessed for each in guessed.values()), sum(
         each.rejected for each in guessed.values()
     )

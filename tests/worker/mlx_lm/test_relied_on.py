@@ -238,6 +238,34 @@ def test_batches_are_private_attributes_that_a_generator_uses_as_long_as_it_live
     generator.close()
 
 
+def test_a_generator_numbers_rows_from_a_private_count() -> None:
+    model = Counting()
+    generator = generate.BatchGenerator(model, sampler=model.sample)
+    generator._uid_count = 70
+    assert generator.insert([[1]], max_tokens=[1]) == [70]
+    generator.close()
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_attention_is_looked_up_with_each_call(
+    monkeypatch: pytest.MonkeyPatch, *, quantized: bool
+) -> None:
+    """And it hands keys, values and masks on as they are."""
+    taken: list[Any] = []
+
+    def take(queries: Any, keys: Any, values: Any, *, scale: float, mask: Any, **_: Any) -> Any:
+        taken.extend((queries, keys, values, scale, mask))
+
+    if quantized:
+        monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", take)
+    else:
+        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", take)
+    cache = caches.QuantizedKVCache() if quantized else caches.KVCache()
+    given = [object() for _ in range(4)]
+    base.scaled_dot_product_attention(*given[:3], cache, scale=0.5, mask=given[3])
+    assert taken == [*given[:3], 0.5, given[3]]
+
+
 def test_a_split_batch_is_of_the_same_class() -> None:
     class Prompts(generate.PromptProcessingBatch):  # type: ignore[misc]
         generated = 0

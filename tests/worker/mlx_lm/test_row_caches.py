@@ -14,7 +14,15 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from worker.mlx_lm import row_caches
 from worker.mlx_lm.caches import gather, tokens_of
-from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve, rows_caches
+from worker.mlx_lm.row_caches import RowLengths, RowsCache, rows_caches
+from worker.mlx_lm.row_groups import (
+    ONE_GROUP,
+    Grouping,
+    GroupSize,
+    RowGroup,
+    caches_of_step,
+    places_for,
+)
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 WINDOW = 16
@@ -89,12 +97,21 @@ def _prefilled(window: int | None, prompts: list[list[Step]]) -> list[Any]:
 
 
 class Batch:
-    """Rows in caches of rows, each with the tokens that it has seen."""
+    """Rows in groups of caches of rows, each with the tokens that it has seen."""
 
-    def __init__(self, window: int | None, prompts: list[list[Step]]) -> None:
+    def __init__(
+        self, window: int | None, prompts: list[list[Step]], grouping: Grouping = ONE_GROUP
+    ) -> None:
         self.window = window
-        self.rows = [list(each) for each in prompts]
-        self.caches = rows_caches(_prefilled(window, prompts))
+        self.grouping = grouping
+        self.rows: list[list[Step]] = []
+        self.groups: list[RowGroup] = []
+        self.take_in(prompts)
+
+    @property
+    def caches(self) -> list[Any]:
+        (group,) = self.groups
+        return group.caches
 
     @property
     def lengths(self) -> RowLengths:
@@ -107,10 +124,12 @@ class Batch:
         """
         width = max(map(len, new))
         padded = [each + [each[-1]] * (width - len(each)) for each in new]
-        reserve(self.caches, width)
+        for each in self.groups:
+            each.settle()
+        caches = caches_of_step(self.groups, width)
         queries = mx.zeros((len(new), width, WIDTH))
-        mask = create_attention_mask(queries, self.caches[0], self.window, as_array)
-        for at, cache in enumerate(self.caches):
+        mask = create_attention_mask(queries, caches[0], self.window, as_array)
+        for at, cache in enumerate(caches):
             parts = [
                 mx.concatenate(
                     [
@@ -128,26 +147,41 @@ class Batch:
                     assert mx.allclose(found, each[at], atol=NEARLY), (row, place)
         for row, own, count in zip(self.rows, new, right, strict=True):
             row += own[:count]
-        self.lengths.set([len(each) for each in self.rows])
+        left = iter(right)
+        for group in self.groups:
+            group.advance([next(left) for _ in range(len(group))])
 
     def filter(self, keep: list[int]) -> None:
-        self.rows = [self.rows[each] for each in keep]
-        for each in self.caches:
-            each.filter(keep)
-        tokens, dropped = self.lengths.tokens, self.lengths.dropped
-        self.lengths.set([tokens[each] for each in keep], [dropped[each] for each in keep])
+        order: list[int] = []
+        groups, begin = [], 0
+        for group in self.groups:
+            end = begin + len(group)
+            own = [each - begin for each in keep if begin <= each < end]
+            if own:
+                order += [begin + each for each in group.leave(own)]
+                groups.append(group)
+            begin = end
+        self.groups = groups
+        self.rows = [self.rows[each] for each in order]
 
-    def extend(self, other: Batch) -> None:
-        for own, new in zip(self.caches, other.caches, strict=True):
-            own.extend(new)
-        self.rows += other.rows
-        more = other.lengths
-        self.lengths.set(self.lengths.tokens + more.tokens, self.lengths.dropped + more.dropped)
+    def take_in(self, prompts: list[list[Step]]) -> None:
+        new = RowGroup(rows_caches(_prefilled(self.window, prompts)), len(prompts))
+        for each in self.groups:
+            each.settle()
+        for row, prompt in enumerate(prompts):
+            at = self.grouping.place([each.size for each in self.groups], len(prompt))
+            if at == len(self.groups):
+                self.groups.append(new.part([row], iter(())))
+            else:
+                self.groups[at].take_in(new, [row])
+            behind = sum(len(each) for each in self.groups[: at + 1]) - 1
+            self.rows.insert(behind, list(prompt))
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("most_groups", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_see_what_they_see_alone(window: int | None, seed: int) -> None:
+def test_tokens_see_what_they_see_alone(window: int | None, most_groups: int, seed: int) -> None:
     """Rows of any lengths come and leave, with wrong guesses that are forgotten."""
     chance = random.Random(seed)
     tokens = Tokens(seed)
@@ -155,17 +189,20 @@ def test_tokens_see_what_they_see_alone(window: int | None, seed: int) -> None:
     def prompts(count: int) -> list[list[Step]]:
         return [tokens.make(chance.choice((1, 3, 15, 16, 17, 40))) for _ in range(count)]
 
-    batch = Batch(window, prompts(chance.randrange(1, 4)))
+    batch = Batch(window, prompts(chance.randrange(1, 4)), Grouping(most_groups, 5))
+    seen = set()
     for _ in range(25):
         what = chance.random()
-        if what < 0.15 and len(batch.rows) < 4:
-            batch.extend(Batch(window, prompts(1)))
-        elif what < 0.3 and len(batch.rows) > 1:
-            keep = sorted(chance.sample(range(len(batch.rows)), len(batch.rows) - 1))
-            batch.filter(keep)
+        if what < 0.2 and len(batch.rows) < 6:
+            batch.take_in(prompts(chance.choice((1, 2))))
+        elif what < 0.4 and len(batch.rows) > 1:
+            left = chance.choice((len(batch.rows) - 1, 1 + len(batch.rows) // 2))
+            batch.filter(sorted(chance.sample(range(len(batch.rows)), left)))
         new = [tokens.make(chance.choice((1, 1, 2, 5, 16))) for _ in batch.rows]
         right = [chance.randrange(1, len(each) + 1) for each in new]
         batch.step(new, right)
+        seen.add(len(batch.groups))
+    assert (max(seen) > 1) == (most_groups > 1)
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
@@ -251,3 +288,89 @@ def test_layers_with_one_window_share_their_lengths() -> None:
     assert made[0].lengths.tokens == made[1].lengths.tokens == [5, 20]
     assert isinstance(inner, RowsCache)
     assert last is empty
+
+
+def test_a_row_joins_the_group_in_which_it_adds_the_least_padding() -> None:
+    groups = [GroupSize(3, 3, 100), GroupSize(1, 1, 1000)]
+    grouping = Grouping(most_groups=3, padding_tokens=200)
+    assert grouping.place([], 5) == 0
+    assert grouping.place(groups, 90) == 0
+    assert grouping.place(groups, 150) == 0, "three rows are padded by 50 tokens"
+    assert grouping.place(groups, 170) == 2, "by 70, which is more than a group costs"
+    assert grouping.place(groups, 1200) == 1
+    assert grouping.place(groups, 1201) == 2
+    full = grouping.placed(groups, 9000)
+    assert full == [*groups, GroupSize(1, 1, 9000)]
+    assert grouping.place(full, 2000) == 1, "there are no more groups"
+
+
+def test_a_group_has_few_spare_places() -> None:
+    for rows in range(1, 300):
+        assert rows <= places_for(rows) <= rows + rows / 8
+    assert places_for(129) == 144
+
+
+ROWS, ROW_TOKENS = 33, 250
+
+
+def _dense(rows: int, lengths: list[int] | None = None) -> RowGroup:
+    """Rows of one layer, whose numbers are those of the rows."""
+    group = RowGroup([_layer(rows, lengths)], rows)
+    mx.eval(group.leaves[0].state)
+    return group
+
+
+def _layer(rows: int, lengths: list[int] | None = None) -> RowsCache:
+    numbers = mx.broadcast_to(mx.arange(rows)[:, None, None, None], (rows, 4, 256, 128))
+    arrays = [mx.array(numbers.astype(mx.float32)) for _ in range(2)]
+    return RowsCache(RowLengths(lengths or [ROW_TOKENS] * rows), *arrays)
+
+
+def _decode(group: RowGroup) -> None:
+    """A step, as the batch computes it."""
+    rows = len(group)
+    (cache,) = caches_of_step([group], 1)
+    new = mx.zeros((rows, 4, 1, 128))
+    mx.async_eval(_attend(new, cache, new, new, cache.make_mask(1)))  # type: ignore[no-untyped-call]
+    group.advance([1] * rows)
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_who_joins_or_leaves_costs_a_row_and_not_the_batch(*, unlike: bool) -> None:
+    """A batch of 32 rows, measured by the peak of MLX's memory."""
+    lengths = [ROW_TOKENS - (at % 2 if unlike else 0) for at in range(ROWS)]
+    group, others = _dense(ROWS, lengths), [_dense(1) for _ in range(4)]
+    row_bytes = group.leaves[0].nbytes // ROWS
+    group.take_in(others.pop(), [0])
+    assert group.leaves[0].places == 36, "this one has made room for the others"
+    for _ in range(2):
+        _decode(group)
+        mx.synchronize()
+        mx.reset_peak_memory()
+        before_bytes = mx.get_active_memory()
+        group.take_in(others.pop(), [0])
+        _decode(group)
+        mx.synchronize()
+        assert mx.get_peak_memory() - before_bytes < 2 * row_bytes
+    keep = [at for at in range(len(group)) if at != 4]
+    mx.reset_peak_memory()
+    before_bytes = mx.get_active_memory()
+    assert group.leave(keep)[:6] == [0, 1, 2, 3, 35, 5]
+    group.settle()
+    _decode(group)
+    mx.synchronize()
+    assert mx.get_peak_memory() - before_bytes < 2 * row_bytes
+    keys = group.leaves[0].keys
+    assert keys[:6, 0, 0, 0].tolist() == [0, 1, 2, 3, 0, 5]
+    assert keys[31:35, 0, 0, 0].tolist() == [31, 32, 0, 0]
+
+
+def test_memory_comes_back_when_many_leave() -> None:
+    group = _dense(ROWS, [ROW_TOKENS, *[20] * (ROWS - 1)])
+    before_bytes = group.leaves[0].nbytes
+    group.leave(range(1, 9))
+    assert group.leaves[0].nbytes == before_bytes, "others may read the arrays until the next step"
+    assert group.size == GroupSize(8, 8, 20)
+    group.settle()
+    assert group.leaves[0].keys.shape == (8, 4, 24, 128)
+    assert group.leaves[0].keys[:, 0, 0, 0].tolist() == list(range(8, 9)) + list(range(1, 8))

@@ -1,0 +1,127 @@
+"""Attention of a batch whose rows are in groups: the rows of a group are of similar length.
+
+The rows of all groups go through a model together, so its weights are read once. Only attention
+looks at one group after another, so that no row is padded to the rows of another group. Importing
+this module replaces MLX's and mlx-lm's functions of attention by functions that can do this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+# This import replaces attention itself, so it comes first.
+import worker.mlx_lm.cuda  # noqa: F401
+from worker.mlx_lm.row_caches import RowsCache, changed
+
+_attention: Final = mx.fast.scaled_dot_product_attention
+_quantized_attention: Final[Callable[..., mx.array]] = base.quantized_scaled_dot_product_attention
+
+
+class Parts:
+    """The keys, the values or the mask of each group. A model can only hand them on."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        dtype: mx.Dtype = self.parts[0].dtype
+        return dtype
+
+
+class GroupsCache:
+    """The caches of one layer, one for each group, with the methods of mlx-lm's caches. `offset`:
+    the position of the next token of each row, (rows,).
+    """
+
+    def __init__(self, groups: Sequence[RowsCache], offset: mx.array) -> None:
+        self.offset = offset
+        self._groups = groups
+
+    def empty(self) -> bool:
+        return False
+
+    def make_mask(self, *arguments: Any, **options: Any) -> Parts | None:
+        masks = [each.make_mask(*arguments, **options) for each in self._groups]
+        return None if all(each is None for each in masks) else Parts(masks)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
+        rows = [len(each.lengths.tokens) for each in self._groups]
+        new = zip(self._groups, _split(keys, rows), _split(values, rows), strict=True)
+        for group, *arrays in new:
+            group.update_and_fetch(*arrays)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Parts, Parts]:
+        keys, values = zip(*(each.keys_and_values() for each in self._groups), strict=True)
+        return Parts(keys), Parts(values)
+
+
+def joined(groups: Sequence[Sequence[Any]]) -> list[Any]:
+    """The caches of a step from those of each group. Other kinds of caches are shared by all
+    groups.
+    """
+    offsets: dict[int, mx.array] = {}
+
+    def of_layer(*caches: Any) -> Any:
+        first = caches[0]
+        if not isinstance(first, RowsCache):
+            return first
+        shared = id(first.lengths)
+        if shared not in offsets:
+            offsets[shared] = mx.array([own for each in caches for own in each.lengths.tokens])
+        return GroupsCache(caches, offsets[shared])
+
+    return changed(of_layer, *groups)
+
+
+def attention(
+    queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any
+) -> mx.array:
+    """MLX's attention, of each group alone if keys and values are in parts."""
+    if not isinstance(keys, Parts):
+        return _attention(queries, keys, values, mask=mask, **options)
+
+    def of_group(queries: mx.array, at: int, mask: Any) -> mx.array:
+        return _attention(queries, keys.parts[at], values.parts[at], mask=mask, **options)
+
+    return _by_group(of_group, queries, keys, mask)
+
+
+def quantized_attention(
+    queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, **options: Any
+) -> mx.array:
+    """mlx-lm's attention over quantized keys and values, of each group alone if these are in parts.
+    Each of both has the packed numbers, the scales and the biases.
+    """
+    if not isinstance(q_keys[0], Parts):
+        return _quantized_attention(queries, q_keys, q_values, scale, mask, **options)
+
+    def of_group(queries: mx.array, at: int, mask: Any) -> mx.array:
+        own = [tuple(each.parts[at] for each in arrays) for arrays in (q_keys, q_values)]
+        return _quantized_attention(queries, *own, scale, mask, **options)
+
+    return _by_group(of_group, queries, q_keys[0], mask)
+
+
+def _by_group(
+    of_group: Callable[[mx.array, int, Any], mx.array], queries: mx.array, keys: Parts, mask: Any
+) -> mx.array:
+    masks = mask.parts if isinstance(mask, Parts) else [mask] * len(keys.parts)
+    own = _split(queries, [each.shape[0] for each in keys.parts])
+    parts = zip(own, masks, strict=True)
+    return mx.concatenate([of_group(each, at, part) for at, (each, part) in enumerate(parts)])
+
+
+def _split(array: mx.array, rows: Sequence[int]) -> list[mx.array]:
+    ends = list(accumulate(rows))
+    return [array[end - own : end] for own, end in zip(rows, ends, strict=True)]
+
+
+mx.fast.scaled_dot_product_attention = attention  # type: ignore[assignment]  # as MLX's
+base.quantized_scaled_dot_product_attention = quantized_attention

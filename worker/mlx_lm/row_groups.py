@@ -1,0 +1,252 @@
+"""Groups of rows of similar length in one batch: who joins which group, and the places of rows in
+the arrays of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+
+from worker.mlx_lm.caches import can_be_merged, leaves_of, make_caches
+from worker.mlx_lm.grouped_attention import joined
+from worker.mlx_lm.row_caches import RowsCache, changed, reserve, rows_caches
+
+# A group has places for at most such a share of rows more than it has.
+_SPARE: Final = 8
+_UNBOUNDED: Final = 1 << 30
+# Attention over other padding differs by rounding. Attention over wrong keys differs by more.
+_NEARLY: Final = 0.05
+
+
+class GroupSize(NamedTuple):
+    """The rows of a group, the places that its arrays have for rows, and the tokens of its longest
+    row.
+    """
+
+    rows: int
+    places: int
+    longest_tokens: int
+
+    def with_row(self, tokens: int) -> GroupSize:
+        rows = self.rows + 1
+        places = self.places if rows <= self.places else places_for(rows)
+        return GroupSize(rows, places, max(self.longest_tokens, tokens))
+
+
+def places_for(rows: int) -> int:
+    """The places of a group that grows to so many rows. The next rows find room in these."""
+    step = max(1, (1 << rows.bit_length() - 1) // _SPARE)
+    return -(-rows // step) * step
+
+
+class Grouping(NamedTuple):
+    """A batch has at most `most_groups` groups. A group costs as much as `padding_tokens` tokens of
+    padding.
+    """
+
+    most_groups: int = 1
+    padding_tokens: int = 0
+
+    def place(self, groups: Sequence[GroupSize], tokens: int) -> int:
+        """The number of the group for a row of so many tokens: the one with the least padding in
+        addition, or a new one after all others.
+        """
+        padding = [
+            each.longest_tokens - tokens
+            if tokens <= each.longest_tokens
+            else each.rows * (tokens - each.longest_tokens)
+            for each in groups
+        ]
+        least = min(padding, default=_UNBOUNDED)
+        if groups and (least <= self.padding_tokens or len(groups) >= self.most_groups):
+            return padding.index(least)
+        return len(groups)
+
+    def placed(self, groups: Sequence[GroupSize], tokens: int) -> list[GroupSize]:
+        """The sizes of the groups once such a row has joined."""
+        at = self.place(groups, tokens)
+        own = groups[at] if at < len(groups) else GroupSize(0, 0, 0)
+        return [*groups[:at], own.with_row(tokens), *groups[at + 1 :]]
+
+
+ONE_GROUP: Final = Grouping()
+
+
+class RowGroup:
+    """Rows whose caches are padded to the longest of them. `caches` are those of the layers: caches
+    of rows are the group's own, and those of other kinds are shared by all groups of a batch.
+    """
+
+    def __init__(self, caches: list[Any], rows: int) -> None:
+        self.caches = caches
+        self.leaves = [each for each in leaves_of(caches) if isinstance(each, RowsCache)]
+        # The lengths that caches share: one for each window.
+        self.lengths = list({id(each.lengths): each.lengths for each in self.leaves}.values())
+        # The place of each row in the arrays. A row that moves does so with the next step.
+        self.places = list(range(rows))
+        # The places that the arrays have once the rows have moved.
+        self._room = rows
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of each row; zeros if no cache tells."""
+        return self.lengths[0].tokens if self.lengths else [0] * len(self)
+
+    @property
+    def size(self) -> GroupSize:
+        return GroupSize(len(self), self._room, max(self.tokens))
+
+    @property
+    def free_slots(self) -> int:
+        """The tokens a row for which the caches needn't grow."""
+        free = [each.keys.shape[2] - each.lengths.most_slots for each in self.leaves]
+        return min(free, default=_UNBOUNDED)
+
+    def reserve(self, width: int) -> None:
+        """Make room for `width` tokens more of each row."""
+        for lengths in self.lengths:
+            reserve([each for each in self.leaves if each.lengths is lengths], width)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Note how many tokens more of each row the caches have seen."""
+        for lengths in self.lengths:
+            lengths.set([own + more for own, more in zip(lengths.tokens, tokens, strict=True)])
+
+    def take_in(self, other: RowGroup, rows: Sequence[int]) -> None:
+        """Put these rows of another group behind the own rows. No row of both is about to move, and
+        no step is being computed: only then MLX writes into the same memory.
+        """
+        count = len(self) + len(rows)
+        if count > self._room:
+            self._room = places_for(count)
+        for own, new in zip(self.leaves, other.leaves, strict=True):
+            shape = own.keys.shape
+            own.take_in(new, rows, self._room)
+            if own.keys.shape != shape:
+                # One after another: else MLX would hold the old arrays of several layers.
+                mx.eval(own.state)
+        for lengths, more in zip(self.lengths, other.lengths, strict=True):
+            lengths.extend(more.of(rows))
+        self.places = list(range(count))
+
+    def part(self, rows: Sequence[int], shared: Iterator[Any]) -> RowGroup:
+        """A new group with these rows, and caches that it shares with its batch. The rows are
+        copied unless they are all.
+        """
+        lengths = {id(each): each.of(rows) for each in self.lengths}
+        whole = list(rows) == list(range(len(self)))
+
+        def of_layer(cache: Any) -> Any:
+            if not isinstance(cache, RowsCache):
+                return next(shared)
+            if whole:
+                return cache
+            part = cache.part(rows, lengths[id(cache.lengths)])
+            mx.eval(part.state)
+            return part
+
+        return RowGroup(changed(of_layer, self.caches), len(rows))
+
+    def leave(self, keep: Sequence[int]) -> list[int]:
+        """Keep these rows alone, at least one. Returns the new order of the rows, by their old
+        numbers. Nothing is copied before `settle`, while others may read the arrays.
+        """
+        if len(keep) == len(self):
+            return list(range(len(self)))
+        self.settle()
+        count, kept = len(keep), set(keep)
+        behind = (each for each in keep if each >= count)
+        self.places = [at if at in kept else next(behind) for at in range(count)]
+        for lengths in self.lengths:
+            ordered = lengths.of(self.places)
+            lengths.set(ordered.tokens, ordered.dropped)
+        if self._room > places_for(count) + count // _SPARE:
+            self._room = places_for(count)
+        return list(self.places)
+
+    def settle(self) -> None:
+        """Move rows to the places of those that left. Give memory back if many left."""
+        count, leaves = len(self), self.leaves
+        if leaves and self._room < leaves[0].places:
+            places = [*self.places, *[0] * (self._room - count)]
+            for each in leaves:
+                each.choose(places)
+                mx.eval(each.state)
+        else:
+            moves = [(at, place) for at, place in enumerate(self.places) if at != place]
+            if moves:
+                to, places = map(list, zip(*moves, strict=True))
+                rows = [each.rows(places) for each in leaves]
+                # MLX writes into the same memory if nothing else reads it any more.
+                mx.eval(rows)
+                for each, arrays in zip(leaves, rows, strict=True):
+                    each.put(to, arrays)
+        self.places = list(range(count))
+
+    def extract(self, row: int) -> list[Any]:
+        self.settle()
+        return [each.extract(row) for each in self.caches]
+
+    def lent(self) -> list[Any]:
+        """The caches for reading, while the batch goes on with other arrays. mlx-lm would copy the
+        ended row's part, array by array.
+        """
+        return [
+            each.lent() if isinstance(each, RowsCache) else copy(each)
+            for each in leaves_of(self.caches)
+        ]
+
+
+def caches_of_step(groups: Sequence[RowGroup], width: int) -> list[Any]:
+    """The caches for a step of `width` tokens a row, for all rows in the order of the groups."""
+    for each in groups:
+        each.reserve(width)
+    return groups[0].caches if len(groups) == 1 else joined([each.caches for each in groups])
+
+
+def takes_groups(model: Any) -> bool:
+    """Whether a model's rows may be in several groups. Some architectures compute attention
+    themselves, or look at masks. Only a try tells.
+    """
+    prompts = [1, 2], [1, 2, 3, 4, 5]
+    rows = [make_caches(model) for _ in prompts]
+    if not can_be_merged(rows[0]):
+        return False
+    for caches, tokens in zip(rows, prompts, strict=True):
+        mx.eval(model(mx.array([tokens]), cache=caches))
+    together, other = (RowGroup(_merged(rows), len(rows)) for _ in range(2))
+    shared = [each for each in leaves_of(other.caches) if not isinstance(each, RowsCache)]
+    apart = [other.part([row], iter(shared)) for row in range(len(rows))]
+    try:
+        return bool(together.leaves) and all(
+            _is_same(model, [together], apart, mx.array(tokens))
+            for tokens in ([[6], [7]], [[8, 9], [10, 11]])
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def _merged(rows: Sequence[Sequence[Any]]) -> list[Any]:
+    return rows_caches([type(each[0]).merge(list(each)) for each in zip(*rows, strict=True)])
+
+
+def _is_same(
+    model: Any, together: Sequence[RowGroup], apart: Sequence[RowGroup], tokens: mx.array
+) -> bool:
+    """Whether both groupings of the same rows give nearly the same logits for `tokens`, shape
+    (rows, tokens).
+    """
+    width = tokens.shape[1]
+    found, expected = (
+        model(tokens, cache=caches_of_step(groups, width)).astype(mx.float32)
+        for groups in (apart, together)
+    )
+    for group in (*together, *apart):
+        group.advance([width] * len(group))
+    return bool(mx.abs(found - expected).max() <= _NEARLY * mx.abs(expected).max())
