@@ -30,6 +30,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
+from worker.mlx_lm.heads import with_own_head
 from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
@@ -102,12 +103,13 @@ def load(
     draft_path: str | None = None,
     *,
     pictures: bool = False,
+    own_head: bool = False,
     part: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> LoadedModel:
     """Load the model of `source`, a folder or a repository in the Hugging Face cache. An adapter is
     added to the model, and a draft model is loaded beside it. With `pictures` the model can look at
-    pictures. `part` gets the model and its configuration, and removes the layers that other ranks
-    compute.
+    pictures. With `own_head` it gets the head for several tokens that its files may have. `part`
+    gets the model and its configuration, and removes the layers that other ranks compute.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -127,7 +129,7 @@ def load(
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        unread = _build(folder, adapter, pictures=pictures)
+        unread = _build(folder, adapter, pictures=pictures, own_head=own_head)
         if part is not None:
             part(unread.model, unread.config)
         words, draft, weight_bytes = _read(unread, draft_path, on_progress, should_stop)
@@ -159,13 +161,13 @@ class _Unread(NamedTuple):
     reads: Reads
 
 
-def _build(folder: Path, adapter: Path | None, *, pictures: bool) -> _Unread:
+def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool) -> _Unread:
     reads, picture_processor = Reads(), None
     with reads.noted():
         if pictures:
             model, config, picture_processor = _load_vision(folder)
         else:
-            model, config = load_weights(folder)
+            model, config = load_weights(folder, own_head=own_head)
         if adapter is not None:
             add_adapter(model, adapter)
     return _Unread(folder, model, config, picture_processor, reads)
@@ -304,17 +306,25 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
     return int(_text_config(config).get("vocab_size", len(tokenizer)))
 
 
-def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any]]:
     """The model in a folder, whose weights are read when they are needed, and its configuration."""
     headless = is_headless(folder)
-    return models.read_model(folder, lambda config: classes_of(config, headless=headless))
+    return models.read_model(
+        folder, lambda config: classes_of(config, headless=headless, own_head=own_head)
+    )
 
 
-def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
-    """The classes of a model and of its arguments. With `headless` the files lack the head."""
+def classes_of(
+    config: dict[str, Any], *, headless: bool = False, own_head: bool = False
+) -> tuple[type, Any]:
+    """The classes of a model and of its arguments. With `headless` the files lack the head that
+    makes logits. With `own_head` the model keeps its head for several tokens, if it has one.
+    """
     if encoder_of(config) is not None:
         return encoders.classes_of(config)
-    return models.with_head(config) if headless else models.classes_of(config)
+    if headless:
+        return models.with_head(config)
+    return with_own_head(models.classes_of(config), kept=own_head)
 
 
 def is_headless(folder: Path) -> bool:
