@@ -277,6 +277,8 @@ def peak_share(layers: int) -> float:
     return 1.0 + _COPIES * min(_LAYERS_IN_FLIGHT, layers) / max(layers, 1)
 
 
+# A draft model knows at most so many of the last tokens of a sequence.
+DRAFT_TOKENS: Final = 2048
 LARGEST_CHUNK_TOKENS: Final = 2048
 # Longer chunks are no faster on a CPU. And attention on a CPU stores a score for every pair of a
 # token of the chunk and an earlier token.

@@ -13,8 +13,9 @@ from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import StepCosts
-from worker.guesses.guesser import BatchGuesser, Shares
+from worker.guesses.guesser import BatchGuesser, Drafts, Shares
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
+from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
@@ -31,12 +32,14 @@ AHEAD_TOKENS: Final = 2
 
 
 class Learned(NamedTuple):
-    """What all batches of an engine learn: the costs of steps, and how many guesses are right;
-    `shares` None: nothing is guessed.
+    """What all batches of an engine learn: the costs of steps, and how many guesses are right, of
+    those that are found and of those of the `draft`. `shares` None: nothing is guessed.
     """
 
     costs: StepCosts
     shares: Shares | None
+    draft: Draft | None
+    draft_shares: Shares
 
 
 @dataclass(eq=False)
@@ -145,12 +148,19 @@ class RowBatch:
         if learned is None:
             self._generator = make_generator(self._tap, self._sampler, max_rows, prompts)
         else:
-            costs, shares = learned
+            costs, shares, draft, draft_shares = learned
             if shares is not None:
+                drafts = Drafts(0 if draft is None else draft.tokens, draft_shares)
                 forced = self._sampler.forced
-                self._guesser = BatchGuesser(costs, shares, forced, self._most_width)
+                self._guesser = BatchGuesser(costs, shares, drafts, forced, self._most_width)
             self._generator = Generator(
-                self._tap, self._sampler, max_rows, prompts, self._guesser, costs.observe
+                self._tap,
+                self._sampler,
+                max_rows,
+                prompts,
+                self._guesser,
+                costs.observe,
+                None if draft is None else draft.drafter,
             )
         self._eos_token_ids = eos_token_ids
         self._pace = pace

@@ -16,6 +16,7 @@ from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding
 from worker.mlx_lm.generator import Generator, MakeGenerator
+from worker.mlx_lm.guessing import Draft
 from worker.prompt_cache.cache import PromptCache
 
 # Batches take turns, and each turn reads all weights, so more batches are slower.
@@ -61,10 +62,12 @@ class BatchedEngine(QueuedEngine):
         make_generator: MakeGenerator = Generator,
         *,
         guesses: bool = True,
+        draft: Draft | None = None,
     ) -> None:
         """At most `max_concurrency` rows are in the batches; None: as many as make the batches
         faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
         several ranks `make_generator` makes generators that compute in the other ranks, too.
+        Without `guesses` the `draft` guesses nothing either.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -76,7 +79,7 @@ class BatchedEngine(QueuedEngine):
         self.step_costs = StepCosts()
         # Other ranks take one token a row in a step.
         guesses = guesses and alone and padding
-        self._learned = Learned(self.step_costs, Shares() if guesses else None)
+        self._learned = Learned(self.step_costs, Shares() if guesses else None, draft, Shares())
         self._model = model
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency

@@ -66,9 +66,8 @@ class LoadedModel:
     constraints: Constraints
     # Whether the files lack the head, which makes logits of a decoder's states.
     is_headless: bool = False
-    # The draft model, which is smaller and has the same tokens, and its fingerprint.
+    # The draft model, which is smaller and has the same tokens.
     draft: Any = None
-    draft_fingerprint: str = ""
     # Makes the model's inputs of pictures. None: the model is loaded without pictures.
     picture_processor: PictureProcessor | None = None
 
@@ -144,8 +143,7 @@ def load(
         is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=sampling_defaults(folder),
-        draft=draft.model,
-        draft_fingerprint=draft.fingerprint,
+        draft=draft,
         picture_processor=unread.picture_processor,
         **words._asdict(),
     )
@@ -178,13 +176,13 @@ def _read(
     draft_path: str | None,
     on_progress: Callable[[int, int], None],
     should_stop: Callable[[], bool],
-) -> tuple[_TextParts, _Draft, int]:
+) -> tuple[_TextParts, Any, int]:
     """Read the tokenizer, the draft model and all weights. The number is the weights' bytes."""
     folder, model, config, picture_processor, reads = unread
     # Reading a tokenizer with a large vocabulary takes a second. Meanwhile weights are read.
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         reading = beside.submit(_read_text_parts, folder, config, picture_processor)
-        draft = _Draft()
+        draft = None
         if draft_path is not None:
             with reads.noted():
                 draft = _load_draft(draft_path, reading.result())
@@ -194,7 +192,7 @@ def _read(
                 reading.result()
             return should_stop()
 
-        models = [model] if draft.model is None else [model, draft.model]
+        models = [model] if draft is None else [model, draft]
         weight_bytes = _read_weights(models, reads, on_progress, stops)
         return reading.result(), draft, weight_bytes
 
@@ -259,17 +257,11 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
         raise ModelError(f"pictures: {error}.") from error
 
 
-class _Draft(NamedTuple):
-    model: Any = None
-    fingerprint: str = ""
-
-
-def _load_draft(source: str, words: _TextParts) -> _Draft:
+def _load_draft(source: str, words: _TextParts) -> Any:
     """Load the draft model. Its weights are read later, together with the model's."""
     try:
         folder = find_folder(source)
         check_files(folder)
-        digest = fingerprint(folder)
         model, config = models.read_model(folder)
         own = read_tokenizer(folder, config.get("eos_token_id"))
     except ModelError as error:
@@ -282,7 +274,7 @@ def _load_draft(source: str, words: _TextParts) -> _Draft:
             f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
             f"{words.vocabulary}."
         )
-    return _Draft(model, digest)
+    return model
 
 
 def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:

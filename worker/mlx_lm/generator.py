@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache
 import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
 from worker.mlx_lm.caches import leaves_of
-from worker.mlx_lm.guessing import Guesser, ObserveStep
+from worker.mlx_lm.guessing import Drafter, Guesser, ObserveStep
 from worker.mlx_lm.row_caches import rows_caches
 from worker.mlx_lm.rows import (
     DecodingRow,
@@ -140,13 +140,14 @@ class Generator:
         prompts: int,
         guesser: Guesser | None = None,
         observe: ObserveStep | None = None,
+        drafter: Drafter | None = None,
         *,
         lends: bool = True,
     ) -> None:
         """At most `rows` rows decode at a time, and at most `prompts` prompts are computed. If a
         row ends, its last token comes with caches: with `lends` those of the whole batch, otherwise
         a copy of the row's part. With a `guesser` the sampler is a `Checker`. `observe` gets the
-        times of steps.
+        times of steps. The `drafter` guesses when the guesser asks for that.
         """
         self.tap = tap
         self._generator = BatchGenerator(
@@ -157,7 +158,7 @@ class Generator:
         )
         # Private names, since mlx-lm has no other way to set the classes of its batches.
         self._prompts = _Prompts.empty(tap, sampler)
-        self._decoding = DecodingRows(tap, sampler, guesser, observe, lends=lends)
+        self._decoding = DecodingRows(tap, sampler, guesser, observe, drafter, lends=lends)
         self._generator._prompt_batch = self._prompts
         self._generator._generation_batch = self._decoding
 

@@ -19,7 +19,8 @@ from mlx_lm.models.cache import ArraysCache
 
 from protocol.answers import FinishReason
 from worker.mlx_lm.caches import leaves_of
-from worker.mlx_lm.guessing import Checker, Guesser, ObserveStep, RowGuesses
+from worker.mlx_lm.drafting import DraftedRow, Drafting
+from worker.mlx_lm.guessing import DRAFTED, Checker, Drafter, Guesser, ObserveStep, RowGuesses
 from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
 
 # Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
@@ -75,6 +76,16 @@ class DecodingRow:
             logits = each(tokens, logits)
         return logits
 
+    @property
+    def length(self) -> int:
+        """The number of known tokens, of prompt and answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    def since(self, number: int) -> list[int]:
+        """The known tokens from a number on."""
+        in_answer = number - len(self.prompt)
+        return self.tokens[in_answer:] if in_answer >= 0 else self.prompt[number:] + self.tokens
+
     def give(self, token: int) -> FinishReason | None:
         """Count a token that is given out. Returns why the row ends with it; None: it goes on."""
         self.given += 1
@@ -122,6 +133,7 @@ class DecodingRows:
         checker: Callable[[mx.array], mx.array] | Checker,
         guesser: Guesser | None = None,
         observe: ObserveStep | None = None,
+        drafter: Drafter | None = None,
         *,
         lends: bool,
     ) -> None:
@@ -137,6 +149,9 @@ class DecodingRows:
         self._guesser = guesser
         self._observe = observe
         self._lends = lends
+        self._drafting = None if drafter is None else Drafting(drafter)
+        # The seconds of the drafter in this step.
+        self._drafted_s = 0.0
         self._ended_at = 0.0
 
     def __len__(self) -> int:
@@ -172,6 +187,8 @@ class DecodingRows:
         """Keep these rows alone, by their places."""
         drawn = self._drawn
         self._rows = [self._rows[place] for place in keep]
+        if self._drafting is not None:
+            self._drafting.keep(self.uids)
         if not keep:
             self.prompt_cache, self._drawn = [], None
             return
@@ -192,6 +209,7 @@ class DecodingRows:
         if not self._rows:
             return []
         began_at, last = perf_counter(), self._ended_at
+        self._drafted_s = 0.0
         guesses = self._guesses()
         rows = len(self._rows)
         width = 1
@@ -202,7 +220,7 @@ class DecodingRows:
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
         if self._observe is not None and began_at - last < _PAUSE_S:
-            self._observe(rows, width, self._ended_at - last)
+            self._observe(rows, width, self._ended_at - last - self._drafted_s)
         return tokens
 
     @property
@@ -264,7 +282,7 @@ class DecodingRows:
             else max(0, min(each.most - each.given, free) - 1)
             for each in self._rows
         ]
-        guesses = guesser.guess(self.uids, first, most)
+        guesses = guesser.guess(self.uids, first, most, self._draft)
         if not late and not any(guesses):
             return None
         checker: Any = self._draw
@@ -272,6 +290,22 @@ class DecodingRows:
             checker.possible(each.uid, own) if own else []
             for each, own in zip(self._rows, guesses, strict=True)
         ]
+
+    def _draft(self, counts: list[int]) -> list[list[int]]:
+        """Have the drafter guess so many tokens for each row, whose tokens are all known."""
+        if self._drafting is None:
+            return [[] for _ in counts]
+        checker: Any = self._draw
+        began_at = perf_counter()
+        rows = [
+            DraftedRow(each.uid, each.length, each.since, count)
+            for each, count in zip(self._rows, counts, strict=True)
+        ]
+        guesses, passes = self._drafting.guess(rows, checker.draw_guesses)
+        self._drafted_s = perf_counter() - began_at
+        if self._observe is not None and passes:
+            self._observe(len(counts), DRAFTED, self._drafted_s / passes)
+        return guesses
 
     def _plain(self) -> list[RowToken]:
         inputs = self._read_later()

@@ -1,0 +1,236 @@
+"""A drafter that guesses the next tokens of a batch's rows, and its caches.
+
+The drafter sees the last tokens of a row alone, from position 0 on: guesses depend on these most,
+and neither its time nor its memory grow with the text (MagicDec: Chen et al., 2024). So rows need
+the drafter neither for their prompts nor while its guesses don't pay. To begin with a row, or to go
+on long after, takes a pass over few tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from protocol.life import DRAFT_TOKENS
+from worker.mlx_lm.caches import make_caches
+from worker.mlx_lm.guessing import Drafter, DrawGuesses
+from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
+
+# A row begins with so many of its last tokens.
+_FIRST_TOKENS: Final = 512
+# A row that is so many tokens behind begins anew.
+_MOST_BEHIND: Final = 64
+# Rows that begin in one step have so many tokens together.
+_BEGUN_TOKENS: Final = 1024
+# A row is that far behind after a step whose guesses were all right.
+_USUAL_TOKENS: Final = 2
+
+
+class DraftModel:
+    """A small model with the same tokens, as a `Drafter`. Its sliding windows are left to the masks
+    that it makes: its rows are short.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @staticmethod
+    def unfit(model: Any) -> list[Any]:
+        """The caches of a model because of which it can't be a draft model: they can't forget."""
+        kinds = KVCache, RotatingKVCache
+        return [each for each in make_caches(model) if not isinstance(each, kinds)]
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache() for _ in make_caches(self._model)]
+
+    def __call__(
+        self, tokens: mx.array, hidden: mx.array | None, cache: list[Any]
+    ) -> tuple[mx.array, mx.array | None]:
+        return self._model(tokens, cache=cache), hidden
+
+
+class DraftedRow(NamedTuple):
+    """A row for which `guesses` tokens are to be guessed. It has `length` tokens. `since` gives its
+    tokens from a number on.
+    """
+
+    uid: int
+    length: int
+    since: Callable[[int], list[int]]
+    guesses: int
+
+
+class Drafted(NamedTuple):
+    """The guesses of each row, none for a row that is left out, and the number of passes; 0: rows
+    began, too, so that the time says nothing about a pass.
+    """
+
+    guesses: list[list[int]]
+    passes: int
+
+
+@dataclass
+class _Row:
+    """The caches have seen the first `seen` tokens of the row, but for those before their first
+    one, and then its `guesses`.
+    """
+
+    uid: int
+    seen: int
+    guesses: list[int] = field(default_factory=list)
+
+
+class Drafting:
+    """The rows of a batch that a drafter knows. The batch may have others, which begin when they
+    want guesses.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._rows: list[_Row] = []
+        self._caches: list[RowsCache] = []
+        # All layers keep all tokens, so their lengths are the same.
+        self._lengths = RowLengths([])
+
+    def keep(self, uids: Iterable[int]) -> None:
+        """Forget all other rows."""
+        kept = set(uids)
+        self._filter([place for place, own in enumerate(self._rows) if own.uid in kept])
+
+    def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> Drafted:
+        """Guess the next tokens of the rows. The drafter knows no other rows than these."""
+        given = {each.uid: each for each in rows}
+        self._settle(given)
+        begun = self._begin([each for each in rows if each.guesses])
+        places = [at for at, own in enumerate(self._rows) if given[own.uid].guesses]
+        if not places:
+            return Drafted([[] for _ in rows], 0)
+        most = max(given[self._rows[at].uid].guesses for at in places)
+        behind: list[list[int]] = [[] for _ in self._rows]
+        for at in places:
+            own = self._rows[at]
+            behind[at] = given[own.uid].since(own.seen)
+            own.seen += len(behind[at])
+        reserve(self._caches, max(map(len, behind)) + most)
+        if max(map(len, behind)) > _USUAL_TOKENS:
+            self._see([each[:-_USUAL_TOKENS] for each in behind])
+            begun = True
+        made = self._chain(
+            [each[-_USUAL_TOKENS:] for each in behind],
+            places,
+            most,
+            choose([self._rows[at].uid for at in places]),
+        )
+        found = {}
+        for at, guesses in zip(places, made, strict=True):
+            own = self._rows[at]
+            # The last guess is not seen.
+            own.guesses = guesses[:-1]
+            found[own.uid] = guesses[: given[own.uid].guesses]
+        return Drafted([found.get(each.uid, []) for each in rows], 0 if begun else most)
+
+    def _settle(self, given: dict[int, DraftedRow]) -> None:
+        """Forget wrong guesses, and rows that can't go on with what is known of them."""
+        tokens = []
+        keep = []
+        for place, (own, length) in enumerate(zip(self._rows, self._lengths.tokens, strict=True)):
+            row = given[own.uid]
+            pairs = zip(own.guesses, row.since(own.seen), strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            tokens.append(length + right - len(own.guesses))
+            own.seen += right
+            own.guesses = []
+            behind = row.length - own.seen
+            if behind <= _MOST_BEHIND and tokens[-1] <= DRAFT_TOKENS - 2 * _MOST_BEHIND:
+                keep.append(place)
+        self._lengths.set(tokens)
+        self._filter(keep)
+
+    def _begin(self, rows: Sequence[DraftedRow]) -> bool:
+        """Begin with rows that aren't known, as many as one step takes. Returns whether there are
+        any.
+        """
+        known = {each.uid for each in self._rows}
+        left = _BEGUN_TOKENS
+        for row in rows:
+            if row.uid in known:
+                continue
+            # The last token comes with those of the other rows.
+            tokens = row.since(max(0, row.length - 1 - _FIRST_TOKENS))[:-1]
+            left -= len(tokens)
+            if left < 0:
+                break
+            caches = self._drafter.make_cache()
+            self._drafter(mx.array([tokens]), None, caches)
+            self._add(_Row(row.uid, row.length - 1), caches, len(tokens))
+        return left < _BEGUN_TOKENS
+
+    def _add(self, row: _Row, caches: list[Any], tokens: int) -> None:
+        """Add a row with its own caches, which have seen so many tokens."""
+        lengths = RowLengths([tokens])
+        new = [RowsCache(lengths, each.keys, each.values) for each in caches]
+        if not self._rows:
+            self._caches, self._lengths = new, lengths
+        else:
+            for own, other in zip(self._caches, new, strict=True):
+                own.extend(other)
+            # Caches that are filtered never drop tokens.
+            count = len(self._rows) + 1
+            self._lengths.set([*self._lengths.tokens, tokens], [0] * count)
+        self._rows.append(row)
+
+    def _filter(self, keep: list[int]) -> None:
+        if len(keep) == len(self._rows):
+            return
+        tokens = self._lengths.tokens
+        self._rows = [self._rows[place] for place in keep]
+        self._lengths.set([tokens[place] for place in keep], [0] * len(keep))
+        if not keep:
+            self._caches = []
+        for each in self._caches:
+            each.filter(keep)
+
+    def _chain(
+        self,
+        behind: list[list[int]],
+        places: list[int],
+        most: int,
+        draw: Callable[[mx.array], mx.array],
+    ) -> list[list[int]]:
+        """Let the rows see their last tokens, and guess `most` tokens after these for the rows at
+        the `places`, each from the guesses before.
+        """
+        rows = mx.array(places)
+        logits, hidden = self._see(behind)
+        logits = logits[rows, mx.array([len(behind[at]) - 1 for at in places])]
+        made = [draw(logits)]
+        grown = [int(bool(each)) for each in behind]
+        for _ in range(most - 1):
+            mx.async_eval(made[-1])  # type: ignore[no-untyped-call]  # MLX's own stubs
+            tokens = mx.zeros(len(behind), dtype=made[-1].dtype)
+            tokens[rows] = made[-1]
+            logits, hidden = self._pass(tokens[:, None], hidden, grown)
+            made.append(draw(logits[rows, -1]))
+        found: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
+        return found
+
+    def _see(self, tokens: list[list[int]]) -> tuple[mx.array, mx.array | None]:
+        """Let each row see some of its tokens. Returns their logits, (rows, tokens, vocabulary)."""
+        lengths = [len(each) for each in tokens]
+        padded = [each + [0] * (max(lengths) - len(each)) for each in tokens]
+        return self._pass(mx.array(padded), None, lengths)
+
+    def _pass(
+        self, tokens: mx.array, hidden: mx.array | None, grown: list[int]
+    ) -> tuple[mx.array, mx.array | None]:
+        """A pass over tokens, (rows, tokens), of which `grown` of each row are its own."""
+        logits, hidden = self._drafter(tokens, hidden, self._caches)
+        self._lengths.set(
+            [own + more for own, more in zip(self._lengths.tokens, grown, strict=True)]
+        )
+        return logits, hidden
