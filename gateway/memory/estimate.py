@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.caches import SequenceCache, cache_shape, language_of
+from gateway.memory.caches import SequenceCache, cache_shape, head_shape, language_of
 from gateway.memory.weights import (
     EstimateError,
     LoadOptions,
@@ -116,7 +116,9 @@ class Estimate(Struct, frozen=True):
             yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
-        """Bytes of the caches of the model and of its draft model, which keeps few tokens."""
+        """Bytes of the caches of the model, and of its draft model or own head, which keep few
+        tokens.
+        """
         own_bytes = self.shape.peak_bytes(rows, tokens)
         if self.draft_shape is None:
             return own_bytes
@@ -256,6 +258,7 @@ def estimated(
         context_tokens = min(context_tokens, own_context)
     ordinary_tokens = min(terms.ordinary_tokens, context_tokens)
     element_bytes, kv_bits = weights.element_bytes, terms.options.kv_bits
+    own_head = None
     try:
         if encoder_of(config) is not None:
             shape = NO_CACHES
@@ -265,6 +268,8 @@ def estimated(
             )
         else:
             shape = cache_shape(config, element_bytes, kv_bits)
+            if weights.has_own_head and terms.options.takes_own_head:
+                own_head = head_shape(config, element_bytes)
             short_bytes, long_bytes = (
                 working_bytes(
                     text, element_bytes, tokens, terms.system, quantized=kv_bits is not None
@@ -285,6 +290,7 @@ def estimated(
         working_bytes=max(0, short_bytes - token_bytes * ordinary_tokens),
         working_token_bytes=token_bytes,
         shape=shape,
+        draft_shape=own_head,
         context_tokens=context_tokens,
         ordinary_tokens=ordinary_tokens,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 VOCABULARY: Final = 300
 WIDTH: Final = 64
@@ -79,9 +80,10 @@ class OwnHead:
     name and shape them: `joint`, `embedding_norm`, `state_norm` and `norm`, and the layer's own.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **options: Any) -> None:
+        """`options` are put into the configuration."""
         self.kind = kind
-        self.config = {**_COMMON, **CONFIGS[kind], "model_type": kind}
+        self.config = {**_COMMON, **CONFIGS[kind], "model_type": kind, **options}
         module = import_module(f"mlx_lm.models.{kind}")
         mx.random.seed(1)
         self.model: Any = module.Model(module.ModelArgs.from_dict(self.config))
@@ -106,8 +108,9 @@ class OwnHead:
             weights[f"{outside}{name}.weight"] = each
         if not self.is_qwen:
             # Files also have copies of the model's own layers for the head.
-            weights[f"{layer}embed_tokens.weight"] = mx.zeros((VOCABULARY, WIDTH))
-            weights[f"{layer}shared_head.head.weight"] = mx.zeros((VOCABULARY, WIDTH))
+            copy = mx.zeros((self.config["vocab_size"], WIDTH))
+            weights[f"{layer}embed_tokens.weight"] = copy
+            weights[f"{layer}shared_head.head.weight"] = copy
         return weights
 
     def published(self) -> dict[str, mx.array]:
@@ -124,6 +127,32 @@ class OwnHead:
             elif self.is_qwen and each.ndim == 1 and re.search(_LESS_ONE, name):
                 weights[name] = each - 1.0
         return weights
+
+    def forget_context(self, by: str) -> dict[int, int]:
+        """Make all layers of the model and of the head add nothing, so that a state is the token's
+        embedding. Returns for each of `WIDTH` tokens the one that follows: they make a circle. The
+        head knows that, by the "token" that it gets, or by the "state" of the token before.
+        """
+        for each in (self.model, self.layer):
+            each.update(tree_map_with_path(_silent, each.parameters()))
+        circle = random.Random(1).sample(range(WIDTH), WIDTH)
+        follows = {each: circle[(at + 1) % WIDTH] for at, each in enumerate(circle)}
+        # State, and embedding, number n is 1 at the place n, and 0 elsewhere.
+        same = mx.eye(WIDTH)
+        next_ = same[mx.array([follows[each] for each in range(WIDTH)])].T
+        joint = [same, 0 * same] if by == "token" else [0 * same, next_]
+        self.parts = [mx.concatenate(joint, axis=1), *(mx.ones(WIDTH) for _ in range(3))]
+        text: Any = getattr(self.model, "language_model", self.model)
+        others = mx.zeros((self.config["vocab_size"] - WIDTH, WIDTH))
+        text.model.embed_tokens.weight = mx.concatenate([same, others])
+        text.lm_head.weight = mx.concatenate([next_, others])
+        return follows
+
+
+def _silent(name: str, array: mx.array) -> mx.array:
+    if name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight")):
+        return mx.zeros_like(array)
+    return mx.ones_like(array) if name.endswith("model.norm.weight") else array
 
 
 def _published_name(name: str) -> str:

@@ -1,12 +1,16 @@
-"""The draft model of a model, if both can work together."""
+"""What guesses tokens for a model: a draft model, if both can work together, or its own head."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from protocol.life import STATE_TOKENS
+from worker.engines.room import CacheSizes, measure
 from worker.mlx_lm.caches import can_be_merged, in_words, make_caches, takes_padding
 from worker.mlx_lm.drafting import DraftModel
 from worker.mlx_lm.guessing import Draft
+from worker.mlx_lm.heads import HeadDrafter
 from worker.system.errors import ModelError
 
 
@@ -29,3 +33,17 @@ def make_draft(model: Any, draft: Any, tokens: int) -> Draft:
             f"has {in_words(unfit)}, which can't forget single tokens."
         )
     return Draft(DraftModel(draft), tokens)
+
+
+def own_draft(model: Any, tokens: int, sizes: CacheSizes) -> tuple[Draft | None, CacheSizes]:
+    """A model's own head, which guesses at most `tokens` tokens at a time, if the model has one.
+    Then the sizes of a sequence's caches include those of the head and of the states for it.
+    """
+    drafter = HeadDrafter.of(model, tokens)
+    if drafter is None or not can_be_merged(make_caches(model)) or not takes_padding(model):
+        return None, sizes
+    own = measure(partial(drafter, hidden=None), drafter.make_cache)
+    return Draft(drafter, tokens), sizes._replace(
+        row_bytes=sizes.row_bytes + STATE_TOKENS * drafter.state_bytes,
+        draft_token_bytes=own.token_bytes,
+    )

@@ -20,6 +20,7 @@ from protocol.life import DRAFT_TOKENS
 from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.guessing import Drafter, DrawGuesses
 from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
+from worker.mlx_lm.states import RowStates
 
 # A row begins with so many of its last tokens.
 _FIRST_TOKENS: Final = 512
@@ -27,14 +28,16 @@ _FIRST_TOKENS: Final = 512
 _MOST_BEHIND: Final = 64
 # Rows that begin in one step have so many tokens together.
 _BEGUN_TOKENS: Final = 1024
-# A row is that far behind after a step whose guesses were all right.
-_USUAL_TOKENS: Final = 2
 
 
 class DraftModel:
     """A small model with the same tokens, as a `Drafter`. Its sliding windows are left to the masks
     that it makes: its rows are short.
     """
+
+    # Of right guesses it has not seen the last one.
+    usual_tokens = 2
+    needs_states = False
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -56,13 +59,14 @@ class DraftModel:
 
 class DraftedRow(NamedTuple):
     """A row for which `guesses` tokens are to be guessed. It has `length` tokens. `since` gives its
-    tokens from a number on.
+    tokens from a number on, and `states` those that the model made for its last ones.
     """
 
     uid: int
     length: int
     since: Callable[[int], list[int]]
     guesses: int
+    states: RowStates
 
 
 class Drafted(NamedTuple):
@@ -111,17 +115,21 @@ class Drafting:
         if not places:
             return Drafted([[] for _ in rows], 0)
         most = max(given[self._rows[at].uid].guesses for at in places)
-        behind: list[list[int]] = [[] for _ in self._rows]
+        all_rows = [given[own.uid] for own in self._rows]
+        # The tokens that each row has not seen, by their numbers.
+        behind = [range(own.seen, own.seen) for own in self._rows]
         for at in places:
             own = self._rows[at]
-            behind[at] = given[own.uid].since(own.seen)
-            own.seen += len(behind[at])
+            behind[at] = range(own.seen, all_rows[at].length)
+            own.seen = all_rows[at].length
+        usual = self._drafter.usual_tokens
         reserve(self._caches, max(map(len, behind)) + most)
-        if max(map(len, behind)) > _USUAL_TOKENS:
-            self._see([each[:-_USUAL_TOKENS] for each in behind])
+        if max(map(len, behind)) > usual:
+            self._see(all_rows, [each[:-usual] for each in behind])
             begun = True
         made = self._chain(
-            [each[-_USUAL_TOKENS:] for each in behind],
+            all_rows,
+            [each[-usual:] for each in behind],
             places,
             most,
             choose([self._rows[at].uid for at in places]),
@@ -142,11 +150,18 @@ class Drafting:
             row = given[own.uid]
             pairs = zip(own.guesses, row.since(own.seen), strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if self._drafter.needs_states:
+                # Right guesses are seen again, with the model's states instead of the drafter's.
+                right = 0
             tokens.append(length + right - len(own.guesses))
             own.seen += right
             own.guesses = []
             behind = row.length - own.seen
-            if behind <= _MOST_BEHIND and tokens[-1] <= DRAFT_TOKENS - 2 * _MOST_BEHIND:
+            if (
+                behind <= _MOST_BEHIND
+                and tokens[-1] <= DRAFT_TOKENS - 2 * _MOST_BEHIND
+                and own.seen >= self._first(row)
+            ):
                 keep.append(place)
         self._lengths.set(tokens)
         self._filter(keep)
@@ -161,14 +176,24 @@ class Drafting:
             if row.uid in known:
                 continue
             # The last token comes with those of the other rows.
-            tokens = row.since(max(0, row.length - 1 - _FIRST_TOKENS))[:-1]
+            first = max(row.length - 1 - _FIRST_TOKENS, self._first(row))
+            tokens = row.since(first)[:-1]
+            if not tokens:
+                continue
             left -= len(tokens)
             if left < 0:
                 break
             caches = self._drafter.make_cache()
-            self._drafter(mx.array([tokens]), None, caches)
+            hidden = None
+            if self._drafter.needs_states:
+                hidden = row.states.between(first - 1, row.length - 2)[None]
+            self._drafter(mx.array([tokens]), hidden, caches)
             self._add(_Row(row.uid, row.length - 1), caches, len(tokens))
         return left < _BEGUN_TOKENS
+
+    def _first(self, row: DraftedRow) -> int:
+        """The first token of a row that the drafter can see."""
+        return row.states.first + 1 if self._drafter.needs_states else 0
 
     def _add(self, row: _Row, caches: list[Any], tokens: int) -> None:
         """Add a row with its own caches, which have seen so many tokens."""
@@ -197,7 +222,8 @@ class Drafting:
 
     def _chain(
         self,
-        behind: list[list[int]],
+        all_rows: list[DraftedRow],
+        behind: list[range],
         places: list[int],
         most: int,
         draw: Callable[[mx.array], mx.array],
@@ -206,8 +232,11 @@ class Drafting:
         the `places`, each from the guesses before.
         """
         rows = mx.array(places)
-        logits, hidden = self._see(behind)
+        logits, hidden = self._see(all_rows, behind)
         logits = logits[rows, mx.array([len(behind[at]) - 1 for at in places])]
+        if hidden is not None:
+            lasts = mx.array([max(0, len(each) - 1) for each in behind])
+            hidden = hidden[mx.arange(len(behind)), lasts][:, None]
         made = [draw(logits)]
         grown = [int(bool(each)) for each in behind]
         for _ in range(most - 1):
@@ -219,11 +248,25 @@ class Drafting:
         found: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
         return found
 
-    def _see(self, tokens: list[list[int]]) -> tuple[mx.array, mx.array | None]:
-        """Let each row see some of its tokens. Returns their logits, (rows, tokens, vocabulary)."""
-        lengths = [len(each) for each in tokens]
-        padded = [each + [0] * (max(lengths) - len(each)) for each in tokens]
-        return self._pass(mx.array(padded), None, lengths)
+    def _see(
+        self, all_rows: list[DraftedRow], numbers: list[range]
+    ) -> tuple[mx.array, mx.array | None]:
+        """Let each row see some of its tokens. Returns their logits, (rows, tokens, vocabulary),
+        and the drafter's states.
+        """
+        lengths = [len(each) for each in numbers]
+        padded = [
+            row.since(each.start)[: len(each)] + [0] * (max(lengths) - len(each))
+            for row, each in zip(all_rows, numbers, strict=True)
+        ]
+        hidden = None
+        if self._drafter.needs_states:
+            states = [
+                row.states.between(each.start - 1, each.stop - 1) if each else None
+                for row, each in zip(all_rows, numbers, strict=True)
+            ]
+            hidden = _padded(states, max(lengths))
+        return self._pass(mx.array(padded), hidden, lengths)
 
     def _pass(
         self, tokens: mx.array, hidden: mx.array | None, grown: list[int]
@@ -234,3 +277,19 @@ class Drafting:
             [own + more for own, more in zip(self._lengths.tokens, grown, strict=True)]
         )
         return logits, hidden
+
+
+def _padded(states: list[mx.array | None], tokens: int) -> mx.array:
+    """States of rows, each (tokens, width) or None for no tokens, as one array."""
+    some = next(each for each in states if each is not None)
+    empty = mx.zeros((tokens, some.shape[1]), some.dtype)
+    return mx.stack(
+        [
+            empty
+            if each is None
+            else each
+            if len(each) == tokens
+            else mx.concatenate([each, empty[len(each) :]])
+            for each in states
+        ]
+    )

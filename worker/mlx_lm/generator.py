@@ -72,6 +72,8 @@ class Tap:
         self.vocabulary = LARGE_VOCABULARY
         # Whether the logits of prompts are wanted. MLX doesn't compute logits that are never read.
         self.watches_prompts = False
+        # Whether the states of tokens are wanted, which only a model with a head of its own gives.
+        self.gives_states = False
         self._model = model
         self._last: mx.array | None = None
         self._rows: tuple[int, ...] | None = None
@@ -87,6 +89,17 @@ class Tap:
         kept = tokens.shape[1] == 1 or self.watches_prompts
         self._last = logits if kept else None
         return logits
+
+    def decode(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array | None]:
+        """Compute logits for rows that decode, and the states of the tokens, (rows, tokens, width),
+        if these are wanted.
+        """
+        if not self.gives_states:
+            return self(tokens, cache=cache), None
+        logits, states = self._model.with_states(tokens, cache)
+        self.vocabulary = logits.shape[-1]
+        self._last = logits if tokens.shape[1] == 1 else None
+        return logits, states
 
     @property
     def last(self) -> mx.array | None:
@@ -150,6 +163,7 @@ class Generator:
         times of steps. The `drafter` guesses when the guesser asks for that.
         """
         self.tap = tap
+        tap.gives_states = drafter is not None and drafter.needs_states
         self._generator = BatchGenerator(
             tap,
             sampler=sampler,

@@ -25,7 +25,15 @@ DrawGuesses: TypeAlias = Callable[[Sequence[int]], Callable[[mx.array], mx.array
 
 
 class Drafter(Protocol):
-    """Computes the logits of guesses, as a small model does."""
+    """Computes the logits of guesses, as a small model does.
+
+    A row is `usual_tokens` behind after a step whose guesses were all right. With `needs_states` a
+    pass over tokens wants the state of the token before each: the model's, and for a guess after
+    another one that of the drafter.
+    """
+
+    usual_tokens: int
+    needs_states: bool
 
     def make_cache(self) -> list[Any]:
         """New caches for one row: mlx-lm's KVCache for each layer."""
@@ -33,9 +41,9 @@ class Drafter(Protocol):
     def __call__(
         self, tokens: mx.array, hidden: mx.array | None, cache: list[Any], /
     ) -> tuple[mx.array, mx.array | None]:
-        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens). `hidden` are hidden
-        states, (rows, tokens, width), for heads that need them: the second result for the next
-        pass.
+        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens). `hidden` are the states
+        of the tokens before, (rows, tokens, width), and the second result those of the drafter;
+        None: it needs none.
         """
 
 

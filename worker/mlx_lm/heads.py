@@ -120,29 +120,44 @@ class Head(nn.Module):
 
 
 class HeadDrafter:
-    """Guesses tokens by a model's own head."""
+    """Guesses tokens by a model's own head, as a `Drafter`."""
 
-    def __init__(self, model: Any) -> None:
-        """`model` has a head."""
+    needs_states = True
+
+    def __init__(self, model: Any, tokens: int) -> None:
+        """At most `tokens` tokens are guessed at a time."""
         self._model = model
+        # Right guesses are seen again.
+        self.usual_tokens = tokens + 1
 
     @classmethod
-    def of(cls, model: Any) -> HeadDrafter | None:
+    def of(cls, model: Any, tokens: int) -> HeadDrafter | None:
         """The drafter of a model; None: the model has no head."""
-        return None if getattr(model, "mtp", None) is None else cls(model)
+        return None if getattr(model, "mtp", None) is None else cls(model, tokens)
 
     def make_cache(self) -> list[Any]:
         """New caches for one row."""
         return [KVCache()]
 
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of a token's state."""
+        return int(self._zeros((1,)).nbytes)
+
     def __call__(
-        self, tokens: mx.array, hidden: mx.array, cache: list[Any]
+        self, tokens: mx.array, hidden: mx.array | None, cache: list[Any]
     ) -> tuple[mx.array, mx.array]:
         """The logits of the token after each of `tokens`, (rows, tokens, vocabulary), and the
-        head's states. `hidden` are the states, (rows, tokens, width), of the token before each.
+        head's states. `hidden` are the states, (rows, tokens, width), of the token before each;
+        None: zeros, for a trial.
         """
-        states = self._model.mtp(self._model.model.embed_tokens(tokens), hidden, cache[0])
+        states = self._zeros(tokens.shape) if hidden is None else hidden
+        states = self._model.mtp(self._model.model.embed_tokens(tokens), states, cache[0])
         return output_layer_of(self._model)(states), states
+
+    def _zeros(self, shape: tuple[int, ...]) -> mx.array:
+        norm = self._model.model.norm.weight
+        return mx.zeros((*shape, norm.size), norm.dtype)
 
 
 def with_own_head(classes: tuple[type, Any], *, kept: bool) -> tuple[type, Any]:

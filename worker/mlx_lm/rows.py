@@ -22,6 +22,7 @@ from worker.mlx_lm.caches import leaves_of
 from worker.mlx_lm.drafting import DraftedRow, Drafting
 from worker.mlx_lm.guessing import DRAFTED, Checker, Drafter, Guesser, ObserveStep, RowGuesses
 from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
+from worker.mlx_lm.states import RowStates
 
 # Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
@@ -62,6 +63,7 @@ class DecodingRow:
     tokens: list[int] = field(default_factory=list)
     given: int = 0
     unseen: int = 0
+    states: RowStates = field(default_factory=RowStates)
 
     def __post_init__(self) -> None:
         self._prompt = mx.array(self.prompt) if self.processors else None
@@ -298,7 +300,7 @@ class DecodingRows:
         checker: Any = self._draw
         began_at = perf_counter()
         rows = [
-            DraftedRow(each.uid, each.length, each.since, count)
+            DraftedRow(each.uid, each.length, each.since, count, each.states)
             for each, count in zip(self._rows, counts, strict=True)
         ]
         guesses, passes = self._drafting.guess(rows, checker.draw_guesses)
@@ -320,7 +322,9 @@ class DecodingRows:
         """Begin to compute the tokens after `inputs`, (rows,). With `begins` these are the last
         tokens of the prompts.
         """
-        logits = self._forward(inputs[:, None])[:, -1, :]
+        logits, states = self._forward(inputs[:, None])
+        logits = logits[:, -1, :]
+        self._note(states, [each.length - begins for each in self._rows], [1] * len(self._rows))
         if any(each.processors for each in self._rows):
             parts = [
                 row.process(logits[at : at + 1], [] if begins else inputs[at : at + 1])
@@ -340,7 +344,7 @@ class DecodingRows:
         lengths = [len(each) for each in fed]
         width = max(lengths)
         state = self._recurrent(lengths)
-        logits = self._forward(mx.array([each + [0] * (width - len(each)) for each in fed]))
+        logits, states = self._forward(mx.array([each + [0] * (width - len(each)) for each in fed]))
         if state is not None and min(lengths) < width:
             for cache in state.caches:
                 cache.finalize()
@@ -351,7 +355,16 @@ class DecodingRows:
             for place in range(length - len(own) - 1, length)
         ]
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
+        firsts = [row.length - row.unseen for row in rows]
         right, following = self._check(chosen, guesses)
+        self._note(
+            states,
+            firsts,
+            [
+                length - len(own) + count
+                for length, own, count in zip(lengths, guesses, right, strict=True)
+            ],
+        )
         self._keep_right(state, lengths, guesses, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
@@ -433,12 +446,23 @@ class DecodingRows:
             self.filter(keep)
         return found
 
-    def _forward(self, tokens: mx.array) -> mx.array:
-        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens)."""
+    def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens), and the tokens' states,
+        (rows, tokens, width), if these are wanted.
+        """
         for lengths in self._lengths:
             reserve([each for each in self._own if each.lengths is lengths], tokens.shape[1])
-        logits: mx.array = self.model(tokens, cache=self.prompt_cache)
-        return logits
+        computed: tuple[mx.array, mx.array | None] = self.model.decode(tokens, self.prompt_cache)
+        return computed
+
+    def _note(self, states: mx.array | None, firsts: list[int], counts: list[int]) -> None:
+        """Note the states of a step, if there are any: of `counts` tokens of each row, from the
+        numbers `firsts` on.
+        """
+        if states is None:
+            return
+        for place, (row, first, count) in enumerate(zip(self._rows, firsts, counts, strict=True)):
+            row.states.note(first, count, states, place)
 
     def _advance(self, tokens: list[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""

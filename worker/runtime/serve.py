@@ -20,7 +20,7 @@ from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
+from worker.engines.drafts import make_draft, own_draft
 from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
 from worker.engines.room import NO_CACHES, CacheRoom, measure
 from worker.engines.sequence import Engine
@@ -152,6 +152,7 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
         command.adapter_path,
         command.draft_path,
         pictures=command.pictures,
+        own_head=command.guesses and command.draft_path is None and leader is None,
         part=None if leader is None else leader.part,
     )
     if leader is not None:
@@ -166,6 +167,8 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
         draft = make_draft(caches.model, loaded.draft, command.draft_tokens)
         drafted = measure(loaded.draft, draft.drafter.make_cache)
         shape = shape._replace(draft_token_bytes=drafted.token_bytes)
+    elif caches is not None:
+        draft, shape = own_draft(caches.model, command.draft_tokens, shape)
     give_back_buffers()
     if command.wire:
         wiring.wire(loaded.weight_bytes, device)

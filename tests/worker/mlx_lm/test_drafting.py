@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model
 from protocol.life import DRAFT_TOKENS
 from tests.support import shapes
 from worker.mlx_lm.drafting import DraftedRow, Drafting, DraftModel
+from worker.mlx_lm.states import RowStates
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def _continued(model: Any, tokens: list[int], count: int) -> list[int]:
 
 
 def _row(uid: int, tokens: list[int], guesses: int) -> DraftedRow:
-    return DraftedRow(uid, len(tokens), lambda number: tokens[number:], guesses)
+    return DraftedRow(uid, len(tokens), lambda number: tokens[number:], guesses, RowStates())
 
 
 def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> None:

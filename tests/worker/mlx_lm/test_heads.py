@@ -4,6 +4,8 @@ published equations.
 
 from __future__ import annotations
 
+import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from tests.support.own_heads import CONFIGS, LAYERS, OwnHead, write
 from worker.load.loading import load_weights
+from worker.mlx_lm.drafting import DraftedRow, Drafting
 from worker.mlx_lm.heads import HeadDrafter
 from worker.mlx_lm.row_caches import rows_caches
+from worker.mlx_lm.states import RowStates
 
 TOKENS = mx.array([[7, 200, 31, 5, 99, 150, 8, 31, 5, 42, 260, 13]])
 
@@ -27,7 +31,7 @@ def loaded(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
 
 
 def drafter_of(model: Any) -> HeadDrafter:
-    drafter = HeadDrafter.of(model)
+    drafter = HeadDrafter.of(model, 3)
     assert drafter is not None
     return drafter
 
@@ -112,6 +116,55 @@ def test_rows_of_a_batch_have_what_each_has_alone(kind: str, tmp_path: Path) -> 
             assert same(part, mx.concatenate(wanted_parts))
 
 
+def test_rows_come_and_go(tmp_path: Path) -> None:
+    """The guesses of a row are those of the head for all of the row's tokens."""
+    own = OwnHead("qwen3_5")
+    model = loaded(tmp_path, own.config, own.converted())
+    drafter = drafter_of(model)
+    drafting = Drafting(drafter)
+    chance = random.Random(3)
+    texts: dict[int, list[int]] = {}
+    states = {uid: RowStates() for uid in range(40)}
+    noted = dict.fromkeys(states, 0)
+    for uid in states:
+        texts[uid] = [chance.randrange(5, 290) for _ in range(chance.choice((2, 9, 20)))]
+        texts = {each: texts[each] for each in texts if len(texts[each]) < 50 and each > uid - 3}
+        drafting.keep(texts)
+        rows, wanted = [], []
+        for each, tokens in texts.items():
+            made = model.with_states(mx.array([tokens]), make_prompt_cache(model))[1]
+            # A step that computes some tokens once more, and padding.
+            begin = max(0, noted[each] - chance.randrange(2))
+            padded = mx.concatenate([made[:, begin:-1], made[:, :3] * 0], axis=1)
+            states[each].note(begin, len(tokens) - 1 - begin, mx.repeat(padded, 2, 0), 1)
+            noted[each] = len(tokens) - 1
+            count = chance.choice((0, 1, 3))
+            rows.append(DraftedRow(each, len(tokens), partial(_since, tokens), count, states[each]))
+            wanted.append(_chain(drafter, tokens, made[:, :-1], count))
+        found, _ = drafting.guess(rows, lambda _: lambda logits: logits.argmax(-1))
+        assert found == wanted
+        for tokens, guesses in zip(texts.values(), found, strict=True):
+            tokens += guesses[: chance.randrange(len(guesses) + 1)]
+            tokens += [chance.randrange(5, 290) for _ in range(chance.choice((1, 1, 2, 6)))]
+
+
+def _since(tokens: list[int], number: int) -> list[int]:
+    return tokens[number:]
+
+
+def _chain(drafter: HeadDrafter, tokens: list[int], states: mx.array, count: int) -> list[int]:
+    if len(tokens) < 3:
+        # There is no state before the first token, and the last one comes later.
+        return []
+    cache = drafter.make_cache()
+    logits, own_states = drafter(mx.array([tokens[1:]]), states, cache)
+    made: list[int] = []
+    for _ in range(count):
+        made.append(int(logits[0, -1].argmax()))
+        logits, own_states = drafter(mx.array([made[-1:]]), own_states[:, -1:], cache)
+    return made
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_quantized_heads(kind: str, tmp_path: Path) -> None:
     """The head of a quantized model has the numbers that its weights stand for."""
@@ -159,7 +212,7 @@ def test_models_without_their_heads(kind: str, tmp_path: Path) -> None:
     own = OwnHead(kind)
     folder = write(tmp_path, own.config, own.converted())
     model = load_weights(folder)[0]
-    assert HeadDrafter.of(model) is None
+    assert HeadDrafter.of(model, 3) is None
     assert mx.array_equal(model(TOKENS), own.model(TOKENS))
 
 
@@ -170,11 +223,11 @@ def test_an_incomplete_head_is_none(missing: str, tmp_path: Path) -> None:
     for name in list(weights):
         if name.startswith(f"model.layers.{LAYERS}.") and name.endswith(missing):
             del weights[name]
-    assert HeadDrafter.of(loaded(tmp_path, own.config, weights)) is None
+    assert HeadDrafter.of(loaded(tmp_path, own.config, weights), 3) is None
 
 
 def test_a_head_of_another_shape_is_none(tmp_path: Path) -> None:
     own = OwnHead("qwen3_5")
     weights = own.converted()
     weights["language_model.mtp.fc.weight"] = mx.zeros((64, 64))
-    assert HeadDrafter.of(loaded(tmp_path, own.config, weights)) is None
+    assert HeadDrafter.of(loaded(tmp_path, own.config, weights), 3) is None
