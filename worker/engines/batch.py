@@ -14,6 +14,7 @@ from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Drafts, Shares
+from worker.mlx_lm.caches import keeps_states
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.rows import RowCaches, RowToken
@@ -152,7 +153,9 @@ class RowBatch:
             if shares is not None:
                 drafts = Drafts(0 if draft is None else draft.tokens, draft_shares)
                 forced = self._sampler.forced
-                self._guesser = BatchGuesser(costs, shares, drafts, forced, self._most_width)
+                self._guesser = BatchGuesser(
+                    costs, shares, drafts, forced, self._most_width, redoes=keeps_states(model)
+                )
             self._generator = Generator(
                 self._tap,
                 self._sampler,

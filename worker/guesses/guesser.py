@@ -92,6 +92,11 @@ class _Chance(NamedTuple):
         right = share * (1.0 - share**guesses) / (1.0 - share) if share < 1.0 else guesses
         return 1.0 + self.wanted * right
 
+    def tokens_redone(self, width: int) -> float:
+        """The same if a wrong guess takes a step more, which makes one token."""
+        wrong = self.wanted * (1.0 - self.share ** min(self.guesses, width - 1))
+        return (self.tokens(width) + wrong) / (1.0 + wrong)
+
 
 _NONE: Final = _Chance(0, 0.0, 0.0)
 
@@ -155,16 +160,20 @@ class BatchGuesser:
         drafts: Drafts,
         forced: Callable[[int], list[int]],
         most_width: Callable[[int], int],
+        *,
+        redoes: bool,
     ) -> None:
         """`costs`, `shares` and `drafts` are those of the model. `forced` tells which tokens must
         come next in a row, its next token first. `most_width` tells how many tokens a row fit the
-        memory of a step with so many rows.
+        memory of a step with so many rows. With `redoes` a row takes a step without guesses after a
+        wrong one.
         """
         self._costs = costs
         self._shares = shares
         self._drafts = drafts
         self._forced = forced
         self._most_width = most_width
+        self._expected = _Chance.tokens_redone if redoes else _Chance.tokens
         self._rows: dict[int, _Row] = {}
         # Steps for which guesses cost too much, the tries so far, and the next step if that is a
         # try. The same for the drafter.
@@ -307,7 +316,7 @@ class BatchGuesser:
             drafting = _Plan(width, min(width - 1, self._drafts.tokens))
             for plan in (_Plan(width), drafting) if drafting.drafted else (drafting,):
                 made = sum(
-                    max(found.tokens(width), own.tokens(1 + plan.drafted))
+                    max(self._expected(found, width), self._expected(own, 1 + plan.drafted))
                     for found, own in zip(chances, drafted, strict=True)
                 )
                 made /= self._costs.ratio(rows, width) + plan.drafted * self._costs.ratio(

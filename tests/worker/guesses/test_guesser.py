@@ -36,8 +36,11 @@ def _guesser(
     forced: Callable[[int], list[int]] = lambda _: NOTHING,
     most_width: int = 16,
     drafts: int = 0,
+    *,
+    redoes: bool = False,
 ) -> BatchGuesser:
-    return BatchGuesser(costs, Shares(), Drafts(drafts, Shares()), forced, lambda _: most_width)
+    drafting = Drafts(drafts, Shares())
+    return BatchGuesser(costs, Shares(), drafting, forced, lambda _: most_width, redoes=redoes)
 
 
 def _nothing(counts: list[int]) -> list[list[int]]:
@@ -148,7 +151,9 @@ def test_a_rehearsal_has_the_width_that_it_measures() -> None:
 def test_a_rehearsal_says_nothing_of_guesses() -> None:
     shares = Shares()
     costs = StepCosts()
-    guesser = BatchGuesser(costs, shares, Drafts(0, Shares()), lambda _: NOTHING, lambda _: 16)
+    guesser = BatchGuesser(
+        costs, shares, Drafts(0, Shares()), lambda _: NOTHING, lambda _: 16, redoes=False
+    )
     guesser.add(1, [0] * 32)
     before = shares.share(32)
     costs.rehearsed = 1
@@ -194,11 +199,13 @@ def _drafted(guesser: BatchGuesser, drafter: Drafter) -> int:
     return steps
 
 
-def _drafting(width_share: float, pass_share: float) -> tuple[BatchGuesser, StepCosts]:
+def _drafting(
+    width_share: float, pass_share: float, *, redoes: bool = False
+) -> tuple[BatchGuesser, StepCosts]:
     costs = _costs(1, {each: 1 + width_share * (each - 1) for each in WIDTHS[1:]})
     for _ in range(2):
         costs.observe(1, DRAFTED, pass_share)
-    guesser = _guesser(costs, drafts=3)
+    guesser = _guesser(costs, drafts=3, redoes=redoes)
     guesser.add(1, [])
     return guesser, costs
 
@@ -253,6 +260,24 @@ def test_a_drafter_that_turns_right_is_used_again() -> None:
     guesser, _ = _drafting(0.0, 0.01)
     _drafted(guesser, Drafter(TEXT[:5000], right=False))
     assert _drafted(guesser, Drafter(TEXT[5000:], right=True)) < 0.6 * 5000
+
+
+class HalfRight(Drafter):
+    """Guesses one token in two right."""
+
+    def __call__(self, counts: list[int]) -> list[list[int]]:
+        (guesses,) = super().__call__(counts)
+        return [[each + (self.place + at) // 3 % 2 for at, each in enumerate(guesses)]]
+
+
+def test_fewer_guesses_pay_where_a_wrong_one_costs_a_step() -> None:
+    passes = []
+    for redoes in (False, True):
+        guesser, _ = _drafting(0.3, 0.05, redoes=redoes)
+        drafter = HalfRight(TEXT, right=True)
+        _drafted(guesser, drafter)
+        passes.append(drafter.passes)
+    assert passes[1] < passes[0] / 5
 
 
 def test_what_repeats_is_not_left_to_a_drafter() -> None:
