@@ -45,7 +45,7 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-EACH, MANY = 6, 60
+EACH, MANY = 5, 60
 # Probabilities of one text differ by rounding with the number of tokens in a step.
 NEARLY = 1e-3
 
@@ -282,17 +282,26 @@ def test_a_model_that_drafts_for_itself_is_always_right(root: Path) -> None:
     assert len(counted.passes) < 4 + 3 * 200 / 4 * 1.2
 
 
+class Rolled(Counted):
+    """Another token is always the likeliest than that of the model."""
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return mx.roll(super().__call__(tokens, cache), 1, axis=-1)
+
+
 def test_a_drafter_that_is_never_right_is_given_up(root: Path) -> None:
     model = _model("full", root)
-    counted = Counted(_model("sliding", root).model)
-    engine = _engine(model, draft=make_draft(model.model, counted, 3))
+    wrong = Rolled(model.model)
+    engine = _engine(model, draft=make_draft(model.model, wrong, 3))
     hot = [
-        replace(_greedy(f"r{at}", 600, [at + 5] * 3), sampling=RowSampling(at, 1.5))
-        for at in range(3)
+        replace(_greedy(f"r{at}", 80, [at + 5] * 3), sampling=RowSampling(at, 1.0))
+        for at in range(2)
     ]
-    _run(engine, hot)
-    begun = len(counted.passes)
-    assert begun > 0
-    counted.passes.clear()
-    _run(engine, hot)
-    assert len(counted.passes) < min(begun, 60)
+    passes = []
+    for _ in range(5):
+        wrong.passes.clear()
+        _run(engine, hot)
+        passes.append(len(wrong.passes))
+    # New rows trust it less and less.
+    assert passes[0] > 30
+    assert passes[-1] < 20

@@ -280,7 +280,7 @@ class TestDraft:
         )
         with pytest.raises(ModelError, match="this one has a recurrent state"):
             make_draft(full.model, states.model, 3)
-        with pytest.raises(ModelError, match="a batch of this model, which has chunked attention"):
+        with pytest.raises(ModelError, match="which has KVCache and chunked attention"):
             make_draft(chunked.model, full.model, 3)
         other = tmp_path / "other"
         shutil.copytree(folders("full_attention"), other)

@@ -45,8 +45,8 @@ def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> No
     drafting = Drafting(DraftModel(model))
     texts: dict[int, list[int]] = {}
     uid = 0
-    for _ in range(40):
-        while len(texts) < 4:
+    for _ in range(12):
+        while len(texts) < 3:
             uid += 1
             length = chance.choice((2, 3, 40, 130))
             texts[uid] = [chance.randrange(5, 600) for _ in range(length)]
@@ -74,7 +74,7 @@ def test_a_long_row_begins_anew_with_its_last_tokens(model: Any) -> None:
     assert first == _continued(model, tokens[-513:], 3)
     begun = 0
     while len(tokens) < 3000 + DRAFT_TOKENS:
-        tokens += [chance.randrange(5, 600) for _ in range(50)]
+        tokens += [chance.randrange(5, 600) for _ in range(60)]
         (guesses,), _ = drafting.guess([_row(1, tokens, 2)], _likeliest)
         assert len(guesses) == 2
         assert max(each.keys.shape[2] for each in drafting._caches) <= DRAFT_TOKENS
