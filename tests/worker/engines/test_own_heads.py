@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
 from worker.engines.batched import BatchedEngine
+from worker.engines.decoding import Caches
 from worker.engines.drafts import own_draft
 from worker.engines.room import NO_CACHES, CacheRoom
 from worker.engines.sequence import Sequence, Token
@@ -71,5 +72,16 @@ def test_a_head_that_is_always_right(kind: str, by: str, tmp_path: Path) -> None
         token_ids = [prompt[-1], *(each.token_id for each in answer)]
         assert all(follows[one] == other for one, other in pairwise(token_ids))
         assert sum(each.rejected for each in answer) == 0
-        # Steps of four tokens, but for the first ones and the last one.
-        assert sum(not each.guessed for each in answer) <= len(answer) // 4 + 3
+        # The head begins with the second token. Then a step makes four tokens.
+        steps = sum(not each.guessed for each in answer)
+        assert steps == 1 + -(-(len(answer) - 1) // 4)
+
+
+def test_with_quantized_caches(tmp_path: Path) -> None:
+    own = OwnHead("glm4_moe", head_dim=64)
+    folder = write(tmp_path, own.config, own.converted())
+    model = Caches(load_weights(folder, own_head=True)[0], kv_bits=8).model
+    prompts = [[5, 6, 7, 8], [100] * 30]
+    with_head = made_by(model, prompts, guesses=True)
+    assert texts(with_head) == texts(made_by(model, prompts, guesses=False))
+    assert sum(each.rejected for answer in with_head for each in answer) > 0
