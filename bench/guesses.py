@@ -22,7 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
 from mlx_lm.generate import BatchGenerator
+from mlx_lm.models import qwen3
 
 from bench.copying import EIGHT_BILLION, copying_prompt, make_copying_model
 from bench.machine import describe_machine
@@ -31,6 +35,7 @@ from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
+from worker.engines.drafts import make_draft
 from worker.engines.limits import Context
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Sequence, Token
@@ -41,6 +46,11 @@ from worker.runtime.warm import Warming
 from worker.sampling.settings import RowSampling
 
 _CONTEXT_TOKENS: Final = 2048
+# A model has so many times the layers of its draft model, or the draft model has so many of those
+# of a large model.
+_DEEP: Final = 8
+_SHALLOW_LAYERS: Final = 3
+_DRAFT_TOKENS: Final = 7
 _PROMPT_TOKENS: Final = 32
 _LEAST_ID: Final = 10
 _LARGEST_ID: Final = 600
@@ -124,10 +134,12 @@ def _small(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
     tokens, most_rows = parsed.tokens, max(parsed.rows)
     copying, demo = map(_read, (make_copying_model(folder / "copying"), DEMO_FOLDER))
     yield Case("copied", _model(copying.model, most_rows), partial(_copied, tokens), greedy=True)
-    model = _model(demo.model, most_rows, demo.eos_token_ids)
+    model = _model(demo.model, most_rows, ends=demo.eos_token_ids)
     yield Case("predicted", model, _predicted(model, partial(_free, tokens)), greedy=True)
     yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
     yield Case("ten keys", model, partial(_objects, demo, tokens))
+    drafted = _deepened(demo.config, demo.model, _DEEP * len(demo.model.layers))
+    yield from _drafted(drafted, demo.model, tokens, most_rows)
 
 
 def _large(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
@@ -136,17 +148,59 @@ def _large(folder: Path, parsed: argparse.Namespace) -> Iterator[Case]:
     yield Case("copied", _model(copying.model, most_rows), partial(_copied, tokens), greedy=True)
     model = _model(random_qwen3(EIGHT_BILLION), most_rows)
     yield Case("never right", model, _mistaken(model, partial(_free, tokens, sampled=True)))
+    small = random_qwen3({**EIGHT_BILLION, "num_hidden_layers": _SHALLOW_LAYERS})
+    deep = _deepened(vars(small.args), small, EIGHT_BILLION["num_hidden_layers"])
+    yield from _drafted(deep, small, tokens, most_rows)
+
+
+def _drafted(model: Any, draft: Any, tokens: int, most_rows: int) -> Iterator[Case]:
+    """Texts that don't repeat themselves, with a draft model that is always right, and with one
+    that never is.
+    """
+    for name, drafter in (("drafted", draft), ("drafted wrong", _Rolled(draft))):
+        made = _model(model, most_rows, drafter)
+        yield Case(name, made, partial(_free, tokens, sampled=True))
+
+
+class _Rolled:
+    """A model that holds another token for the likeliest."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return mx.roll(self._model(tokens, cache=cache), 1, axis=-1)
+
+
+def _deepened(config: dict[str, Any], model: Any, layers: int) -> Any:
+    """A Qwen3 that makes the same text with more layers: the others add nothing."""
+    arguments = qwen3.ModelArgs.from_dict({**config, "num_hidden_layers": layers})
+    deep = qwen3.Model(arguments)
+    deep.set_dtype(model.model.norm.weight.dtype)
+    for layer in deep.layers[len(model.layers) :]:
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            linear.weight = mx.zeros_like(linear.weight)
+    if isinstance(model.layers[0].mlp.up_proj, nn.QuantizedLinear):
+        nn.quantize(deep, group_size=64, bits=4)
+    deep.load_weights(tree_flatten(model.parameters()), strict=False)
+    mx.eval(deep.parameters())
+    return deep
 
 
 def _read(folder: Path) -> LoadedModel:
     return load(str(folder), lambda _done, _total: None, lambda: False)
 
 
-def _model(model: Any, most_rows: int, ends: Iterable[int] = ()) -> Model:
+def _model(model: Any, most_rows: int, drafter: Any = None, *, ends: Iterable[int] = ()) -> Model:
     caches = Caches(model)
     room = CacheRoom(measure(caches.run, caches.make))
+    draft = None if drafter is None else make_draft(model, drafter, _DRAFT_TOKENS)
     guessing, plain = (
-        BatchedEngine(model, ends, most_rows, room, guesses=guesses) for guesses in (True, False)
+        BatchedEngine(model, ends, most_rows, room, guesses=guesses, draft=draft)
+        for guesses in (True, False)
     )
     for engine in (guessing, plain):
         warming = Warming(engine, None, room, _CONTEXT_TOKENS, _LARGEST_ID)

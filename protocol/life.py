@@ -140,7 +140,8 @@ class Load(Message, frozen=True, tag="load"):
     A chunk of a prompt may hold up running streams for `stall_s` beside the time of one step.
     Without `prompt_cache` prompts are kept only in memory. Stored prompts belong to `model_id`.
     With `kv_bits` caches of sequences are quantized. The adapter and the draft model are folders.
-    With `guesses` a step may check guessed tokens, and make several tokens of a sequence.
+    With `guesses` a step may check guessed tokens, and make several tokens of a sequence. The draft
+    model, or else the model's own head, guesses `draft_tokens` tokens at a time.
     With `ranks` other processes compute the model too, and all bytes are those of each process. If
     the model is `awaited` by requests, kernels that these may not need are compiled later.
     """
@@ -277,6 +278,10 @@ def peak_share(layers: int) -> float:
     return 1.0 + _COPIES * min(_LAYERS_IN_FLIGHT, layers) / max(layers, 1)
 
 
+# A draft model, or a model's own head, knows at most so many of the last tokens of a sequence.
+DRAFT_TOKENS: Final = 2048
+# A model's states are kept for its own head, of at most so many of the last tokens of a sequence.
+STATE_TOKENS: Final = 64
 LARGEST_CHUNK_TOKENS: Final = 2048
 # Longer chunks are no faster on a CPU. And attention on a CPU stores a score for every pair of a
 # token of the chunk and an earlier token.

@@ -99,6 +99,7 @@ _TOLD_AT_LOAD: Final = (
     "max_concurrency",
     "kv_bits",
     "guesses",
+    "draft_tokens",
     "pictures",
     "local",
     "ranks",
@@ -119,16 +120,10 @@ class Model(Struct, frozen=True):
     draft: str | None = None
 
     @property
-    def draft_tokens(self) -> int:
-        """The number of tokens that the draft model guesses at a time; 0 without a draft model."""
-        return 0 if self.draft is None else self.settings.draft_tokens
-
-    @property
     def told(self) -> dict[str, str]:
         """The values that a worker gets only at its load, as texts to compare."""
         told = {key: getattr(self.settings, key) for key in _TOLD_AT_LOAD}
-        told |= {"source": self.source, "adapter": self.adapter}
-        told |= {"draft": self.draft, "draft_tokens": self.draft_tokens}
+        told |= {"source": self.source, "adapter": self.adapter, "draft": self.draft}
         return {name: repr(value) for name, value in told.items()}
 
     def same_for_workers(self, other: Model) -> bool:

@@ -103,7 +103,8 @@ class ModelSettings(Section, frozen=True):
         ),
     ] = None
     draft_tokens: Annotated[
-        int, whole("So many tokens are guessed at a time, with a draft model.", 1, 32)
+        int,
+        whole("A draft model, or the model's own head, guesses so many tokens at a time.", 1, 32),
     ] = 3
     guesses: Annotated[
         bool, switch("Several tokens a step where that is faster; the text is the same.")

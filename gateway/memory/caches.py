@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from protocol.life import CACHE_STEP_TOKENS, peak_share
+from protocol.life import CACHE_STEP_TOKENS, STATE_TOKENS, peak_share
 
 _LATENT: Final = {
     "num_attention_heads": 32,
@@ -189,6 +189,21 @@ def cache_shape(
         state_bytes=len(states) * _state_bytes(text, element_bytes),
         layers=max(1, sum(each is not Layer.NONE for each in layers)),
         in_chunks=text.get("model_type") in _CHUNKED,
+    )
+
+
+def head_shape(config: Mapping[str, Any], element_bytes: int) -> SequenceCache:
+    """The shape of the cache of a model's own head, with the model's states for it.
+
+    Raises:
+        TypeError, ValueError: the configuration makes no sense.
+    """
+    text = language_of(config)
+    return SequenceCache(
+        full_token_bytes=token_bytes_of(text, element_bytes),
+        window_token_bytes=0,
+        window_tokens=0,
+        state_bytes=STATE_TOKENS * first(text, "hidden_size") * element_bytes,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway.memory.caches import SequenceCache, cache_shape, language_of
+from gateway.memory.caches import SequenceCache, cache_shape, head_shape, language_of
 from gateway.memory.weights import (
     EstimateError,
     LoadOptions,
@@ -22,7 +22,7 @@ from gateway.memory.weights import (
 )
 from gateway.memory.working_space import NO_CACHES, encoder_bytes, picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
-from protocol.life import CACHE_STEP_TOKENS
+from protocol.life import CACHE_STEP_TOKENS, DRAFT_TOKENS
 from protocol.model_files import encoder_of, read_config
 
 # Weights are known to the byte. All other memory is calculated; the error is at most this share.
@@ -82,8 +82,7 @@ class Estimate(Struct, frozen=True):
     @property
     def token_bytes(self) -> int:
         """Bytes of one more token, in the layers that keep all tokens."""
-        draft_bytes = 0 if self.draft_shape is None else self.draft_shape.full_token_bytes
-        return self.shape.full_token_bytes + draft_bytes
+        return self.shape.full_token_bytes
 
     @property
     def lines(self) -> tuple[EstimateLine, ...]:
@@ -117,9 +116,13 @@ class Estimate(Struct, frozen=True):
             yield EstimateLine("draft model", self.draft_bytes, "all of its model*.safetensors")
 
     def _cache_bytes(self, rows: int, tokens: int) -> int:
-        """Bytes of the caches of the model and of its draft model."""
-        draft = 0 if self.draft_shape is None else self.draft_shape.peak_bytes(rows, tokens)
-        return self.shape.peak_bytes(rows, tokens) + draft
+        """Bytes of the caches of the model, and of its draft model or own head, which keep few
+        tokens.
+        """
+        own_bytes = self.shape.peak_bytes(rows, tokens)
+        if self.draft_shape is None:
+            return own_bytes
+        return own_bytes + self.draft_shape.peak_bytes(rows, min(tokens, DRAFT_TOKENS))
 
     def limit_bytes(self, rows: int, tokens: int) -> int:
         """Bytes of the process with `rows` sequences of `tokens` tokens in one batch."""
@@ -184,7 +187,6 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
     if options.adapter is not None:
         found = _with_adapter(found, adapter_bytes(options.adapter))
     if options.draft is not None:
-        # An engine may quantize the draft model's caches; here they count as not quantized.
         alone = msgspec.structs.replace(
             terms, process_bytes=0, measured_fixed_bytes=None, options=_NO_OPTIONS
         )
@@ -222,11 +224,18 @@ def _with_adapter(model: Estimate, added_bytes: int) -> Estimate:
 
 
 def _with_draft(model: Estimate, draft: Estimate) -> Estimate:
-    """Add a draft model. The models compute in turns, so only the larger working space counts."""
+    """Add a draft model, which keeps what it knows without windows. The models compute in turns, so
+    only the larger working space counts.
+    """
+    shape = msgspec.structs.replace(
+        draft.shape,
+        full_token_bytes=draft.shape.full_token_bytes + draft.shape.window_token_bytes,
+        window_token_bytes=0,
+    )
     return msgspec.structs.replace(
         model,
         draft_bytes=draft.weight_bytes,
-        draft_shape=draft.shape,
+        draft_shape=shape,
         calculated_fixed_bytes=model.calculated_fixed_bytes + draft.weight_bytes,
         working_bytes=max(model.working_bytes, draft.working_bytes),
         working_token_bytes=max(model.working_token_bytes, draft.working_token_bytes),
@@ -249,6 +258,7 @@ def estimated(
         context_tokens = min(context_tokens, own_context)
     ordinary_tokens = min(terms.ordinary_tokens, context_tokens)
     element_bytes, kv_bits = weights.element_bytes, terms.options.kv_bits
+    own_head = None
     try:
         if encoder_of(config) is not None:
             shape = NO_CACHES
@@ -258,6 +268,8 @@ def estimated(
             )
         else:
             shape = cache_shape(config, element_bytes, kv_bits)
+            if weights.has_own_head and terms.options.takes_own_head:
+                own_head = head_shape(config, element_bytes)
             short_bytes, long_bytes = (
                 working_bytes(
                     text, element_bytes, tokens, terms.system, quantized=kv_bits is not None
@@ -278,6 +290,7 @@ def estimated(
         working_bytes=max(0, short_bytes - token_bytes * ordinary_tokens),
         working_token_bytes=token_bytes,
         shape=shape,
+        draft_shape=own_head,
         context_tokens=context_tokens,
         ordinary_tokens=ordinary_tokens,
     )

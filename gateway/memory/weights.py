@@ -20,6 +20,7 @@ from protocol.model_files import Tensor, read_header
 
 # The names of tensors that are in a layer, as mlx-lm tells when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
+_OWN_HEAD: Final = re.compile(r"(?:^|\.)(?:mtp\.fc|eh_proj)\.weight$")
 _ELEMENT_BYTES: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -31,11 +32,13 @@ class Weights(Struct, frozen=True):
     """The bytes of a model's weights. `element_bytes` is the size of the floating-point type that
     most tensors have. Activations and caches have this type too, since quantized layers compute in
     the type of their scales. `layer_bytes` are in the layers, and not in embeddings or heads.
+    `has_own_head`: the model can guess tokens by a head of its own.
     """
 
     bytes: int
     element_bytes: int
     layer_bytes: int = 0
+    has_own_head: bool = False
 
 
 def read_weights(folder: Path) -> Weights:
@@ -54,7 +57,9 @@ def read_weights(folder: Path) -> Weights:
     floats = Counter(each.dtype for each in tensors.values() if each.dtype in _ELEMENT_BYTES)
     element_bytes = _ELEMENT_BYTES[floats.most_common(1)[0][0]] if floats else 2
     layer_bytes = sum(each.bytes for name, each in tensors.items() if _LAYER.search(name))
-    return Weights(sum(each.bytes for each in tensors.values()), element_bytes, layer_bytes)
+    has_own_head = any(_OWN_HEAD.search(name) for name in tensors)
+    weight_bytes = sum(each.bytes for each in tensors.values())
+    return Weights(weight_bytes, element_bytes, layer_bytes, has_own_head)
 
 
 def adapter_bytes(folder: Path) -> int:
@@ -123,6 +128,11 @@ class LoadOptions(Struct, frozen=True):
     ranks: int = 1
     split: RankSplit = "tensor"
     ranks_here: int = 1
+
+    @property
+    def takes_own_head(self) -> bool:
+        """Whether a model that has a head of its own may guess by it."""
+        return self.draft is None and not self.pictures and self.ranks == 1
 
 
 def options_of(model: Model) -> LoadOptions:

@@ -179,7 +179,7 @@ class WorkerSupervisor:
                 kv_bits=self._model.settings.kv_bits,
                 adapter_path=self._model.adapter,
                 draft_path=self._model.draft,
-                draft_tokens=self._model.draft_tokens,
+                draft_tokens=self._model.settings.draft_tokens,
                 guesses=self._model.settings.guesses,
                 bound=self._model_memory.tell_bound(),
                 pictures=self._model.settings.pictures,

@@ -84,7 +84,7 @@ def test_what_a_worker_is_told_and_what_it_counts_for(gateway: Gateway, folder: 
         "most_bytes_per_hour": 10**9,
     }
     options = ("kv_bits", "adapter_path", "draft_path", "draft_tokens", "guesses")
-    assert [told[each] for each in options] == [None, None, None, 0, True]
+    assert [told[each] for each in options] == [None, None, None, 7, True]
     told = _told(folder, "full")
     adapter = str((folder / "adapter").resolve())
     assert [told[each] for each in options] == [8, adapter, str(DEMO_FOLDER), 5, False]

@@ -14,8 +14,10 @@ from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import StepCosts
-from worker.guesses.guesser import BatchGuesser, Shares
+from worker.guesses.guesser import BatchGuesser, Drafts, Shares
+from worker.mlx_lm.caches import keeps_states
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
+from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
 from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import Taken
@@ -33,12 +35,14 @@ AHEAD_TOKENS: Final = 2
 
 
 class Learned(NamedTuple):
-    """What all batches of an engine learn: the costs of steps, and how many guesses are right;
-    `shares` None: nothing is guessed.
+    """What all batches of an engine learn: the costs of steps, and how many guesses are right, of
+    those that are found and of those of the `draft`. `shares` None: nothing is guessed.
     """
 
     costs: StepCosts
     shares: Shares | None
+    draft: Draft | None
+    draft_shares: Shares
 
 
 @dataclass(eq=False)
@@ -144,10 +148,21 @@ class Drawing:
         self.guesser: BatchGuesser | None = None
         self._numbers = count()
         self._make_generator = make_generator
-        self._observe = None if learned is None else learned.costs.observe
-        if learned is not None and learned.shares is not None:
-            costs, shares = learned.costs, learned.shares
-            self.guesser = BatchGuesser(costs, shares, self.sampler.forced, self._most_width)
+        self._observe = self._drafter = None
+        if learned is None:
+            return
+        costs, shares, draft, draft_shares = learned
+        self._observe = costs.observe
+        self._drafter = None if draft is None else draft.drafter
+        if shares is not None:
+            self.guesser = BatchGuesser(
+                costs,
+                shares,
+                Drafts(0 if draft is None else draft.tokens, draft_shares),
+                self.sampler.forced,
+                self._most_width,
+                redoes=keeps_states(model),
+            )
 
     def generator(self, rows: int, prompts: int) -> Generator:
         """A generator in which at most `rows` rows decode, and which computes at most `prompts`
@@ -162,6 +177,7 @@ class Drawing:
             prompts,
             self.guesser,
             self._observe,
+            self._drafter,
             grouping=self.grouping,
             numbers=self._numbers,
         )

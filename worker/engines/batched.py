@@ -24,6 +24,7 @@ from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding
 from worker.mlx_lm.generator import Generator, MakeGenerator
+from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.row_groups import ONE_GROUP, takes_groups
 from worker.prompt_cache.cache import PromptCache
 
@@ -71,10 +72,12 @@ class BatchedEngine(QueuedEngine):
         make_generator: MakeGenerator = Generator,
         *,
         guesses: bool = True,
+        draft: Draft | None = None,
     ) -> None:
         """At most `max_concurrency` rows are in the batches; None: as many as make the batches
         faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
         several ranks `make_generator` makes generators that compute in the other ranks, too.
+        Without `guesses` the `draft` guesses nothing either.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -86,7 +89,7 @@ class BatchedEngine(QueuedEngine):
         self.step_costs = StepCosts()
         # Other ranks take one token a row in a step.
         guesses = guesses and alone and padding
-        self._learned = Learned(self.step_costs, Shares() if guesses else None)
+        self._learned = Learned(self.step_costs, Shares() if guesses else None, draft, Shares())
         self._model = model
         self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
         # Only batches with groups join each other.

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from protocol.life import (
     CACHE_STEP_TOKENS,
+    DRAFT_TOKENS,
     LARGEST_CHUNK_TOKENS,
     LARGEST_CHUNK_TOKENS_ON_CPU,
     peak_share,
@@ -28,8 +29,8 @@ _MOST_GROUPS: Final = 8
 
 class CacheSizes(NamedTuple):
     """The bytes of a sequence's caches: `token_bytes` for each token, and `row_bytes` at any
-    length. A batch takes up to `peak` times its bytes while it grows or is merged with another
-    batch.
+    length. A draft model takes `draft_token_bytes` for each token that it knows. A batch takes up
+    to `peak` times its bytes while it grows or is merged with another batch.
 
     mlx-lm's batches are dense: every row takes as many bytes as the longest row.
     """
@@ -37,11 +38,13 @@ class CacheSizes(NamedTuple):
     token_bytes: int
     row_bytes: int
     peak: float
+    draft_token_bytes: int = 0
 
     def batch_bytes(self, rows: int, longest_tokens: int) -> int:
         """The bytes of the caches of a batch that doesn't grow."""
-        steps = -(-longest_tokens // CACHE_STEP_TOKENS)
-        return rows * (steps * CACHE_STEP_TOKENS * self.token_bytes + self.row_bytes)
+        tokens = -(-longest_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+        drafted_bytes = min(tokens, DRAFT_TOKENS) * self.draft_token_bytes
+        return rows * (tokens * self.token_bytes + drafted_bytes + self.row_bytes)
 
 
 NO_CACHES = CacheSizes(0, 0, 1.0)

@@ -1,5 +1,5 @@
 """The engine that runs one sequence at a time, for models whose caches can't be merged into a
-batch, models with a draft model, and models that look at pictures.
+batch, and models that look at pictures.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import mlx.core as mx
 
 from protocol.answers import FinishReason
 from worker.engines.batch import CachedRow, Row, to_block_end
-from worker.engines.decoding import Caches, Decoded, RowSampler, decode, decode_ahead
+from worker.engines.decoding import Caches, Decoded, RowSampler, decode
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
-from worker.mlx_lm.decoding import UNSEEN_TOKENS, stream
+from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.mlx_lm.rows import RowToken
 from worker.prompt_cache.cache import PromptCache
@@ -70,17 +70,14 @@ class SequentialEngine(QueuedEngine):
         room: CacheRoom,
         caches: Caches | None = None,
         prompt_cache: PromptCache | None = None,
-        draft_tokens: int = 0,
         begin: Begin | None = None,
     ) -> None:
-        """Without `caches` mlx-lm's caches for the model are used. If `caches` has a draft model,
-        the draft model guesses `draft_tokens` tokens at a time. `begin` is for a model that looks
-        at pictures.
+        """Without `caches` mlx-lm's caches for the model are used. `begin` is for a model that
+        looks at pictures.
         """
         super().__init__(room, prompt_cache)
         self._model = model
         self._caches = Caches(model) if caches is None else caches
-        self._draft_tokens = 0 if self._caches.draft is None else max(1, draft_tokens)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._run: _Run | None = None
         # The sequence of the last step, while its blocks haven't been kept.
@@ -176,7 +173,7 @@ class SequentialEngine(QueuedEngine):
         """The size of the running sequence after the next step; empty: no sequence runs."""
         if self._run is None:
             return []
-        return [Batch(1, self._run.row.tokens + 1 + self._draft_tokens)]
+        return [Batch(1, self._run.row.tokens + 1)]
 
     @property
     def _next_fits(self) -> bool:
@@ -258,7 +255,7 @@ class SequentialEngine(QueuedEngine):
             if run.model is not None:
                 logits = run.model(tokens, cache=run.caches)
             else:
-                logits = self._caches.run(tokens, run.caches)[0]
+                logits = self._caches.run(tokens, run.caches)
             self._vocabulary = logits.shape[-1]
             mx.eval([each.state for each in run.caches])
             row.score_prompt(logits[0], begin + length)
@@ -284,7 +281,7 @@ class SequentialEngine(QueuedEngine):
         elif len(row.generated) + 1 >= sequence.max_tokens:
             finish_reason = "length"
         token = row.take_token(RowToken(0, token_id, finish_reason), score)
-        row.seen_tokens = row.tokens - (0 if self._caches.draft is None else UNSEEN_TOKENS)
+        row.seen_tokens = row.tokens
         self._stepped = run
         if finish_reason is not None:
             self._run = None
@@ -292,19 +289,8 @@ class SequentialEngine(QueuedEngine):
 
     def _decode(self, run: _Run) -> Iterator[Decoded]:
         sequence = run.row.sequence
-        drafts = self._caches.draft is not None
-        if drafts and sequence.constrained is None:
-            return decode_ahead(sequence, self._caches, run.caches, self._draft_tokens)
-        # A sequence with a constraint is decoded without guesses, since the masks for guessed
-        # tokens would be guesses, too.
         run.sampler = RowSampler(sequence, run.model or self._model)
-        caches = run.caches
-        if drafts:
-            # The draft model's caches don't see these tokens, so the prompt cache can't keep blocks
-            # of both models.
-            run.row.kept = None
-            caches, _ = self._caches.parts(run.caches)
-        return decode(sequence, caches, run.sampler)
+        return decode(sequence, run.caches, run.sampler)
 
     def _keep(self, run: _Run, *, prefills: bool = False, ended: bool = False) -> None:
         if self._keeper is None or run.row.kept is None:

@@ -1,4 +1,6 @@
-"""How long steps take on this machine, by the number of rows and of tokens a row."""
+"""How long steps take on this machine, by the number of rows and of tokens a row, and how long a
+pass of a drafter takes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Final
+
+from worker.mlx_lm.guessing import DRAFTED
 
 # The numbers of tokens a row that a step may have.
 WIDTHS: Final = (1, 2, 4, 8, 16)
@@ -17,7 +21,9 @@ _HOPED_SHARE: Final = 0.05
 
 
 class StepCosts:
-    """Seconds of a step. Steps of nearly as many rows share a figure."""
+    """Seconds of a step. Steps of nearly as many rows share a figure. In place of a width,
+    `DRAFTED` stands for a pass of the drafter.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, int], deque[float]] = {}
@@ -29,7 +35,7 @@ class StepCosts:
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Note a step of so many rows and tokens a row."""
-        if width not in WIDTHS:
+        if width not in (DRAFTED, *WIDTHS):
             return
         at = _rows(rows), width
         if at not in self._compiled:
@@ -39,12 +45,13 @@ class StepCosts:
 
     def ratio(self, rows: int, width: int) -> float:
         """The seconds of a step as a ratio to those of a step of one token a row. Until this was
-        measured, the step counts as if it took the time of so many steps.
+        measured, the step counts as if it took the time of so many steps, and a pass of the drafter
+        as if it took that of one.
         """
         if width == 1:
             return 1.0
         known = self._known_ratio(rows, width)
-        return float(width) if known is None else known
+        return float(max(width, 1)) if known is None else known
 
     def is_known(self, rows: int, width: int) -> bool:
         """Whether such a step was measured, or one of another number of rows that stands for it."""
@@ -52,7 +59,7 @@ class StepCosts:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The seconds of steps, by rows and tokens a row, as in "4x16"."""
+        """The seconds of steps, by rows and tokens a row, as in "4x16", and of passes: "4x0"."""
         return {f"{rows}x{width}": each for (rows, width), each in self._seconds.items()}
 
     def know(self, seconds: Mapping[str, float]) -> None:

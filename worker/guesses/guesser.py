@@ -1,12 +1,14 @@
-"""The decision how many guesses a step takes: as many as make the most tokens a second."""
+"""The decision how many guesses a step takes, and whose: as make the most tokens a second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from worker.guesses.costs import WIDTHS, StepCosts, hoped_ratio
 from worker.guesses.lookup import Lookup
+from worker.mlx_lm.guessing import DRAFTED, DraftGuesses
 
 # The shares of right guesses to expect at first, by the bits in the length of the match.
 _FIRST_SHARES: Final = (0.0, 0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8)
@@ -18,6 +20,8 @@ _ROW_WEIGHT: Final = 3.0
 _ROW_FADING: Final = 0.9
 # What a constraint forces is right, but for ways in which a text becomes tokens.
 _FORCED_SHARE: Final = 0.98
+# A drafter's guesses are expected to be as good as those of a match of this length.
+_DRAFTED_MATCH: Final = 16
 # The guesses of a rehearsal, whose prompts are zeros. Right ones would end it too soon.
 _WRONG: Final = 1
 # Wider steps must promise this much more, since figures vary.
@@ -29,6 +33,8 @@ _MARGIN: Final = 1.03
 _TRIED_SOON: Final = 8
 _TRIED_AGAIN: Final = 200
 _TRIED_TOKENS: Final = 64
+# Each try of a drafter that stays without success doubles the steps until the next, so many times.
+_MOST_DOUBLED: Final = 4
 
 
 class Shares:
@@ -86,14 +92,62 @@ class _Chance(NamedTuple):
         right = share * (1.0 - share**guesses) / (1.0 - share) if share < 1.0 else float(guesses)
         return 1.0 + self.wanted * right
 
+    def tokens_redone(self, width: int) -> float:
+        """The same if a wrong guess takes a step more, which makes one token."""
+        wrong = self.wanted * (1.0 - self.share ** min(self.guesses, width - 1))
+        return (self.tokens(width) + wrong) / (1.0 + wrong)
+
 
 _NONE: Final = _Chance(0, 0.0, 0.0)
 
 
+class _Plan(NamedTuple):
+    """A step: how many tokens a row it may have, and how many of them a drafter guesses."""
+
+    width: int = 1
+    drafted: int = 0
+
+    def drafts(self, found: _Chance, drafted: _Chance) -> bool:
+        """Whether the drafter's guesses for a row promise more than those that were found."""
+        return drafted.tokens(1 + self.drafted) > found.tokens(self.width)
+
+
+class Drafts(NamedTuple):
+    """A drafter's guesses: at most `tokens` at a time, and the share of right ones."""
+
+    tokens: int
+    shares: Shares
+
+
 class _Row:
-    def __init__(self, lookup: Lookup, shares: RowShares) -> None:
+    """What is known of a row's guesses: those that are found, and those of the drafter."""
+
+    def __init__(self, lookup: Lookup, shares: RowShares, drafted_shares: RowShares) -> None:
         self.lookup = lookup
         self.shares = shares
+        self.drafted_shares = drafted_shares
+        # The drafter's guesses for the next tokens; None for a token that it didn't guess.
+        self._expected: deque[int | None] = deque()
+
+    def expect(self, first: int, guesses: Sequence[int]) -> None:
+        """Note the drafter's guesses for the tokens after `first`, which comes next."""
+        self._compare(first)
+        self._expected = deque([None, *guesses])
+
+    def take(self, token: int, *, rehearsed: bool) -> None:
+        self._compare(token)
+        if self.lookup.next is not None and not rehearsed:
+            self.shares.count(self.lookup.matched, right=self.lookup.next == token)
+        self.lookup.take(token)
+
+    def _compare(self, token: int) -> None:
+        expected = self._expected.popleft() if self._expected else None
+        if expected is None:
+            return
+        self.drafted_shares.count(_DRAFTED_MATCH, right=expected == token)
+        if expected != token:
+            # Guesses after a wrong one say nothing.
+            self._expected.clear()
 
 
 class BatchGuesser:
@@ -103,37 +157,45 @@ class BatchGuesser:
         self,
         costs: StepCosts,
         shares: Shares,
+        drafts: Drafts,
         forced: Callable[[int], list[int]],
         most_width: Callable[[int], int],
+        *,
+        redoes: bool,
     ) -> None:
-        """`costs` and `shares` are those of the model. `forced` tells which tokens must come next
-        in a row, its next token first. `most_width` tells how many tokens a row fit the memory of a
-        step with so many rows.
+        """`costs`, `shares` and `drafts` are those of the model. `forced` tells which tokens must
+        come next in a row, its next token first. `most_width` tells how many tokens a row fit the
+        memory of a step with so many rows. With `redoes` a row takes a step without guesses after a
+        wrong one.
         """
         self._costs = costs
         self._shares = shares
+        self._drafts = drafts
         self._forced = forced
         self._most_width = most_width
+        self._expected = _Chance.tokens_redone if redoes else _Chance.tokens
         self._rows: dict[int, _Row] = {}
-        # Steps for which guesses cost too much, the tries so far, and the width of the next step if
-        # that is a try.
+        # Steps for which guesses cost too much, the tries so far, and the next step if that is a
+        # try. The same for the drafter.
         self._parked = 0
         self._tries = 0
-        self._tried_width: int | None = None
+        self._undrafted = 0
+        self._draft_tries = 0
+        self._tried: _Plan | None = None
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
-        self._rows[row] = _Row(Lookup(token_ids, prediction), RowShares(self._shares))
+        self._rows[row] = _Row(
+            Lookup(token_ids, prediction),
+            RowShares(self._shares),
+            RowShares(self._drafts.shares),
+        )
 
     def remove(self, row: int) -> None:
         del self._rows[row]
 
     def take(self, row: int, token: int) -> None:
-        own = self._rows[row]
-        guess = own.lookup.next
-        if guess is not None and self._costs.rehearsed is None:
-            own.shares.count(own.lookup.matched, right=guess == token)
-        own.lookup.take(token)
+        self._rows[row].take(token, rehearsed=self._costs.rehearsed is not None)
 
     def is_likely(self, rows: Sequence[int]) -> bool:
         """Whether guesses may pay in the next step. Its first token counts as a guess, too."""
@@ -149,13 +211,17 @@ class BatchGuesser:
             else:
                 share = own.shares.share(own.lookup.matched)
                 chances.append(_Chance(WIDTHS[-1], share, share))
-        return self._best_width(chances) > 1 or self._tries_now(chances)
+        drafted = self._draft_chances(rows, [self._drafts.tokens] * len(rows))
+        if self._best(chances, drafted).width > 1:
+            return True
+        self._tried = self._found_try(chances) or self._draft_try(len(rows))
+        return self._tried is not None
 
     def guess(
-        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
+        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int], draft: DraftGuesses
     ) -> list[list[int]]:
         if self._costs.rehearsed is not None:
-            return [[_WRONG] * min(self._costs.rehearsed - 1, each) for each in most]
+            return self._rehearse(most, draft)
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
         for each, token, count in zip(rows, first, most, strict=True):
@@ -167,12 +233,60 @@ class BatchGuesser:
             found, matched = own.lookup.after(token, min(count, WIDTHS[-1] - 1))
             guesses.append(found)
             chances.append(_Chance(len(found), own.shares.share(matched), 1.0))
-        width = self._tried_width or self._best_width(chances)
-        self._tried_width = None
-        return [each[: width - 1] for each in guesses]
+        drafted = self._draft_chances(rows, most)
+        plan = self._tried or self._best(chances, drafted)
+        if plan.drafted and self._tried is None:
+            self._undrafted = self._draft_tries = 0
+        self._tried = None
+        guesses = [each[: plan.width - 1] for each in guesses]
+        counts = [
+            min(plan.drafted, own.guesses) if plan.drafts(found, own) else 0
+            for found, own in zip(chances, drafted, strict=True)
+        ]
+        if any(counts):
+            for at, made in enumerate(draft(counts)):
+                if made:
+                    guesses[at] = made
+                    self._rows[rows[at]].expect(first[at], made)
+        return guesses
 
-    def _tries_now(self, chances: list[_Chance]) -> bool:
-        """Whether the next step tries guesses that cost too much, or whose cost is not known."""
+    def _rehearse(self, most: Sequence[int], draft: DraftGuesses) -> list[list[int]]:
+        """Guesses of the rehearsed width. The drafter guesses, too, until its cost is known."""
+        width = self._costs.rehearsed or 1
+        counts = [min(self._drafts.tokens, width - 1, each) for each in most]
+        if any(counts) and not self._costs.is_measured(len(most), DRAFTED):
+            draft(counts)
+        return [[_WRONG] * min(width - 1, each) for each in most]
+
+    def _draft_chances(self, rows: Sequence[int], most: Iterable[int]) -> list[_Chance]:
+        return [
+            _Chance(
+                min(self._drafts.tokens, count),
+                self._rows[each].drafted_shares.share(_DRAFTED_MATCH),
+                1.0,
+            )
+            for each, count in zip(rows, most, strict=True)
+        ]
+
+    def _draft_try(self, rows: int) -> _Plan | None:
+        """The next step, if it tries the drafter although it seems not to pay; else None."""
+        most = min(_TRIED_TOKENS // rows, self._most_width(rows), self._drafts.tokens + 1)
+        width = max((each for each in WIDTHS if each <= most), default=1)
+        if width == 1:
+            return None
+        self._undrafted += 1
+        known = all(self._costs.is_known(rows, each) for each in (DRAFTED, width))
+        doubled = min(self._draft_tries, _MOST_DOUBLED)
+        if self._undrafted < (_TRIED_AGAIN << doubled if known else _TRIED_SOON):
+            return None
+        self._undrafted = 0
+        self._draft_tries += known
+        return _Plan(width, width - 1)
+
+    def _found_try(self, chances: list[_Chance]) -> _Plan | None:
+        """The next step, if it tries guesses that cost too much, or whose cost is not known; else
+        None.
+        """
         rows = len(chances)
         # Two tries of each width, since the first may compile kernels.
         width = WIDTHS[-1 - self._tries // 2 % (len(WIDTHS) - 1)]
@@ -180,26 +294,34 @@ class BatchGuesser:
             width //= 2
         hoped = sum(each.tokens(width) for each in chances) / hoped_ratio(width)
         if hoped <= rows * _MARGIN:
-            return False
+            return None
         self._parked += 1
         every = _TRIED_AGAIN if self._costs.is_known(rows, width) else _TRIED_SOON
         if self._parked % every:
-            return False
+            return None
         self._tries += 1
-        self._tried_width = width
-        return True
+        return _Plan(width)
 
-    def _best_width(self, chances: list[_Chance]) -> int:
-        """The number of tokens a row that makes the most tokens a second."""
-        if not any(each.guesses for each in chances):
-            return 1
+    def _best(self, chances: list[_Chance], drafted: list[_Chance]) -> _Plan:
+        """The step that makes the most tokens a second. `chances` are those of guesses that were
+        found.
+        """
+        if not any(each.guesses for each in (*chances, *drafted)):
+            return _Plan()
         rows = len(chances)
-        best, most = 1, rows * _MARGIN
+        best, most = _Plan(), rows * _MARGIN
         for width in WIDTHS[1:]:
             if width > self._most_width(rows):
                 break
-            made = sum(each.tokens(width) for each in chances)
-            made /= self._costs.ratio(rows, width)
-            if made > most:
-                best, most = width, made
+            drafting = _Plan(width, min(width - 1, self._drafts.tokens))
+            for plan in (_Plan(width), drafting) if drafting.drafted else (drafting,):
+                made = sum(
+                    max(self._expected(found, width), self._expected(own, 1 + plan.drafted))
+                    for found, own in zip(chances, drafted, strict=True)
+                )
+                made /= self._costs.ratio(rows, width) + plan.drafted * self._costs.ratio(
+                    rows, DRAFTED
+                )
+                if made > most:
+                    best, most = plan, made
         return best

@@ -30,6 +30,7 @@ from worker.load.files import (
     sampling_defaults,
 )
 from worker.mlx_lm import models
+from worker.mlx_lm.heads import with_own_head
 from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
@@ -65,9 +66,8 @@ class LoadedModel:
     constraints: Constraints
     # Whether the files lack the head, which makes logits of a decoder's states.
     is_headless: bool = False
-    # The draft model, which is smaller and has the same tokens, and its fingerprint.
+    # The draft model, which is smaller and has the same tokens.
     draft: Any = None
-    draft_fingerprint: str = ""
     # Makes the model's inputs of pictures. None: the model is loaded without pictures.
     picture_processor: PictureProcessor | None = None
 
@@ -102,12 +102,13 @@ def load(
     draft_path: str | None = None,
     *,
     pictures: bool = False,
+    own_head: bool = False,
     part: Callable[[Any, dict[str, Any]], None] | None = None,
 ) -> LoadedModel:
     """Load the model of `source`, a folder or a repository in the Hugging Face cache. An adapter is
     added to the model, and a draft model is loaded beside it. With `pictures` the model can look at
-    pictures. `part` gets the model and its configuration, and removes the layers that other ranks
-    compute.
+    pictures. With `own_head` it gets the head for several tokens that its files may have. `part`
+    gets the model and its configuration, and removes the layers that other ranks compute.
 
     `on_progress` gets (bytes read, bytes in all) after each slice of weights.
 
@@ -127,7 +128,7 @@ def load(
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
         before = fingerprint(folder, adapter)
-        unread = _build(folder, adapter, pictures=pictures)
+        unread = _build(folder, adapter, pictures=pictures, own_head=own_head)
         if part is not None:
             part(unread.model, unread.config)
         words, draft, weight_bytes = _read(unread, draft_path, on_progress, should_stop)
@@ -142,8 +143,7 @@ def load(
         is_headless=is_headless(folder),
         fingerprint=before,
         sampling_defaults=sampling_defaults(folder),
-        draft=draft.model,
-        draft_fingerprint=draft.fingerprint,
+        draft=draft,
         picture_processor=unread.picture_processor,
         **words._asdict(),
     )
@@ -159,13 +159,13 @@ class _Unread(NamedTuple):
     reads: Reads
 
 
-def _build(folder: Path, adapter: Path | None, *, pictures: bool) -> _Unread:
+def _build(folder: Path, adapter: Path | None, *, pictures: bool, own_head: bool) -> _Unread:
     reads, picture_processor = Reads(), None
     with reads.noted():
         if pictures:
             model, config, picture_processor = _load_vision(folder)
         else:
-            model, config = load_weights(folder)
+            model, config = load_weights(folder, own_head=own_head)
         if adapter is not None:
             add_adapter(model, adapter)
     return _Unread(folder, model, config, picture_processor, reads)
@@ -176,13 +176,13 @@ def _read(
     draft_path: str | None,
     on_progress: Callable[[int, int], None],
     should_stop: Callable[[], bool],
-) -> tuple[_TextParts, _Draft, int]:
+) -> tuple[_TextParts, Any, int]:
     """Read the tokenizer, the draft model and all weights. The number is the weights' bytes."""
     folder, model, config, picture_processor, reads = unread
     # Reading a tokenizer with a large vocabulary takes a second. Meanwhile weights are read.
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         reading = beside.submit(_read_text_parts, folder, config, picture_processor)
-        draft = _Draft()
+        draft = None
         if draft_path is not None:
             with reads.noted():
                 draft = _load_draft(draft_path, reading.result())
@@ -192,7 +192,7 @@ def _read(
                 reading.result()
             return should_stop()
 
-        models = [model] if draft.model is None else [model, draft.model]
+        models = [model] if draft is None else [model, draft]
         weight_bytes = _read_weights(models, reads, on_progress, stops)
         return reading.result(), draft, weight_bytes
 
@@ -257,17 +257,11 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
         raise ModelError(f"pictures: {error}.") from error
 
 
-class _Draft(NamedTuple):
-    model: Any = None
-    fingerprint: str = ""
-
-
-def _load_draft(source: str, words: _TextParts) -> _Draft:
+def _load_draft(source: str, words: _TextParts) -> Any:
     """Load the draft model. Its weights are read later, together with the model's."""
     try:
         folder = find_folder(source)
         check_files(folder)
-        digest = fingerprint(folder)
         model, config = models.read_model(folder)
         own = read_tokenizer(folder, config.get("eos_token_id"))
     except ModelError as error:
@@ -280,7 +274,7 @@ def _load_draft(source: str, words: _TextParts) -> _Draft:
             f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
             f"{words.vocabulary}."
         )
-    return _Draft(model, digest)
+    return model
 
 
 def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
@@ -304,17 +298,25 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
     return int(_text_config(config).get("vocab_size", len(tokenizer)))
 
 
-def load_weights(folder: Path) -> tuple[Any, dict[str, Any]]:
+def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any]]:
     """The model in a folder, whose weights are read when they are needed, and its configuration."""
     headless = is_headless(folder)
-    return models.read_model(folder, lambda config: classes_of(config, headless=headless))
+    return models.read_model(
+        folder, lambda config: classes_of(config, headless=headless, own_head=own_head)
+    )
 
 
-def classes_of(config: dict[str, Any], *, headless: bool = False) -> tuple[type, Any]:
-    """The classes of a model and of its arguments. With `headless` the files lack the head."""
+def classes_of(
+    config: dict[str, Any], *, headless: bool = False, own_head: bool = False
+) -> tuple[type, Any]:
+    """The classes of a model and of its arguments. With `headless` the files lack the head that
+    makes logits. With `own_head` the model keeps its head for several tokens, if it has one.
+    """
     if encoder_of(config) is not None:
         return encoders.classes_of(config)
-    return models.with_head(config) if headless else models.classes_of(config)
+    if headless:
+        return models.with_head(config)
+    return with_own_head(models.classes_of(config), kept=own_head)
 
 
 def is_headless(folder: Path) -> bool:

@@ -153,11 +153,16 @@ def set_state(leaf: Any, state: Any) -> None:
     leaf.state = state
 
 
+def keeps_states(model: Any) -> bool:
+    """Whether layers of a model keep a recurrent state, which can't forget single tokens."""
+    return any(isinstance(each, ArraysCache) for each in leaves_of(make_caches(model)))
+
+
 def takes_padding(model: Any) -> bool:
     """Whether rows of a batch may have different numbers of tokens in a step. Some architectures
     with recurrent states, such as mlx-lm's mamba, let padding into the state of a row.
     """
-    if not any(isinstance(each, ArraysCache) for each in leaves_of(make_caches(model))):
+    if not keeps_states(model):
         return True
     if not can_be_merged(make_caches(model)):
         return False

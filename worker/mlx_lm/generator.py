@@ -16,7 +16,7 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 # nothing.
 import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
-from worker.mlx_lm.guessing import Guesser, ObserveStep
+from worker.mlx_lm.guessing import Drafter, Guesser, ObserveStep
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
 from worker.mlx_lm.rows import (
     DecodingRow,
@@ -70,6 +70,8 @@ class Tap:
         self.vocabulary = LARGE_VOCABULARY
         # Whether the logits of prompts are wanted. MLX doesn't compute logits that are never read.
         self.watches_prompts = False
+        # Whether the states of tokens are wanted, which only a model with a head of its own gives.
+        self.gives_states = False
         self._model = model
         self._last: mx.array | None = None
         self._rows: tuple[int, ...] | None = None
@@ -85,6 +87,17 @@ class Tap:
         kept = tokens.shape[1] == 1 or self.watches_prompts
         self._last = logits if kept else None
         return logits
+
+    def decode(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array | None]:
+        """Compute logits for rows that decode, and the states of the tokens, (rows, tokens, width),
+        if these are wanted.
+        """
+        if not self.gives_states:
+            return self(tokens, cache=cache), None
+        logits, states = self._model.with_states(tokens, cache)
+        self.vocabulary = logits.shape[-1]
+        self._last = logits if tokens.shape[1] == 1 else None
+        return logits, states
 
     @property
     def last(self) -> mx.array | None:
@@ -138,6 +151,7 @@ class Generator:
         prompts: int,
         guesser: Guesser | None = None,
         observe: ObserveStep | None = None,
+        drafter: Drafter | None = None,
         *,
         lends: bool = True,
         grouping: Grouping = ONE_GROUP,
@@ -147,9 +161,10 @@ class Generator:
         row ends, its last token comes with caches: with `lends` those of its whole group, otherwise
         a copy of the row's part. With a `guesser` the sampler is a `Checker`. `observe` gets the
         times of steps. Generators whose rows come together take their rows' `numbers` from one
-        iterator.
+        iterator. The `drafter` guesses when the guesser asks for that.
         """
         self.tap = tap
+        tap.gives_states = drafter is not None and drafter.needs_states
         self._numbers = numbers
         self._generator = BatchGenerator(
             tap,
@@ -160,7 +175,7 @@ class Generator:
         # Private names, since mlx-lm has no other way to set the classes of its batches.
         self._prompts = _Prompts.empty(tap, sampler)
         self._decoding = DecodingRows(
-            tap, sampler, guesser, observe, lends=lends, grouping=grouping
+            tap, sampler, guesser, observe, drafter, lends=lends, grouping=grouping
         )
         self._generator._prompt_batch = self._prompts
         self._generator._generation_batch = self._decoding

@@ -1,11 +1,11 @@
-"""The two sides of guesses: a guesser proposes tokens for a step, and a checker draws tokens for
-their positions, which tell the right guesses.
+"""The sides of guesses: a guesser proposes tokens for a step, perhaps those of a drafter, and a
+checker draws tokens for their positions, which tell the right guesses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -17,6 +17,45 @@ class RowGuesses(NamedTuple, Generic[Key]):
 
     row: Key
     guesses: Sequence[int]
+
+
+# From the rows makes a function that draws guesses, pass by pass: logits, shape (rows, vocabulary),
+# to token ids, shape (rows,).
+DrawGuesses: TypeAlias = Callable[[Sequence[int]], Callable[[mx.array], mx.array]]
+
+
+class Drafter(Protocol):
+    """Computes the logits of guesses, as a small model does.
+
+    A row is `usual_tokens` behind after a step whose guesses were all right. With `needs_states` a
+    pass over tokens wants the state of the token before each: the model's, and for a guess after
+    another one that of the drafter.
+    """
+
+    usual_tokens: int
+    needs_states: bool
+
+    def make_cache(self) -> list[Any]:
+        """New caches for one row: mlx-lm's KVCache for each layer."""
+
+    def __call__(
+        self, tokens: mx.array, hidden: mx.array | None, cache: list[Any], /
+    ) -> tuple[mx.array, mx.array | None]:
+        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens). `hidden` are the states
+        of the tokens before, (rows, tokens, width), and the second result those of the drafter;
+        None: it needs none.
+        """
+
+
+class Draft(NamedTuple):
+    """A drafter, and the most tokens that it guesses at a time."""
+
+    drafter: Drafter
+    tokens: int
+
+
+# Has the drafter guess so many tokens for each row. Rows may get none, as those that begin.
+DraftGuesses: TypeAlias = Callable[[list[int]], list[list[int]]]
 
 
 class Checker(Protocol):
@@ -39,6 +78,9 @@ class Checker(Protocol):
     def settle(self, drawn: list[int], /) -> list[int]:
         """Take the tokens that `check` drew. Returns for each row how many guesses are right."""
 
+    def draw_guesses(self, rows: Sequence[int], /) -> Callable[[mx.array], mx.array]:
+        """A function that draws guesses for the next tokens of rows, as `DrawGuesses` says."""
+
 
 class Guesser(Protocol):
     """Guesses tokens, and decides how many of these a step takes. Rows are known by numbers."""
@@ -47,7 +89,7 @@ class Guesser(Protocol):
         """Whether guesses may pay in the next step, whose first tokens are not known yet."""
 
     def guess(
-        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
+        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int], draft: DraftGuesses
     ) -> list[list[int]]:
         """Guesses for the tokens after each row's `first`, at most so many as `most` says."""
 
@@ -55,6 +97,8 @@ class Guesser(Protocol):
         """Note a token that a row gave out."""
 
 
+# In place of the tokens a row of a step: a pass of the drafter.
+DRAFTED: Final = 0
 # Called with the number of rows, the tokens a row, and the seconds from the end of one step to the
-# end of the next.
+# end of the next; or those of a pass of the drafter, which a step's seconds leave out.
 ObserveStep: TypeAlias = Callable[[int, int, float], None]

@@ -155,15 +155,19 @@ def trunk_of(model: Any) -> Any:
     return None
 
 
+def output_layer_of(model: Any) -> Callable[[mx.array], mx.array]:
+    """The layer that makes logits, shape (..., vocabulary), of states, shape (..., width)."""
+    inner = getattr(model, "language_model", model)
+    layer: Callable[[mx.array], mx.array] = (
+        inner.lm_head if hasattr(inner, "lm_head") else inner.model.embed_tokens.as_linear
+    )
+    return layer
+
+
 def logits_of(model: Any, states: mx.array) -> mx.array:
     """The logits, shape (texts, vocabulary), of hidden states, shape (texts, width)."""
     inner = getattr(model, "language_model", model)
-    states = states.astype(inner.model.norm.weight.dtype)
-    if hasattr(inner, "lm_head"):
-        logits: mx.array = inner.lm_head(states)
-    else:
-        logits = inner.model.embed_tokens.as_linear(states)
-    return logits
+    return output_layer_of(model)(states.astype(inner.model.norm.weight.dtype))
 
 
 def _gives_states(model: Any, trunk: Any) -> bool:

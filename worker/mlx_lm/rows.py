@@ -18,9 +18,11 @@ from mlx_lm.models.cache import ArraysCache
 
 from protocol.answers import FinishReason
 from worker.mlx_lm.caches import leaves_of
-from worker.mlx_lm.guessing import Checker, Guesser, ObserveStep, RowGuesses
+from worker.mlx_lm.drafting import DraftedRow, Drafting
+from worker.mlx_lm.guessing import DRAFTED, Checker, Drafter, Guesser, ObserveStep, RowGuesses
 from worker.mlx_lm.row_caches import RowsCache, rows_caches
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize, RowGroup, caches_of_step
+from worker.mlx_lm.states import RowStates
 
 # Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
@@ -61,6 +63,7 @@ class DecodingRow:
     tokens: list[int] = field(default_factory=list)
     given: int = 0
     unseen: int = 0
+    states: RowStates = field(default_factory=RowStates)
 
     def __post_init__(self) -> None:
         self._prompt = mx.array(self.prompt) if self.processors else None
@@ -74,6 +77,16 @@ class DecodingRow:
         for each in self.processors:
             logits = each(tokens, logits)
         return logits
+
+    @property
+    def length(self) -> int:
+        """The number of known tokens, of prompt and answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    def since(self, number: int) -> list[int]:
+        """The known tokens from a number on."""
+        in_answer = number - len(self.prompt)
+        return self.tokens[in_answer:] if in_answer >= 0 else self.prompt[number:] + self.tokens
 
     def give(self, token: int) -> FinishReason | None:
         """Count a token that is given out. Returns why the row ends with it; None: it goes on."""
@@ -121,6 +134,7 @@ class DecodingRows:
         checker: Callable[[mx.array], mx.array] | Checker,
         guesser: Guesser | None = None,
         observe: ObserveStep | None = None,
+        drafter: Drafter | None = None,
         *,
         lends: bool,
         grouping: Grouping = ONE_GROUP,
@@ -138,6 +152,9 @@ class DecodingRows:
         self._guesser = guesser
         self._observe = observe
         self._lends = lends
+        self._drafting = None if drafter is None else Drafting(drafter)
+        # The seconds of the drafter in this step.
+        self._drafted_s = 0.0
         self._ended_at = 0.0
 
     def __len__(self) -> int:
@@ -211,6 +228,8 @@ class DecodingRows:
         """Keep these rows alone, by their places in the batch."""
         if not keep:
             self._rows, self._groups, self._drawn = [], [], None
+            if self._drafting is not None:
+                self._drafting.keep([])
             return
         order: list[int] = []
         groups = []
@@ -224,6 +243,8 @@ class DecodingRows:
             begin = end
         self._order(order)
         self._groups = groups
+        if self._drafting is not None:
+            self._drafting.keep(self.uids)
 
     def extract_cache(self, place: int) -> list[Any]:
         group, row = self._find(place)
@@ -236,6 +257,7 @@ class DecodingRows:
         for each in self._groups:
             each.settle()
         began_at, last = perf_counter(), self._ended_at
+        self._drafted_s = 0.0
         guesses = self._guesses()
         rows = len(self._rows)
         width = 1
@@ -246,7 +268,7 @@ class DecodingRows:
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
         if self._observe is not None and began_at - last < _PAUSE_S:
-            self._observe(rows, width, self._ended_at - last)
+            self._observe(rows, width, self._ended_at - last - self._drafted_s)
         return tokens
 
     @property
@@ -326,7 +348,7 @@ class DecodingRows:
             else max(0, min(each.most - each.given, free) - 1)
             for each in self._rows
         ]
-        guesses = guesser.guess(self.uids, first, most)
+        guesses = guesser.guess(self.uids, first, most, self._draft)
         if not late and not any(guesses):
             return None
         checker: Any = self._draw
@@ -334,6 +356,22 @@ class DecodingRows:
             checker.possible(each.uid, own) if own else []
             for each, own in zip(self._rows, guesses, strict=True)
         ]
+
+    def _draft(self, counts: list[int]) -> list[list[int]]:
+        """Have the drafter guess so many tokens for each row, whose tokens are all known."""
+        if self._drafting is None:
+            return [[] for _ in counts]
+        checker: Any = self._draw
+        began_at = perf_counter()
+        rows = [
+            DraftedRow(each.uid, each.length, each.since, count, each.states)
+            for each, count in zip(self._rows, counts, strict=True)
+        ]
+        guesses, passes = self._drafting.guess(rows, checker.draw_guesses)
+        self._drafted_s = perf_counter() - began_at
+        if self._observe is not None and passes:
+            self._observe(len(counts), DRAFTED, self._drafted_s / passes)
+        return guesses
 
     def _plain(self) -> list[RowToken]:
         inputs = self._read_later()
@@ -348,7 +386,9 @@ class DecodingRows:
         """Begin to compute the tokens after `inputs`, (rows,). With `begins` these are the last
         tokens of the prompts.
         """
-        logits = self._forward(inputs[:, None])[:, -1, :]
+        logits, states = self._forward(inputs[:, None])
+        logits = logits[:, -1, :]
+        self._note(states, [each.length - begins for each in self._rows], [1] * len(self._rows))
         if any(each.processors for each in self._rows):
             parts = [
                 row.process(logits[at : at + 1], [] if begins else inputs[at : at + 1])
@@ -368,7 +408,7 @@ class DecodingRows:
         lengths = [len(each) for each in fed]
         width = max(lengths)
         state = self._recurrent(lengths)
-        logits = self._forward(mx.array([each + [0] * (width - len(each)) for each in fed]))
+        logits, states = self._forward(mx.array([each + [0] * (width - len(each)) for each in fed]))
         if state is not None and min(lengths) < width:
             for cache in state.caches:
                 cache.finalize()
@@ -379,7 +419,16 @@ class DecodingRows:
             for place in range(length - len(own) - 1, length)
         ]
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
+        firsts = [row.length - row.unseen for row in rows]
         right, following = self._check(chosen, guesses)
+        self._note(
+            states,
+            firsts,
+            [
+                length - len(own) + count
+                for length, own, count in zip(lengths, guesses, right, strict=True)
+            ],
+        )
         self._keep_right(state, lengths, guesses, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
@@ -463,11 +512,22 @@ class DecodingRows:
             self.filter(keep)
         return found
 
-    def _forward(self, tokens: mx.array) -> mx.array:
-        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens)."""
+    def _forward(self, tokens: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Logits, (rows, tokens, vocabulary), of token ids, (rows, tokens), and the tokens' states,
+        (rows, tokens, width), if these are wanted.
+        """
         caches = caches_of_step(self._groups, tokens.shape[1])
-        logits: mx.array = self.model(tokens, cache=caches)
-        return logits
+        computed: tuple[mx.array, mx.array | None] = self.model.decode(tokens, caches)
+        return computed
+
+    def _note(self, states: mx.array | None, firsts: list[int], counts: list[int]) -> None:
+        """Note the states of a step, if there are any: of `counts` tokens of each row, from the
+        numbers `firsts` on.
+        """
+        if states is None:
+            return
+        for place, (row, first, count) in enumerate(zip(self._rows, firsts, counts, strict=True)):
+            row.states.note(first, count, states, place)
 
     def _advance(self, tokens: list[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""

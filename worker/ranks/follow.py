@@ -90,7 +90,7 @@ def _load(rank: int, begin: LoadPart, should_stop: Callable[[], bool]) -> tuple[
 
 def _mirror(group: Any, loaded: LoadedModel, command: Load) -> Mirror:
     """Make the mirror of rank 0, with this rank's part of the model."""
-    caches = Caches(loaded.model, None, command.kv_bits)
+    caches = Caches(loaded.model, command.kv_bits)
     if command.wire:
         wiring.wire(loaded.weight_bytes, read_device())
     limits = limits_of(command, measure(caches.run, caches.make), loaded.weight_bytes)

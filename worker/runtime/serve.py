@@ -20,12 +20,14 @@ from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
+from worker.engines.drafts import make_draft, own_draft
 from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
 from worker.engines.room import NO_CACHES, CacheRoom, measure
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.generator import Generator
+from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.macos import wiring
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
@@ -150,16 +152,23 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
         command.adapter_path,
         command.draft_path,
         pictures=command.pictures,
+        own_head=command.guesses and command.draft_path is None and leader is None,
         part=None if leader is None else leader.part,
     )
     if leader is not None:
         leader.until_loaded(thread.should_finish)
-    caches = None
+    caches = draft = None
     if not loaded.is_encoder:
-        caches = Caches(loaded.model, loaded.draft, command.kv_bits)
+        caches = Caches(loaded.model, command.kv_bits)
     if leader is not None and (caches is None or not caches.can_be_merged):
         raise ModelError("mlx-lm has no batches of this model, which several ranks need.")
     shape = NO_CACHES if caches is None else measure(caches.run, caches.make)
+    if caches is not None and loaded.draft is not None:
+        draft = make_draft(caches.model, loaded.draft, command.draft_tokens)
+        drafted = measure(loaded.draft, draft.drafter.make_cache)
+        shape = shape._replace(draft_token_bytes=drafted.token_bytes)
+    elif caches is not None:
+        draft, shape = own_draft(caches.model, command.draft_tokens, shape)
     give_back_buffers()
     if command.wire:
         wiring.wire(loaded.weight_bytes, device)
@@ -172,7 +181,7 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
     lead = None if leader is None else leader.lead
     text = None
     if caches is not None:
-        text = _make_text(thread, loaded, command, limits.room, caches, lead)
+        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft)
     return Served(loaded, limits, context, text, vectors)
 
 
@@ -227,6 +236,7 @@ def _make_text(
     room: CacheRoom,
     caches: Caches,
     lead: Lead | None,
+    draft: Draft | None,
 ) -> TextServing:
     if lead is None:
         cutter = Cutter(caches.run, caches.make)
@@ -252,6 +262,7 @@ def _make_text(
             command.stall_s,
             Generator if lead is None else lead.generator,
             guesses=command.guesses,
+            draft=draft,
         )
     else:
         engine = SequentialEngine(
@@ -260,7 +271,6 @@ def _make_text(
             room,
             caches,
             prompt_cache,
-            command.draft_tokens,
             None if loaded.picture_processor is None else loaded.model.begin,
         )
     return TextServing(engine, paths, prompt_cache)
@@ -282,6 +292,5 @@ def prompt_root(loaded: LoadedModel, command: Load) -> bytes:
         loaded.fingerprint,
         version("mlx-lm"),
         str(command.kv_bits),
-        loaded.draft_fingerprint,
         version("mlx-vlm") if loaded.picture_processor is not None else "",
     )

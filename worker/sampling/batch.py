@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -50,6 +51,8 @@ class BatchSampler(Generic[Key]):
         self._histories: dict[Key, History] = {}
         self._positions: dict[Key, int] = {}
         self._pass: _Pass[Key] | None = None
+        # The width of log probabilities.
+        self._vocabulary = 0
         # Of the last check: the history and the score at each position.
         self._checked: tuple[list[History | None], dict[int, tuple[Scores, int]]] = ([], {})
 
@@ -96,11 +99,10 @@ class BatchSampler(Generic[Key]):
         keys = list(self._rows())
         if len(keys) != logprobs.shape[0]:
             raise RuntimeError(f"{logprobs.shape[0]} rows are to be sampled, not {len(keys)}.")
+        self._vocabulary = logprobs.shape[1]
         if self._pass is None or self._pass.keys != keys:
             self._end_pass()
-            vocabulary = logprobs.shape[1]
-            histories = [self._history(key, vocabulary) for key in keys]
-            self._pass = self._begin_pass(keys, histories, vocabulary)
+            self._pass = self._begin_pass(keys, [self._history(key) for key in keys])
         positions = [self._positions[key] for key in self._pass.sampled]
         for key in self._pass.sampled:
             self._positions[key] += 1
@@ -123,11 +125,12 @@ class BatchSampler(Generic[Key]):
         Returns token ids, (positions,). The rows go on once `settle` gets these.
         """
         self._end_pass()
+        self._vocabulary = logprobs.shape[1]
         keys = [each.row for each in rows for _ in range(len(each.guesses) + 1)]
         histories: list[History | None] = []
         positions: list[int] = []
         for key, guesses in rows:
-            history = self._history(key, logprobs.shape[1])
+            history = self._history(key)
             histories.append(history)
             for token_id in guesses:
                 history = None if history is None else history.after(token_id)
@@ -135,7 +138,7 @@ class BatchSampler(Generic[Key]):
             if key in self._positions:
                 first = self._positions[key]
                 positions += range(first, first + len(guesses) + 1)
-        chosen = self._begin_pass(keys, histories, logprobs.shape[1])
+        chosen = self._begin_pass(keys, histories)
         token_ids = chosen.choose(logprobs, logits, positions, mask)
         self._checked = histories, dict(self._score(keys, logits, token_ids))
         return token_ids
@@ -159,10 +162,31 @@ class BatchSampler(Generic[Key]):
                 self._scores[key] += [scores[at] for at in range(begin, last + 1)]
             begin += len(guesses) + 1
 
-    def _begin_pass(
-        self, keys: list[Key], histories: Sequence[History | None], vocabulary: int
-    ) -> _Pass[Key]:
-        return _Pass(keys, [self._samplings[key] for key in keys], histories, vocabulary)
+    def draw_guesses(self, keys: Sequence[Key]) -> Callable[[mx.array], mx.array]:
+        """A function that draws guesses for the next tokens of rows, call by call, as the rows
+        themselves will draw these: logits (rows, vocabulary) to token ids (rows,). Fewer logits
+        than the model's are of its first tokens. The rows, which have drawn tokens before, don't go
+        on.
+        """
+        self._end_pass()
+        histories = [copy(self._histories.get(key)) for key in keys]
+        guessing = self._begin_pass(list(keys), histories)
+        positions = [self._positions[key] for key in guessing.sampled]
+
+        def draw(logits: mx.array) -> mx.array:
+            missing = self._vocabulary - logits.shape[1]
+            if missing:
+                logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
+            token_ids = guessing.choose(_normalized(logits), logits, positions, None)
+            guessing.take_in(token_ids)
+            positions[:] = [each + 1 for each in positions]
+            return token_ids
+
+        return draw
+
+    def _begin_pass(self, keys: list[Key], histories: Sequence[History | None]) -> _Pass[Key]:
+        samplings = [self._samplings[key] for key in keys]
+        return _Pass(keys, samplings, histories, self._vocabulary)
 
     def _end_pass(self) -> None:
         """Write the histories of the rows back, since the rows go on otherwise."""
@@ -170,11 +194,11 @@ class BatchSampler(Generic[Key]):
             self._pass.end()
         self._pass = None
 
-    def _history(self, key: Key, vocabulary: int) -> History | None:
+    def _history(self, key: Key) -> History | None:
         beginning = self._adjustments.pop(key, None)
         if beginning is not None:
             token_ids = mx.array(list(beginning.token_ids))
-            self._histories[key] = beginning.adjustments.begin(token_ids, vocabulary)
+            self._histories[key] = beginning.adjustments.begin(token_ids, self._vocabulary)
         return self._histories.get(key)
 
     def _score(

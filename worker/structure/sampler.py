@@ -191,6 +191,12 @@ class ConstrainedSampler(Generic[Key]):
         self._checked = ()
         return right
 
+    def draw_guesses(self, keys: Sequence[Key]) -> Callable[[mx.array], mx.array]:
+        """A function that draws guesses like that of `BatchSampler`, without masks: these would
+        have to wait for each guess. `possible` cuts the guesses.
+        """
+        return self._sampler.draw_guesses(keys)
+
     def _feed(self, keys: Sequence[Key] | dict[Key, int]) -> None:
         """Wait for the tokens of the last call, and feed them to the matchings."""
         read: dict[int, list[int]] = {}

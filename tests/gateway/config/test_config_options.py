@@ -151,6 +151,8 @@ def test_no_adapter_that_comes_later_gets_around_the_allow_list(tmp_path: Path) 
         "local = 2",
         'split = "pipeline"',
         'backend = "ring"',
+        # Any model may have a head of its own, which guesses without a draft model.
+        "draft_tokens = 5",
     ],
 )
 def test_what_takes_another_worker(tmp_path: Path, adapter: Path, keys: str) -> None:
@@ -158,14 +160,6 @@ def test_what_takes_another_worker(tmp_path: Path, adapter: Path, keys: str) -> 
     other = _model(tmp_path, keys.format(adapter=adapter))
     assert not plain.same_for_workers(other)
     assert other.same_for_workers(_model(tmp_path, keys.format(adapter=adapter)))
-
-
-def test_how_much_is_guessed_matters_with_a_draft_model_alone(tmp_path: Path) -> None:
-    assert _model(tmp_path, "").same_for_workers(_model(tmp_path, "draft_tokens = 5"))
-    draft = 'draft_model = "demo"\n'
-    three, five = _model(tmp_path, draft), _model(tmp_path, f"{draft}draft_tokens = 5")
-    assert (three.draft_tokens, five.draft_tokens) == (3, 5)
-    assert not three.same_for_workers(five)
 
 
 def test_what_prompts_may_take_of_the_disk(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from gateway.memory.weights import EstimateError, LoadOptions, part_of, read_wei
 from gateway.memory.working_space import picture_bytes, working_bytes
 from gateway.system.memory import BackEnd
 from gateway.system.memory_reading import Footprint, together
-from protocol.life import LARGEST_CHUNK_TOKENS
+from protocol.life import DRAFT_TOKENS, LARGEST_CHUNK_TOKENS
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
+from tests.support.own_heads import OwnHead, write
 from tests.support.shapes import DEMO
+from worker.engines.drafts import own_draft
+from worker.engines.room import NO_CACHES
+from worker.load.loading import load_weights
 
 PROCESS = 50_000_000
 HEADS, SIZE, LAYERS = 2, 128, 3
@@ -99,12 +104,35 @@ def test_a_draft_model_counts_with_weights_and_caches() -> None:
     plain, drafted = _estimate(LoadOptions()), _estimate(LoadOptions(draft=shapes.DEMO))
     assert drafted.draft_bytes == read_weights(shapes.DEMO).bytes
     assert drafted.fixed_bytes == plain.fixed_bytes + drafted.draft_bytes
-    assert drafted.token_bytes == 2 * plain.token_bytes
+    assert drafted.token_bytes == plain.token_bytes
     assert drafted.working_bytes == plain.working_bytes
-    for rows, tokens in ((1, 512), (4, 1024)):
+    for rows, tokens, known in ((1, 512, 512), (4, 1024, 1024), (2, 8192, DRAFT_TOKENS)):
         more = drafted.limit_bytes(rows, tokens) - plain.limit_bytes(rows, tokens)
-        assert more >= drafted.draft_bytes + plain.shape.peak_bytes(rows, tokens)
+        own_bytes = drafted.draft_bytes + plain.shape.peak_bytes(rows, known)
+        assert own_bytes <= more <= 1.2 * own_bytes
     assert sum(each.bytes for each in drafted.lines) == drafted.floor_bytes
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "deepseek_v3"])
+def test_an_own_head_counts_with_weights_and_caches(kind: str, tmp_path: Path) -> None:
+    own = OwnHead(kind)
+    weights = own.converted()
+    heads = {name for name in weights if re.search(r"mtp\.|layers\.4\.", name)}
+    without = {name: each for name, each in weights.items() if name not in heads}
+    terms = EstimateTerms(8192, 512, PROCESS, None, BackEnd.CPU)
+    plain = estimate(write(tmp_path / "plain", own.config, without), terms)
+    headed = estimate(write(tmp_path / "headed", own.config, weights), terms)
+    assert headed.weight_bytes - plain.weight_bytes == sum(weights[each].nbytes for each in heads)
+    model, _ = load_weights(tmp_path / "headed", own_head=True)
+    draft, sizes = own_draft(model, 3, NO_CACHES)
+    assert draft is not None
+    for tokens, known in ((512, 512), (8192, DRAFT_TOKENS)):
+        more = headed.limit_bytes(2, tokens) - plain.limit_bytes(2, tokens)
+        more -= headed.weight_bytes - plain.weight_bytes
+        own_bytes = 2 * (known * sizes.draft_token_bytes + sizes.row_bytes)
+        assert own_bytes <= more <= 4 * own_bytes
+    drafted = msgspec.structs.replace(terms, options=LoadOptions(draft=shapes.DEMO))
+    assert estimate(tmp_path / "headed", drafted).draft_bytes > 0
 
 
 def test_measurements_are_of_one_set_of_files(tmp_path: Path) -> None:

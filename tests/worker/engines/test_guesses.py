@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from protocol.message import pack
@@ -18,12 +20,16 @@ from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
+from worker.engines.drafts import make_draft
 from worker.engines.limits import Context
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.drafting import DraftModel
+from worker.mlx_lm.guessing import Draft
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
+from worker.sampling.settings import RowSampling
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 # A few tokens of padding cost as much as a group of rows.
@@ -43,7 +49,7 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-EACH, MANY = 4, 60
+EACH, MANY = 5, 60
 # Probabilities of one text differ by rounding with the number of tokens in a step.
 NEARLY = 1e-3
 
@@ -69,11 +75,28 @@ class Made:
     rejected: int = 0
 
 
-def _engine(model: LoadedModel, room: CacheRoom, *, guesses: bool) -> BatchedEngine:
-    engine = BatchedEngine(model.model, model.eos_token_ids, 32, replace(room), guesses=guesses)
-    # As on a machine where a wide step costs hardly more: here that would depend on its load.
-    engine.step_costs.ratio = lambda *_: 1.0  # type: ignore[method-assign]
+def _engine(
+    model: LoadedModel, room: CacheRoom, *, guesses: bool = True, draft: Draft | None = None
+) -> BatchedEngine:
+    engine = BatchedEngine(
+        model.model, model.eos_token_ids, 32, replace(room), guesses=guesses, draft=draft
+    )
+    # As on a machine where wide steps cost hardly more, and a drafter hardly anything: here that
+    # would depend on its load.
+    engine.step_costs.ratio = lambda _, width: float(width > 0)  # type: ignore[method-assign]
     return engine
+
+
+def _draft(chance: random.Random, model: LoadedModel, root: Path) -> Draft | None:
+    """None, a drafter that is always wrong, or one that is often right: the model itself, if it can
+    forget.
+    """
+    other = _model("full", root).model
+    kind = chance.choice(("none", "other", "own"))
+    if kind == "none":
+        return None
+    own = kind == "own" and not DraftModel.unfit(model.model)
+    return make_draft(model.model, model.model if own else other, chance.choice((1, 3, 7)))
 
 
 def _request(chance: random.Random, name: str) -> Generate:
@@ -155,11 +178,15 @@ def _anew(
     plain: dict[str, Made],
     *,
     guesses: bool,
+    draft: Draft | None,
 ) -> dict[str, Made]:
     """The same requests in groups of rows, that join at any time and are put aside and resumed."""
-    engine = _engine(model, IN_GROUPS, guesses=guesses)
+    engine = _engine(model, IN_GROUPS, guesses=guesses, draft=draft)
     made = {each.request_id: Made([], []) for each in requests}
-    predicted = {name: _predicted(chance, own.token_ids) for name, own in plain.items()}
+    predicted = {
+        name: _predicted(chance, own.token_ids) if draft is None or chance.random() < 0.5 else ()
+        for name, own in plain.items()
+    }
     coming = list(requests)
     while coming or engine.active + engine.waiting:
         if coming and chance.random() < 0.4:
@@ -177,18 +204,19 @@ def _anew(
             going |= {each.request_id for each in engine._waiting}
             coming += [each for each in requests if each.request_id in going]
             engine.close()
-            engine = _engine(model, IN_GROUPS, guesses=guesses)
+            engine = _engine(model, IN_GROUPS, guesses=guesses, draft=draft)
     engine.close()
     return made
 
 
-def _same(model: LoadedModel, seed: int, most_rows: int) -> tuple[int, int]:
+def _same(shape: str, root: Path, seed: int, most_rows: int) -> tuple[int, int]:
     """Returns how many guesses were right and wrong."""
-    chance = random.Random(seed)
+    model, chance = _model(shape, root), random.Random(seed)
     requests = [_request(chance, f"r{at}") for at in range(chance.randrange(1, most_rows + 1))]
     plain = _plain(model, requests)
+    draft = _draft(chance, model, root)
     for guesses in (False, True):
-        guessed = _anew(model, requests, chance, plain, guesses=guesses)
+        guessed = _anew(model, requests, chance, plain, guesses=guesses, draft=draft)
         for each in requests:
             own, other = guessed[each.request_id], plain[each.request_id]
             assert own.token_ids == other.token_ids, (seed, each)
@@ -200,7 +228,7 @@ def _same(model: LoadedModel, seed: int, most_rows: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_text_is_the_same(shape: str, root: Path) -> None:
-    counts = [_same(_model(shape, root), seed, 6) for seed in range(EACH)]
+    counts = [_same(shape, root, seed, 6) for seed in range(EACH)]
     right, wrong = map(sum, zip(*counts, strict=True))
     assert right > 20
     assert wrong > 5
@@ -211,4 +239,77 @@ def test_text_is_the_same(shape: str, root: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_text_of_many_is_the_same(shape: str, root: Path) -> None:
     for seed in range(1000, 1000 + MANY):
-        _same(_model(shape, root), seed, 16)
+        _same(shape, root, seed, 16)
+
+
+class Counted:
+    """A model that counts the tokens a row of its passes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.passes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        self.passes.append(tokens.shape[1])
+        logits: mx.array = self._model(tokens, cache=cache)
+        return logits
+
+
+def _greedy(name: str, tokens: int, prompt: list[int]) -> Sequence:
+    return Sequence(name, prompt, tokens, None, ignore_eos=True)
+
+
+def _run(engine: BatchedEngine, sequences: list[Sequence]) -> dict[str, Made]:
+    made = {each.request_id: Made([], []) for each in sequences}
+    for each in sequences:
+        engine.add(each)
+    while engine.active + engine.waiting:
+        _take(made, engine.step())
+    return made
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(root: Path) -> None:
+    """But for the last guesses of a row, which end with it."""
+    model = _model("quantized", root)
+    model = replace(model, model=model.model._model)
+    counted = Counted(model.model)
+    prompts = {f"r{at}": [5 + (7 * each + at) % 600 for each in range(30 + at)] for at in range(4)}
+    sequences = [_greedy(name, 200, prompt) for name, prompt in prompts.items()]
+    engine = _engine(model, UNBOUNDED, draft=make_draft(model.model, counted, 3))
+    made = _run(engine, sequences)
+    plain = _run(_engine(model, UNBOUNDED, guesses=False), sequences)
+    assert {name: each.token_ids for name, each in made.items()} == {
+        name: each.token_ids for name, each in plain.items()
+    }
+    assert sum(each.guessed for each in made.values()) > 550
+    assert sum(each.rejected for each in made.values()) < 20
+    # A prompt for each row, and then three passes for four tokens of all rows.
+    assert len(counted.passes) < 4 + 3 * 200 / 4 * 1.2
+
+
+class Rolled(Counted):
+    """Another token is always the likeliest than that of the model."""
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return mx.roll(super().__call__(tokens, cache), 1, axis=-1)
+
+
+def test_a_drafter_that_is_never_right_is_given_up(root: Path) -> None:
+    model = _model("full", root)
+    wrong = Rolled(model.model)
+    engine = _engine(model, UNBOUNDED, draft=make_draft(model.model, wrong, 3))
+    hot = [
+        replace(_greedy(f"r{at}", 80, [at + 5] * 3), sampling=RowSampling(at, 1.0))
+        for at in range(2)
+    ]
+    passes = []
+    for _ in range(5):
+        wrong.passes.clear()
+        _run(engine, hot)
+        passes.append(len(wrong.passes))
+    # New rows trust it less and less.
+    assert passes[0] > 30
+    assert passes[-1] < 20

@@ -27,6 +27,7 @@ from protocol.requests import Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
+from worker.engines.drafts import make_draft
 from worker.engines.limits import Context
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine, Sequence, Token
@@ -163,7 +164,9 @@ def test_they_are_those_before_the_sampling(demo: LoadedModel) -> None:
 
 def test_with_a_draft_model(demo: LoadedModel) -> None:
     """The model checks several tokens together: each has its own."""
-    engine = SequentialEngine(demo.model, (), UNBOUNDED, Caches(demo.model, demo.model), None, 3)
+    draft = make_draft(demo.model, demo.model, 3)
+    engine = BatchedEngine(demo.model, (), 4, UNBOUNDED, draft=draft)
+    engine.step_costs.ratio = lambda _, width: float(width > 0)  # type: ignore[method-assign]
     sequences = [replace(SEQUENCES[1], max_tokens=12), replace(SEQUENCES[3], max_tokens=12)]
     made = _run(engine, sequences)
     for sequence in sequences:

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
+from protocol.life import DRAFT_TOKENS, LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines import room as rooms
 from worker.engines.room import Batch, CacheRoom, CacheSizes
 from worker.mlx_lm.quantized_cache import QuantizedCache
@@ -27,6 +27,13 @@ ONE = 2560 + 7
 )
 def test_caches_grow_by_steps(rows: int, tokens: int, size: int) -> None:
     assert SHAPE.batch_bytes(rows, tokens) == size
+
+
+def test_a_draft_model_keeps_few_tokens() -> None:
+    drafted = SHAPE._replace(draft_token_bytes=100)
+    for rows, tokens, known in ((1, 300, 512), (3, DRAFT_TOKENS, DRAFT_TOKENS), (2, 9000, 2048)):
+        own_bytes = SHAPE.batch_bytes(rows, tokens)
+        assert drafted.batch_bytes(rows, tokens) == own_bytes + rows * known * 100
 
 
 def test_what_batches_need_together() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.guesses.costs import WIDTHS, StepCosts
-from worker.guesses.guesser import BatchGuesser, RowShares, Shares
+from worker.guesses.guesser import BatchGuesser, Drafts, RowShares, Shares
+from worker.mlx_lm.guessing import DRAFTED
 
 NOTHING: list[int] = []
 
@@ -33,8 +35,17 @@ def _guesser(
     costs: StepCosts,
     forced: Callable[[int], list[int]] = lambda _: NOTHING,
     most_width: int = 16,
+    drafts: int = 0,
+    *,
+    redoes: bool = False,
 ) -> BatchGuesser:
-    return BatchGuesser(costs, Shares(), forced, lambda _: most_width)
+    drafting = Drafts(drafts, Shares())
+    return BatchGuesser(costs, Shares(), drafting, forced, lambda _: most_width, redoes=redoes)
+
+
+def _nothing(counts: list[int]) -> list[list[int]]:
+    """A drafter that isn't there."""
+    raise AssertionError(counts)
 
 
 def _widths(guesser: BatchGuesser, row: int, text: list[int], most: int = 100) -> list[int]:
@@ -42,7 +53,7 @@ def _widths(guesser: BatchGuesser, row: int, text: list[int], most: int = 100) -
     found = []
     for token_id in text:
         guesser.is_likely([row])
-        found.append(1 + len(guesser.guess([row], [token_id], [most])[0]))
+        found.append(1 + len(guesser.guess([row], [token_id], [most], _nothing)[0]))
         guesser.take(row, token_id)
     return found
 
@@ -108,7 +119,7 @@ def test_a_row_with_good_guesses_beside_many_without_any() -> None:
         guesser.add(row, [])
     for token_id in REPEATED:
         first = [token_id, *(1000 + token_id for _ in rows[1:])]
-        assert not any(guesser.guess(rows, first, [100] * 16))
+        assert not any(guesser.guess(rows, first, [100] * 16, _nothing))
         guesser.take(0, token_id)
 
 
@@ -117,10 +128,10 @@ def test_what_a_constraint_forces_is_guessed() -> None:
     guesser = _guesser(_all_cost(1, 0.1), lambda _: forced)
     guesser.add(1, [1, 2, 3])
     assert guesser.is_likely([1])
-    assert guesser.guess([1], [5], [100]) == [[6, 7, 8, 9, 10]]
-    assert guesser.guess([1], [5], [2]) == [[6, 7]]
+    assert guesser.guess([1], [5], [100], _nothing) == [[6, 7, 8, 9, 10]]
+    assert guesser.guess([1], [5], [2], _nothing) == [[6, 7]]
     # Another token came than the one that was forced.
-    assert guesser.guess([1], [4], [100]) == [[]]
+    assert guesser.guess([1], [4], [100], _nothing) == [[]]
 
 
 def test_a_rehearsal_has_the_width_that_it_measures() -> None:
@@ -131,7 +142,7 @@ def test_a_rehearsal_has_the_width_that_it_measures() -> None:
     for width in WIDTHS:
         costs.rehearsed = width
         assert guesser.is_likely([1, 2]) == (width > 1)
-        guesses = guesser.guess([1, 2], [0, 0], [100, 3])
+        guesses = guesser.guess([1, 2], [0, 0], [100, 3], _nothing)
         assert [len(each) for each in guesses] == [width - 1, min(width - 1, 3)]
         # Rehearsed answers repeat zeros.
         assert not any(0 in each for each in guesses)
@@ -140,13 +151,142 @@ def test_a_rehearsal_has_the_width_that_it_measures() -> None:
 def test_a_rehearsal_says_nothing_of_guesses() -> None:
     shares = Shares()
     costs = StepCosts()
-    guesser = BatchGuesser(costs, shares, lambda _: NOTHING, lambda _: 16)
+    guesser = BatchGuesser(
+        costs, shares, Drafts(0, Shares()), lambda _: NOTHING, lambda _: 16, redoes=False
+    )
     guesser.add(1, [0] * 32)
     before = shares.share(32)
     costs.rehearsed = 1
     for _ in range(20):
         guesser.take(1, 0)
     assert shares.share(32) == before
+
+
+class Drafter:
+    """Guesses the text of one row, right or always wrong, and counts its passes."""
+
+    def __init__(self, text: list[int], *, right: bool) -> None:
+        self.text = text
+        self.right = right
+        self.place = 0
+        self.passes = 0
+
+    def __call__(self, counts: list[int]) -> list[list[int]]:
+        (count,) = counts
+        self.passes += count
+        following = self.text[self.place + 1 : self.place + 1 + count]
+        return [following if self.right else [each + 1 for each in following]]
+
+
+def _drafted(guesser: BatchGuesser, drafter: Drafter) -> int:
+    """The steps in which the text of row 1 is made."""
+    text, steps = drafter.text, 0
+    while drafter.place < len(text):
+        first = text[drafter.place]
+        guesses: list[int] = []
+        if guesser.is_likely([1]):
+            left = len(text) - drafter.place - 1
+            (guesses,) = guesser.guess([1], [first], [left], drafter)
+        made = [first]
+        for guess in guesses:
+            if guess != text[drafter.place + len(made)]:
+                break
+            made.append(guess)
+        for each in made:
+            guesser.take(1, each)
+        drafter.place += len(made)
+        steps += 1
+    return steps
+
+
+def _drafting(
+    width_share: float, pass_share: float, *, redoes: bool = False
+) -> tuple[BatchGuesser, StepCosts]:
+    costs = _costs(1, {each: 1 + width_share * (each - 1) for each in WIDTHS[1:]})
+    for _ in range(2):
+        costs.observe(1, DRAFTED, pass_share)
+    guesser = _guesser(costs, drafts=3, redoes=redoes)
+    guesser.add(1, [])
+    return guesser, costs
+
+
+# Nothing in it comes twice.
+TEXT = list(range(10, 10_010))
+
+
+def test_a_drafter_that_is_right_guesses_as_much_as_it_may() -> None:
+    guesser, _ = _drafting(0.05, 0.05)
+    assert _drafted(guesser, Drafter(TEXT[:4000], right=True)) < 1100
+
+
+def test_a_drafter_that_is_never_right_soon_guesses_hardly_anything() -> None:
+    guesser, _ = _drafting(0.0, 0.01)
+    first, later = (Drafter(each, right=False) for each in (TEXT[:5000], TEXT[5000:]))
+    assert _drafted(guesser, first) == 5000
+    assert 0 < first.passes < 300
+    _drafted(guesser, later)
+    assert 0 < later.passes < 15
+
+
+def test_a_drafter_that_costs_too_much_hardly_guesses() -> None:
+    guesser, _ = _drafting(0.05, 1.2)
+    drafter = Drafter(TEXT, right=True)
+    assert _drafted(guesser, drafter) > 0.98 * len(TEXT)
+    assert 0 < drafter.passes < 100
+
+
+def test_a_drafter_of_unknown_cost_is_tried_soon_and_then_used() -> None:
+    costs = StepCosts()
+    guesser = _guesser(costs, drafts=3)
+    guesser.add(1, [])
+    drafter = Drafter(TEXT[:3000], right=True)
+    draft = guesser.guess
+
+    def timed(*arguments: Any) -> list[list[int]]:
+        before = drafter.passes
+        guesses = draft(*arguments)
+        if drafter.passes > before:
+            costs.observe(1, DRAFTED, 0.1)
+        costs.observe(1, 1 + len(guesses[0]), 1.0)
+        return guesses
+
+    guesser.guess = timed  # type: ignore[method-assign]
+    for _ in range(2):
+        costs.observe(1, 1, 1.0)
+    assert _drafted(guesser, drafter) < 0.4 * 3000
+
+
+def test_a_drafter_that_turns_right_is_used_again() -> None:
+    guesser, _ = _drafting(0.0, 0.01)
+    _drafted(guesser, Drafter(TEXT[:5000], right=False))
+    assert _drafted(guesser, Drafter(TEXT[5000:], right=True)) < 0.6 * 5000
+
+
+class HalfRight(Drafter):
+    """Guesses one token in two right."""
+
+    def __call__(self, counts: list[int]) -> list[list[int]]:
+        (guesses,) = super().__call__(counts)
+        return [[each + (self.place + at) // 3 % 2 for at, each in enumerate(guesses)]]
+
+
+def test_fewer_guesses_pay_where_a_wrong_one_costs_a_step() -> None:
+    passes = []
+    for redoes in (False, True):
+        guesser, _ = _drafting(0.3, 0.05, redoes=redoes)
+        drafter = HalfRight(TEXT, right=True)
+        _drafted(guesser, drafter)
+        passes.append(drafter.passes)
+    assert passes[1] < passes[0] / 5
+
+
+def test_what_repeats_is_not_left_to_a_drafter() -> None:
+    guesser, _ = _drafting(0.01, 0.3)
+    drafter = Drafter(REPEATED * 20, right=True)
+    _drafted(guesser, drafter)
+    first, drafter.passes, drafter.place = drafter.passes, 0, 0
+    _drafted(guesser, drafter)
+    assert drafter.passes <= first
 
 
 TOKENS = st.lists(st.integers(0, 4), max_size=30)
@@ -157,6 +297,7 @@ TOKENS = st.lists(st.integers(0, 4), max_size=30)
     st.sampled_from(WIDTHS),
     st.sampled_from([None, *WIDTHS]),
     st.floats(0.0, 1.0),
+    st.sampled_from([0, 1, 3, 5, 32]),
     st.randoms(use_true_random=False),
 )
 def test_there_are_never_more_guesses_than_may_be(
@@ -164,19 +305,25 @@ def test_there_are_never_more_guesses_than_may_be(
     most_width: int,
     rehearsed: int | None,
     share: float,
+    drafts: int,
     chance: random.Random,
 ) -> None:
     costs = _all_cost(len(made), share)
     costs.rehearsed = rehearsed
     forced = {row: each[2] for row, each in enumerate(made)}
-    guesser = _guesser(costs, forced.__getitem__, most_width)
+    guesser = _guesser(costs, forced.__getitem__, most_width, drafts)
+
+    def draft(counts: list[int]) -> list[list[int]]:
+        assert max(counts) <= drafts
+        return [[chance.randrange(5) for _ in range(each)] for each in counts]
+
     for row, (prompt, prediction, _, _) in enumerate(made):
         guesser.add(row, prompt, prediction)
     rows, most = list(forced), [each[3] for each in made]
     for _ in range(10):
         first = [chance.randrange(5) for _ in rows]
         guesser.is_likely(rows)
-        guesses = guesser.guess(rows, first, most)
+        guesses = guesser.guess(rows, first, most, draft)
         widest = 1 + max(map(len, guesses))
         assert widest <= (most_width if rehearsed is None else rehearsed)
         assert all(len(each) <= count for each, count in zip(guesses, most, strict=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from mlx_lm.models import base
 from mlx_lm.models import cache as caches
 
 from tests.support import shapes
-from worker.mlx_lm.decoding import RoundSampler
 
 # The package has a function of the same name.
 generate: Any = importlib.import_module("mlx_lm.generate")
@@ -64,12 +62,6 @@ RELIED = (
         "generate_step",
         "one sequence decodes alone",
         ("max_tokens", "sampler", "logits_processors", "prompt_cache"),
-    ),
-    Relied(
-        _GENERATE,
-        "speculative_generate_step",
-        "a draft model guesses ahead",
-        ("draft_model", "num_draft_tokens", "sampler", "logits_processors", "prompt_cache"),
     ),
     Relied(_GENERATE, "TextStateMachine", "stop sequences are found", ("transitions",)),
     Relied(_GENERATE, "TextStateMachine.flush", "what was held back is given out", ("state",)),
@@ -371,7 +363,7 @@ def test_a_state_can_be_taken_out_and_put_back() -> None:
     assert same[0].tolist() == [[1.0, 1.0]], "ArraysCache.state"
 
 
-# mlx-lm's loops over one sequence
+# mlx-lm's loop over one sequence
 
 
 def test_processors_see_what_mlx_lm_was_given_itself() -> None:
@@ -392,36 +384,6 @@ def test_processors_see_what_mlx_lm_was_given_itself() -> None:
     )
     assert [int(token) for token, _ in steps] == [7, 7]
     assert seen[:2] == [[3], [3, 7]], "generate_step"
-
-
-@pytest.mark.parametrize("processors", [[], [lambda tokens, logits: logits]])
-def test_a_draft_model_guesses_one_by_one_and_the_model_checks_in_one_round(
-    processors: list[Callable[..., Any]],
-) -> None:
-    """The order of calls by which `RoundSampler` knows which tokens a call is for."""
-    places: list[int] = []
-
-    def draw(at: int, _logprobs: mx.array) -> mx.array:
-        places.append(at)
-        return mx.array([7], dtype=mx.uint32)
-
-    model, draft = Counting(), Counting()
-    sampler = RoundSampler(draw, max_tokens=5, draft_tokens=2)
-    for _, _, guessed in generate.speculative_generate_step(
-        mx.array([3]),
-        model,
-        draft,
-        num_draft_tokens=2,
-        max_tokens=5,
-        sampler=sampler,
-        logits_processors=processors,
-        prompt_cache=[*model.make_cache(), *draft.make_cache()],
-    ):
-        sampler.given += 1
-        assert guessed == (sampler.given % 3 > 0)
-    # Guesses, then the same ones and the next: two rounds, of which the second one is cut.
-    assert places == [0, 1, 0, 1, 2, 3, 4, 3, 4, 5], "speculative_generate_step"
-    assert [each for each in model.calls if "model" in each] == ["model 1x3", "model 1x3"]
 
 
 # mlx-lm's models

@@ -44,7 +44,7 @@ class Model:
 
     def __init__(self, loaded: LoadedModel, kv_bits: int | None) -> None:
         self.loaded = loaded
-        self.caches = Caches(loaded.model, None, kv_bits)
+        self.caches = Caches(loaded.model, kv_bits)
 
     def engine(self, room: CacheRoom, prompt_cache: PromptCache | None = None) -> Engine:
         model, ends = self.caches.model, self.loaded.eos_token_ids

@@ -15,11 +15,13 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
+from worker.engines.drafts import make_draft
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.guesses.costs import WIDTHS
 from worker.load.loading import load
+from worker.mlx_lm.guessing import DRAFTED
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
@@ -207,6 +209,19 @@ def test_the_costs_of_steps_are_measured(bench: Bench, monkeypatch: pytest.Monke
     again.begin(awaited=False)
     assert again.is_over, "all is known"
     bench.write_all()
+
+
+def test_the_passes_of_a_draft_model_are_measured(tmp_path: Folder) -> None:
+    model = load(str(shapes.DEMO), lambda _done, _total: None, lambda: False).model
+    draft = make_draft(model, model, 3)
+    engine = BatchedEngine(model, (), 8, CacheRoom(measure(model)), draft=draft)
+    warming = Warming(engine, None, CacheRoom(measure(model)), CONTEXT, 600)
+    warming.begin(awaited=False)
+    while not warming.is_over and not engine.step_costs.is_measured(1, DRAFTED):
+        warming.go_on(lambda: False)
+    assert engine.step_costs.is_measured(1, DRAFTED)
+    assert engine.step_costs.ratio(1, DRAFTED) > 0.0
+    assert "1x0" in engine.step_costs.seconds
 
 
 def test_an_interrupted_measurement_begins_anew(bench: Bench) -> None:

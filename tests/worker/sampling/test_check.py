@@ -108,7 +108,9 @@ def _agreeing(drawn: list[int], guesses: list[int]) -> int:
 def test_checked_tokens_are_those_of_one_call_after_the_other(
     rows: list[Settings], chance: random.Random
 ) -> None:
-    """With right and wrong guesses, and calls without any in between."""
+    """With right and wrong guesses, and calls without any in between. Guesses that are drawn from
+    the same logits are right.
+    """
     tokens, most = 8, 4
     expected = _one_by_one(rows, tokens + most + 1)
     present = list(range(len(rows)))
@@ -124,6 +126,13 @@ def test_checked_tokens_are_those_of_one_call_after_the_other(
 
     while present := [row for row in present if len(texts[row].token_ids) < tokens]:
         done = {row: len(texts[row].token_ids) for row in present}
+        begun = [row for row in present if done[row]]
+        draw = sampler.draw_guesses(begun) if begun else None
+        for ahead in range(chance.randrange(most) if draw else 0):
+            ahead_logits = [rows[row].logits(done[row] + ahead) for row in begun]
+            assert draw(mx.stack(ahead_logits)).tolist() == [
+                expected[row].token_ids[done[row] + ahead] for row in begun
+            ]
         if chance.random() < 0.3:
             logits[0] = mx.stack([rows[row].logits(done[row]) for row in present])[:, None]
             drawn = sampler(_normalized(logits[0][:, 0])).tolist()

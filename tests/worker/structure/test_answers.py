@@ -17,7 +17,7 @@ from protocol.message import pack
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
-from worker.engines.decoding import Caches
+from worker.engines.drafts import make_draft
 from worker.engines.limits import Context
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Engine
@@ -270,13 +270,9 @@ def test_penalties_and_least_lengths_come_before_the_mask(model: LoadedModel) ->
 
 def test_with_a_draft_model(model: LoadedModel) -> None:
     requests = [_request("p", PERSON, seed=3), _request("free", None, seed=3, max_tokens=12)]
-    drafting = SequentialEngine(
-        model.model,
-        model.eos_token_ids,
-        UNBOUNDED,
-        Caches(model.model, model.model),
-        draft_tokens=3,
-    )
+    draft = make_draft(model.model, model.model, 3)
+    drafting = BatchedEngine(model.model, model.eos_token_ids, 4, UNBOUNDED, draft=draft)
+    drafting.step_costs.ratio = lambda _, width: float(width > 0)  # type: ignore[method-assign]
     answers = _answers(model, requests, drafting)
     assert answers["p"] == _answers(model, requests[:1])["p"]
     assert len(answers["free"].token_ids) == 12

@@ -1,0 +1,87 @@
+"""A model's own head guesses in batches, and the text is the same as without it."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
+from worker.engines.batched import BatchedEngine
+from worker.engines.decoding import Caches
+from worker.engines.drafts import own_draft
+from worker.engines.room import NO_CACHES, CacheRoom
+from worker.engines.sequence import Sequence, Token
+from worker.load.loading import load_weights
+
+TOKENS = 30
+
+
+def made_by(model: Any, prompts: list[list[int]], *, guesses: bool) -> list[list[Token]]:
+    """The answers to prompts that come one after another, from a batch of three rows."""
+    draft, sizes = own_draft(model, 3, NO_CACHES)
+    assert draft is not None
+    engine = BatchedEngine(model, (), 3, CacheRoom(sizes), guesses=guesses, draft=draft)
+    # As on a machine where a wide step costs hardly more, and the head nothing.
+    engine.step_costs.ratio = lambda _rows, width: float(width > 0)  # type: ignore[method-assign]
+    made: dict[str, list[Token]] = {}
+    for at, prompt in enumerate(prompts):
+        # Rows end at different times.
+        engine.add(Sequence(f"{at}", prompt, TOKENS - 5 * (at % 3), None, ignore_eos=True))
+        made[f"{at}"] = []
+    while engine.active + engine.waiting:
+        for token in engine.step():
+            made[token.request_id].append(token)
+    engine.close()
+    return list(made.values())
+
+
+def texts(answers: list[list[Token]]) -> list[list[int]]:
+    return [[each.token_id for each in answer] for answer in answers]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_text_is_the_same(kind: str, tmp_path: Path) -> None:
+    own = OwnHead(kind)
+    model, _ = load_weights(write(tmp_path, own.config, own.converted()), own_head=True)
+    chance = random.Random(1)
+    prompts = [
+        [chance.randrange(5, VOCABULARY) for _ in range(count)] for count in (3, 40, 17, 1, 29)
+    ]
+    with_head = made_by(model, prompts, guesses=True)
+    assert texts(with_head) == texts(made_by(model, prompts, guesses=False))
+    # A random head guesses, though hardly ever right.
+    assert sum(each.rejected for answer in with_head for each in answer) > TOKENS
+
+
+@pytest.mark.parametrize("by", ["token", "state"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_head_that_is_always_right(kind: str, by: str, tmp_path: Path) -> None:
+    """The model's next token depends on the last token alone, and its head knows that: by the token
+    that it gets, or by the state of the token before.
+    """
+    own = OwnHead(kind, tie_word_embeddings=False)
+    follows = own.forget_context(by)
+    model, _ = load_weights(write(tmp_path, own.config, own.converted()), own_head=True)
+    prompts = [[5 + at, 9 + at] for at in range(4)]
+    answers = made_by(model, prompts, guesses=True)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        token_ids = [prompt[-1], *(each.token_id for each in answer)]
+        assert all(follows[one] == other for one, other in pairwise(token_ids))
+        assert sum(each.rejected for each in answer) == 0
+        # The head begins with the second token. Then a step makes four tokens.
+        steps = sum(not each.guessed for each in answer)
+        assert steps == 1 + -(-(len(answer) - 1) // 4)
+
+
+def test_with_quantized_caches(tmp_path: Path) -> None:
+    own = OwnHead("glm4_moe", head_dim=64)
+    folder = write(tmp_path, own.config, own.converted())
+    model = Caches(load_weights(folder, own_head=True)[0], kv_bits=8).model
+    prompts = [[5, 6, 7, 8], [100] * 30]
+    with_head = made_by(model, prompts, guesses=True)
+    assert texts(with_head) == texts(made_by(model, prompts, guesses=False))
+    assert sum(each.rejected for answer in with_head for each in answer) > 0

@@ -1,0 +1,291 @@
+"""A drafter that guesses the next tokens of a batch's rows, and its caches.
+
+The drafter sees the last tokens of a row alone, from position 0 on: guesses depend on these most,
+and neither its time nor its memory grow with the text (MagicDec: Chen et al., 2024). So rows need
+the drafter neither for their prompts nor while its guesses don't pay. To begin with a row, or to go
+on long after, takes a pass over few tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from protocol.life import DRAFT_TOKENS
+from worker.mlx_lm.caches import make_caches
+from worker.mlx_lm.guessing import Drafter, DrawGuesses
+from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
+from worker.mlx_lm.row_groups import RowGroup
+from worker.mlx_lm.states import RowStates
+
+# A row begins with so many of its last tokens.
+_FIRST_TOKENS: Final = 512
+# A row that is so many tokens behind begins anew.
+_MOST_BEHIND: Final = 64
+# Rows that begin in one step have so many tokens together.
+_BEGUN_TOKENS: Final = 1024
+
+
+class DraftModel:
+    """A small model with the same tokens, as a `Drafter`. Its sliding windows are left to the masks
+    that it makes: its rows are short.
+    """
+
+    # Of right guesses it has not seen the last one.
+    usual_tokens = 2
+    needs_states = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @staticmethod
+    def unfit(model: Any) -> list[Any]:
+        """The caches of a model because of which it can't be a draft model: they can't forget."""
+        kinds = KVCache, RotatingKVCache
+        return [each for each in make_caches(model) if not isinstance(each, kinds)]
+
+    def make_cache(self) -> list[Any]:
+        return [KVCache() for _ in make_caches(self._model)]
+
+    def __call__(
+        self, tokens: mx.array, hidden: mx.array | None, cache: list[Any]
+    ) -> tuple[mx.array, mx.array | None]:
+        return self._model(tokens, cache=cache), hidden
+
+
+class DraftedRow(NamedTuple):
+    """A row for which `guesses` tokens are to be guessed. It has `length` tokens. `since` gives its
+    tokens from a number on, and `states` those that the model made for its last ones.
+    """
+
+    uid: int
+    length: int
+    since: Callable[[int], list[int]]
+    guesses: int
+    states: RowStates
+
+
+class Drafted(NamedTuple):
+    """The guesses of each row, none for a row that is left out, and the number of passes; 0: rows
+    began, too, so that the time says nothing about a pass.
+    """
+
+    guesses: list[list[int]]
+    passes: int
+
+
+@dataclass
+class _Row:
+    """The caches have seen the first `seen` tokens of the row, but for those before their first
+    one, and then its `guesses`.
+    """
+
+    uid: int
+    seen: int
+    guesses: list[int] = field(default_factory=list)
+
+
+class Drafting:
+    """The rows of a batch that a drafter knows. The batch may have others, which begin when they
+    want guesses.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._rows: list[_Row] = []
+        # The caches of these rows; None: there are no rows.
+        self._group: RowGroup | None = None
+
+    def keep(self, uids: Iterable[int]) -> None:
+        """Forget all other rows."""
+        kept = set(uids)
+        self._filter([place for place, own in enumerate(self._rows) if own.uid in kept])
+
+    def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> Drafted:
+        """Guess the next tokens of the rows. The drafter knows no other rows than these."""
+        given = {each.uid: each for each in rows}
+        self._settle(given)
+        begun = self._begin([each for each in rows if each.guesses])
+        places = [at for at, own in enumerate(self._rows) if given[own.uid].guesses]
+        if not places:
+            return Drafted([[] for _ in rows], 0)
+        most = max(given[self._rows[at].uid].guesses for at in places)
+        all_rows = [given[own.uid] for own in self._rows]
+        # The tokens that each row has not seen, by their numbers.
+        behind = [range(own.seen, own.seen) for own in self._rows]
+        for at in places:
+            own = self._rows[at]
+            behind[at] = range(own.seen, all_rows[at].length)
+            own.seen = all_rows[at].length
+        usual = self._drafter.usual_tokens
+        assert self._group is not None
+        reserve(self._group.leaves, max(map(len, behind)) + most)
+        if max(map(len, behind)) > usual:
+            self._see(all_rows, [each[:-usual] for each in behind])
+            begun = True
+        made = self._chain(
+            all_rows,
+            [each[-usual:] for each in behind],
+            places,
+            most,
+            choose([self._rows[at].uid for at in places]),
+        )
+        found = {}
+        for at, guesses in zip(places, made, strict=True):
+            own = self._rows[at]
+            # The last guess is not seen.
+            own.guesses = guesses[:-1]
+            found[own.uid] = guesses[: given[own.uid].guesses]
+        return Drafted([found.get(each.uid, []) for each in rows], 0 if begun else most)
+
+    def _settle(self, given: dict[int, DraftedRow]) -> None:
+        """Forget wrong guesses, and rows that can't go on with what is known of them."""
+        if self._group is None:
+            return
+        gone = []
+        keep = []
+        for place, (own, length) in enumerate(zip(self._rows, self._group.tokens, strict=True)):
+            row = given[own.uid]
+            pairs = zip(own.guesses, row.since(own.seen), strict=False)
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if self._drafter.needs_states:
+                # Right guesses are seen again, with the model's states instead of the drafter's.
+                right = 0
+            gone.append(len(own.guesses) - right)
+            own.seen += right
+            own.guesses = []
+            behind = row.length - own.seen
+            if (
+                behind <= _MOST_BEHIND
+                and length - gone[-1] <= DRAFT_TOKENS - 2 * _MOST_BEHIND
+                and own.seen >= self._first(row)
+            ):
+                keep.append(place)
+        self._group.advance([-each for each in gone])
+        self._filter(keep)
+
+    def _begin(self, rows: Sequence[DraftedRow]) -> bool:
+        """Begin with rows that aren't known, as many as one step takes. Returns whether there are
+        any.
+        """
+        known = {each.uid for each in self._rows}
+        left = _BEGUN_TOKENS
+        for row in rows:
+            if row.uid in known:
+                continue
+            # The last token comes with those of the other rows.
+            first = max(row.length - 1 - _FIRST_TOKENS, self._first(row))
+            tokens = row.since(first)[:-1]
+            if not tokens:
+                continue
+            left -= len(tokens)
+            if left < 0:
+                break
+            caches = self._drafter.make_cache()
+            hidden = None
+            if self._drafter.needs_states:
+                hidden = row.states.between(first - 1, row.length - 2)[None]
+            self._drafter(mx.array([tokens]), hidden, caches)
+            self._add(_Row(row.uid, row.length - 1), caches, len(tokens))
+        return left < _BEGUN_TOKENS
+
+    def _first(self, row: DraftedRow) -> int:
+        """The first token of a row that the drafter can see."""
+        return row.states.first + 1 if self._drafter.needs_states else 0
+
+    def _add(self, row: _Row, caches: list[Any], tokens: int) -> None:
+        """Add a row with its own caches, which have seen so many tokens."""
+        lengths = RowLengths([tokens])
+        new = RowGroup([RowsCache(lengths, each.keys, each.values) for each in caches], 1)
+        if self._group is None:
+            self._group = new
+        else:
+            self._group.take_in(new, [0])
+        self._rows.append(row)
+
+    def _filter(self, keep: list[int]) -> None:
+        if self._group is None or len(keep) == len(self._rows):
+            return
+        if not keep:
+            self._rows, self._group = [], None
+            return
+        self._rows = [self._rows[place] for place in self._group.leave(keep)]
+        self._group.settle()
+
+    def _chain(
+        self,
+        all_rows: list[DraftedRow],
+        behind: list[range],
+        places: list[int],
+        most: int,
+        draw: Callable[[mx.array], mx.array],
+    ) -> list[list[int]]:
+        """Let the rows see their last tokens, and guess `most` tokens after these for the rows at
+        the `places`, each from the guesses before.
+        """
+        rows = mx.array(places)
+        logits, hidden = self._see(all_rows, behind)
+        logits = logits[rows, mx.array([len(behind[at]) - 1 for at in places])]
+        if hidden is not None:
+            lasts = mx.array([max(0, len(each) - 1) for each in behind])
+            hidden = hidden[mx.arange(len(behind)), lasts][:, None]
+        made = [draw(logits)]
+        grown = [int(bool(each)) for each in behind]
+        for _ in range(most - 1):
+            mx.async_eval(made[-1])  # type: ignore[no-untyped-call]  # MLX's own stubs
+            tokens = mx.zeros(len(behind), dtype=made[-1].dtype)
+            tokens[rows] = made[-1]
+            logits, hidden = self._pass(tokens[:, None], hidden, grown)
+            made.append(draw(logits[rows, -1]))
+        found: list[list[int]] = mx.stack(made, axis=1).tolist()  # type: ignore[assignment]
+        return found
+
+    def _see(
+        self, all_rows: list[DraftedRow], numbers: list[range]
+    ) -> tuple[mx.array, mx.array | None]:
+        """Let each row see some of its tokens. Returns their logits, (rows, tokens, vocabulary),
+        and the drafter's states.
+        """
+        lengths = [len(each) for each in numbers]
+        padded = [
+            row.since(each.start)[: len(each)] + [0] * (max(lengths) - len(each))
+            for row, each in zip(all_rows, numbers, strict=True)
+        ]
+        hidden = None
+        if self._drafter.needs_states:
+            states = [
+                row.states.between(each.start - 1, each.stop - 1) if each else None
+                for row, each in zip(all_rows, numbers, strict=True)
+            ]
+            hidden = _padded(states, max(lengths))
+        return self._pass(mx.array(padded), hidden, lengths)
+
+    def _pass(
+        self, tokens: mx.array, hidden: mx.array | None, grown: list[int]
+    ) -> tuple[mx.array, mx.array | None]:
+        """A pass over tokens, (rows, tokens), of which `grown` of each row are its own."""
+        assert self._group is not None
+        logits, hidden = self._drafter(tokens, hidden, self._group.caches)
+        self._group.advance(grown)
+        return logits, hidden
+
+
+def _padded(states: list[mx.array | None], tokens: int) -> mx.array:
+    """States of rows, each (tokens, width) or None for no tokens, as one array."""
+    some = next(each for each in states if each is not None)
+    empty = mx.zeros((tokens, some.shape[1]), some.dtype)
+    return mx.stack(
+        [
+            empty
+            if each is None
+            else each
+            if len(each) == tokens
+            else mx.concatenate([each, empty[len(each) :]])
+            for each in states
+        ]
+    )
