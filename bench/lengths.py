@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import mlx.core as mx
@@ -124,14 +125,14 @@ def _decoding(model: Any, *batches: Sequence[Row]) -> BatchedEngine:
     dtype = model.model.norm.weight.dtype
     for rows in batches:
         batch = engine._open()
-        for each in rows:
-            caches = make_caches(model)
-            for cache in caches:
-                tokens = model.args.num_key_value_heads, len(each.token_ids) - 1
-                shape = (1, *tokens, model.args.head_dim)
-                cache.update_and_fetch(*(mx.random.normal(shape, dtype) for _ in range(2)))
-            batch.insert(each, len(batch) + 1, Taken(caches, len(each.token_ids) - 1))
-            while batch.prefills(list(batch.rows)[-1]):
+        for tokens, alike in groupby(rows, key=lambda each: len(each.token_ids) - 1):
+            shape = (1, model.args.num_key_value_heads, tokens, model.args.head_dim)
+            for each in alike:
+                caches = make_caches(model)
+                for cache in caches:
+                    cache.update_and_fetch(*(mx.random.normal(shape, dtype) for _ in range(2)))
+                batch.insert(each, len(batch) + 1, Taken(caches, tokens))
+            while batch.prefilling:
                 engine.step()
     return engine
 

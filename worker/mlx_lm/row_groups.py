@@ -88,7 +88,7 @@ class RowGroup:
         # The place of each row in the arrays. A row that moves does so with the next step.
         self.places = list(range(rows))
         # The places that the arrays have once the rows have moved.
-        self._room = rows
+        self._room = self.leaves[0].places if self.leaves else rows
 
     def __len__(self) -> int:
         return len(self.places)
@@ -190,6 +190,7 @@ class RowGroup:
         self.places = list(range(count))
 
     def extract(self, row: int) -> list[Any]:
+        """The row's own caches, of a batch with one group, as mlx-lm's classes."""
         self.settle()
         return [each.extract(row) for each in self.caches]
 
