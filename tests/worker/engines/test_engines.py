@@ -481,7 +481,7 @@ def test_the_room_of_a_model(models: Callable[[str], LoadedModel]) -> None:
     layers = config["num_hidden_layers"]
     token_bytes = layers * config["num_key_value_heads"] * config["head_dim"] * 2 * 4
     shape = measure(models("full attention").model)
-    assert shape == (token_bytes, 0, peak_share(layers))
+    assert shape == CacheSizes(token_bytes, 0, peak_share(layers))
     room = CacheRoom(shape, 10_000, fixed_bytes=1000, working_bytes=100, working_token_bytes=1)
     assert room.needed_bytes([]) == 1100
     one = shape.batch_bytes(1, 256)
