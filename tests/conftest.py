@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell has it for what a script leaves in the background. Programs that the tests start
     # would inherit that, but not a handler.
     signal.signal(signal.SIGINT, lambda _signal, _frame: None)
+
+# Of the processes that the tests start; this one has its path already.
+_ABSENT = str(Path(__file__).parent / "support" / "absent")
+os.environ["PYTHONPATH"] = os.pathsep.join([_ABSENT, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 # Some tests run engines in their own process, and import what workers do.
 keep_import_structure()

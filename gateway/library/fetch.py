@@ -298,7 +298,7 @@ class CachedRepository:
         for file in listing.files:
             _link(self.blob(file), snapshot / file.name)
         ref = self.folder / "refs" / "main"
-        unfinished = ref.with_name(f".main.{os.getpid()}")
+        unfinished = _unfinished(ref)
         unfinished.write_text(listing.commit, "ascii")
         unfinished.replace(ref)
         for each in (self.folder / "blobs").glob(f"*{PART}"):
@@ -306,6 +306,13 @@ class CachedRepository:
             if DIGEST.fullmatch(each.name.removesuffix(PART)):
                 each.unlink(missing_ok=True)
         return snapshot
+
+
+def _unfinished(path: Path) -> Path:
+    """The name of `path` until it is complete. The name is the same in each process, so a pull
+    takes away what a killed pull has left.
+    """
+    return path.with_name(f".{path.name}{PART}")
 
 
 def _link(blob: Path, pointer: Path) -> None:
@@ -316,7 +323,7 @@ def _link(blob: Path, pointer: Path) -> None:
         return
     pointer.parent.mkdir(parents=True, exist_ok=True)
     target = os.path.relpath(blob, pointer.parent)
-    unfinished = pointer.with_name(f".{pointer.name}.{os.getpid()}")
+    unfinished = _unfinished(pointer)
     unfinished.unlink(missing_ok=True)
     try:
         unfinished.symlink_to(target)

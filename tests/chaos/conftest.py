@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,14 @@ def tell(request: pytest.FixtureRequest) -> Callable[..., None]:
         request.node.user_properties.append((_SHOWN, text))
 
     return add
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Of a test's draws: another one in each run of a long form, the same one in a short form."""
+    drawn = random.randrange(1 << 32) if request.node.get_closest_marker("chaos") else 1
+    print(f"seed {drawn}")
+    return drawn
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

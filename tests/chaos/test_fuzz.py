@@ -39,13 +39,11 @@ class Amount(NamedTuple):
 class Fuzz:
     """Counts what it sends to one gateway, and how that is answered."""
 
-    def __init__(self, gateway: Gateway, folder: Path) -> None:
+    def __init__(self, gateway: Gateway, folder: Path, seed: int) -> None:
         self.requests = 0
         self.statuses: Counter[int] = Counter()
         self._gateway = gateway
         self._folder = folder
-        seed = random.randrange(1 << 32)
-        print(f"seed {seed}")
         self._chance = random.Random(seed)
 
     def without_keys(self, amount: Amount) -> None:
@@ -105,6 +103,7 @@ def test_nothing_undocumented_comes_and_nothing_stays(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
     tell: Callable[..., None],
+    seed: int,
 ) -> None:
     gateway = start_gateway(
         models=("demo", f"demo={ORDERED}"),
@@ -114,7 +113,7 @@ def test_nothing_undocumented_comes_and_nothing_stays(
     process = psutil.Process(gateway.pid)
     whole = gateway.say(STORY, temperature=0.0, max_tokens=20)
     pid = gateway.worker_pid()
-    fuzz = Fuzz(gateway, tmp_path)
+    fuzz = Fuzz(gateway, tmp_path, seed)
     _fill(gateway, kept)
     fuzz.without_keys(amount)
     # By now imports, caches and the allocator have what they keep for good.

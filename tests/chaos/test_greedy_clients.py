@@ -126,9 +126,8 @@ def test_nothing_of_them_stays(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
     tell: Callable[..., None],
+    seed: int,
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     chance = random.Random(seed)
     environment = {} if seconds is None else shortened(tmp_path / "site", seconds=seconds)
     gateway = start_gateway(environment=environment)

@@ -114,9 +114,8 @@ def test_nobody_else_notices(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
     tell: Callable[..., None],
+    seed: int,
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     environment = shortened(tmp_path / "site", seconds=2.0, bodies_bytes=32 << 20, files=FILES)
     gateway = start_gateway(environment=environment)
     gateway.load()

@@ -99,9 +99,8 @@ def test_streams_go_on_beside(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
     tell: Callable[..., None],
+    seed: int,
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     chance = random.Random(seed)
     folder = tmp_path / "beside"
     shutil.copytree(DEMO, folder)

@@ -124,9 +124,8 @@ def test_everything_comes_to_rest(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,
     tell: Callable[..., None],
+    seed: int,
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     counts = tmp_path / "tasks"
     gateway = start_gateway(
         "--spare",

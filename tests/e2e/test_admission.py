@@ -15,7 +15,13 @@ import pytest
 
 from tests.cli.terminal import bulkhead
 from tests.support import shapes
-from tests.support.faults import in_engine_step, interpreter, sitecustomize, wrapped_python
+from tests.support.faults import (
+    held_steps,
+    in_engine_step,
+    interpreter,
+    sitecustomize,
+    wrapped_python,
+)
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
@@ -444,15 +450,22 @@ class TestKeeping:
         assert "is not allowed: gateway.allow has" in refused.stderr
 
 
-def test_priorities_of_requests(start_gateway: Callable[..., Gateway]) -> None:
-    running = start_gateway(models=(), config='[models.demo]\npath = "demo"\nmax_concurrency = 1\n')
+def test_priorities_of_requests(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+    running = start_gateway(
+        models=(),
+        config='[models.demo]\npath = "demo"\nmax_concurrency = 1\n',
+        environment=sitecustomize(tmp_path / "site", held_steps(held)),
+    )
     running.load()
-    first = open_stream(running, STORY, max_tokens=300, ignore_eos=True)
-    eventually(lambda: first.text, START_S)
+    first = open_stream(running, STORY, max_tokens=10)
+    eventually(lambda: running.model()["active_requests"] == 1)
     later = open_stream(running, STORY, max_tokens=100)
     eventually(lambda: running.model()["queue_depth"] == 1)
     urgent = open_stream(running, STORY, max_tokens=100, headers={"X-Priority": "5"})
     eventually(lambda: running.model()["queue_depth"] == 2)
+    held.unlink()
     for stream in (first, later, urgent):
         stream.join()
     assert urgent.arrivals[-1] < later.arrivals[0]

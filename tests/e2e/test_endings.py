@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.faults import sitecustomize
+from tests.support.faults import held_steps, sitecustomize
 from tests.support.gateway import START_S, STOP_S, Gateway, chat_body, eventually, gone
 from tests.support.streams import open_stream
 
@@ -18,16 +18,21 @@ STORY = "Tell me a story."
 LONG = {"max_tokens": 3500, "ignore_eos": True}
 
 
-def test_sigterm_drains_and_ends_with_status_0(start_gateway: Callable[..., Gateway]) -> None:
-    running = start_gateway()
+def test_sigterm_drains_and_ends_with_status_0(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    held = tmp_path / "held"
+    running = start_gateway(environment=sitecustomize(tmp_path / "site", held_steps(held)))
     whole = running.say(STORY, max_tokens=200)
     pid = running.worker_pid()
+    held.touch()
     stream = open_stream(running, STORY, max_tokens=200)
-    eventually(lambda: stream.text, START_S)
+    eventually(lambda: running.model()["active_requests"] == 1)
     running.process.send_signal(signal.SIGTERM)
     eventually(lambda: running.client.get("/readyz").status_code == 503, START_S)
     refused = running.chat("Hello")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    held.unlink()
     stream.join()
     assert stream.text == whole
     assert running.process.wait(STOP_S) == 0

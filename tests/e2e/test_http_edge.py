@@ -18,7 +18,7 @@ import pytest
 
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
-from tests.support.faults import in_engine_step, sitecustomize
+from tests.support.faults import held_steps, in_engine_step, sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, get, parse, post, read_all, send
 from tests.support.streams import open_stream
@@ -183,6 +183,8 @@ def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., 
 def test_a_page_cannot_push_itself_before_others(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
+    held = tmp_path / "held"
+    held.touch()
     running = start_gateway(
         models=(),
         config="""
@@ -192,12 +194,12 @@ def test_a_page_cannot_push_itself_before_others(
         path = "demo"
         max_concurrency = 1
         """,
-        environment=sitecustomize(tmp_path / "site", in_engine_step("time.sleep(0.02)")),
+        environment=sitecustomize(tmp_path / "site", held_steps(held)),
     )
     running.load()
     page = {"Origin": "https://chat.example", "X-Priority": "1000"}
-    first = open_stream(running, "Tell me a story.", max_tokens=60, ignore_eos=True)
-    eventually(lambda: first.text, START_S)
+    open_stream(running, "Tell me a story.", max_tokens=10)
+    eventually(lambda: running.model()["active_requests"] == 1)
     others = []
     for waiting, (headers, priority) in enumerate(
         [({}, 0), (page, 0), ({"Origin": page["Origin"]}, 1000), ({}, 1)], 1
@@ -207,6 +209,7 @@ def test_a_page_cannot_push_itself_before_others(
         )
         others.append(stream)
         eventually(lambda w=waiting: running.model()["queue_depth"] == w)
+    held.unlink()
     ended = [each.join().arrivals[0] for each in others]
     assert sorted(range(4), key=ended.__getitem__) == [3, 0, 1, 2]
 

@@ -145,7 +145,7 @@ def test_a_stream_that_is_refused_or_left_says_so(gateway: Gateway) -> None:
 
 def test_a_lost_worker_is_counted_by_its_cause(gateway: Gateway) -> None:
     before = _scrape(gateway)
-    stream = open_stream(gateway, STORY, max_tokens=100, ignore_eos=True)
+    stream = open_stream(gateway, STORY, max_tokens=400, ignore_eos=True)
     eventually(lambda: stream.text, START_S)
     os.kill(gateway.worker_pid(), signal.SIGKILL)
     assert stream.join().done

@@ -70,7 +70,8 @@ def test_each_says_why_and_can_be_removed(gateway: Gateway, folders: Path) -> No
     for name in ("header-short-offsets", "config-text-list"):
         refused = _bulkhead(gateway, "rm", str(folders / name), "--yes")
         assert "The configuration names it" in refused.stderr
-    for name in ("header-list", "weights-pipe", "config-deep", "config-huge", "config-text-word"):
+    # Each of them is removed by the unit tests; each command looks at all of them again.
+    for name in ("weights-pipe", "config-huge"):
         removed = _bulkhead(gateway, "rm", str(folders / name), "--yes")
         assert removed.returncode == 0, removed.stderr
         assert not (folders / name).exists()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support import shapes
-from tests.support.faults import after_import, sitecustomize
+from tests.support.faults import after_import, held_steps, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
@@ -316,22 +316,27 @@ def test_ids_with_slashes_and_spaces(
 def test_a_full_queue_and_a_passed_deadline(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
+    held = tmp_path / "held"
+    held.touch()
     running = start_gateway(
         models=(),
         config='[queue]\ndepth = 2\n[models.demo]\npath = "demo"\nmax_concurrency = 1\n',
+        environment=sitecustomize(tmp_path / "site", held_steps(held)),
     )
     running.load()
-    first = open_stream(running, STORY, max_tokens=1000, ignore_eos=True)
-    eventually(lambda: first.text, START_S)
-    waiting = [open_stream(running, STORY, headers={"X-Deadline-S": "1"}) for _ in range(2)]
+    first = open_stream(running, STORY, max_tokens=10)
+    eventually(lambda: running.model()["active_requests"] == 1)
+    late = open_stream(running, STORY, headers={"X-Deadline-S": "1"}).join()
+    assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
+    waiting = [open_stream(running, STORY, max_tokens=10) for _ in range(2)]
     eventually(lambda: running.model()["queue_depth"] == 2)
     refused = running.chat("Hello")
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "queue_full"
     assert int(refused.headers["retry-after"]) > 0
-    assert [each.join().error["code"] for each in waiting] == ["deadline_exceeded"] * 2
-    assert waiting[0].status == 504
-    assert running.chat("Hello").status_code in (200, 429)
+    held.unlink()
+    assert all(each.join().done for each in (first, *waiting))
+    assert running.say("Hello")
 
 
 def test_a_body_over_the_limit(gateway: Gateway) -> None:

@@ -145,6 +145,11 @@ def in_engine_step(code: str) -> str:
     )
 
 
+def held_steps(flag: Path) -> str:
+    """Code for `sitecustomize`: no engine that serves takes a step while the flag is there."""
+    return in_engine_step(f"while os.path.exists({str(flag)!r}): time.sleep(0.02)")
+
+
 def wrapped_python(path: Path, before: str = "") -> str:
     """This interpreter, to name as a model's `python`, after some lines of shell."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from tests.support.pulls import (
     CONFIG,
     FOLDER,
     NAME,
+    STALL_S,
     WANTED,
     Here,
     Puller,
@@ -32,6 +33,9 @@ from tests.support.pulls import (
 
 FILES = model_files()
 TOTAL = sum(len(FILES[name]) for name in WANTED)
+# Of a file of weights, then nothing: whoever reads it is in the middle for as long as a test takes.
+HALF_BYTES = 400_000
+HALF = Answer(after=HALF_BYTES, stall=True)
 
 
 @pytest.fixture
@@ -90,18 +94,18 @@ def test_a_new_revision_reads_what_changed_and_then_is_the_one_that_is_found(
 
 
 def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
-    hub.rate = 2e6
+    hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as puller:
         puller.plan()
         puller.agree()
-        puller.until(200_000)
+        puller.until(3 * HALF_BYTES)
         puller.popen.kill()
     names = left(tmp_path)
     assert names
     assert all("/blobs/" in each for each in names)
     assert any(each.endswith(".incomplete") for each in names)
     had = sum((tmp_path / each).stat().st_size for each in names)
-    hub.rate = None
+    hub.plan = lambda _name: Answer()
     hub.ranges.clear()
     again = Here(tmp_path, endpoint=hub.url)
     assert isinstance(again.run(), PullFinished)
@@ -112,6 +116,30 @@ def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
 
 def test_kills_resets_and_stalls(tmp_path: Path) -> None:
     survive(tmp_path, kills=3, faults=5, seed=3, shard_bytes=700_000)
+
+
+@pytest.mark.parametrize("moment", ["config.json", "main"])
+def test_one_that_is_killed_at_its_end_leaves_nothing(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    class Killed(BaseException):
+        """Nothing is tidied up after a SIGKILL."""
+
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == moment:
+            raise Killed
+        return replace(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(Killed):
+            pull(tmp_path, endpoint=hub.url)
+    # The next process has another id.
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
+    check_whole(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +160,7 @@ def test_kills_resets_and_stalls(tmp_path: Path) -> None:
 def test_two_faults_of_a_kind(hub: Hub, tmp_path: Path, answer: Answer) -> None:
     answers = [answer, answer]
     hub.plan = lambda name: answers.pop() if answers and "00001-of" in name else Answer()
-    assert isinstance(pull(tmp_path, endpoint=hub.url), PullFinished)
+    assert isinstance(pull(tmp_path, endpoint=hub.url, stall_s=STALL_S), PullFinished)
     assert not answers
     check_whole(tmp_path)
 
@@ -256,7 +284,7 @@ def test_a_hub_that_is_silent_from_the_beginning_is_not_waited_for(tmp_path: Pat
 
 
 def test_an_earlier_pull_goes_on_waiting_for_the_hub(tmp_path: Path) -> None:
-    order = {"answer_s": 0.05, "patience_s": 3.0, "pause_s": 0.5, "goes_on": True}
+    order = {"answer_s": 0.05, "patience_s": 3.0, "pause_s": 0.1, "goes_on": True}
     with Puller(tmp_path, endpoint="http://127.0.0.1:9", **order) as puller:
         assert isinstance(puller.end(), PullFailed)
         assert len(puller.said) > 2
@@ -280,7 +308,7 @@ def test_names_that_lead_elsewhere(tmp_path: Path) -> None:
 
 
 def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
-    hub.rate = 1e5
+    hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as first:
         first.plan()
         first.agree()
@@ -292,7 +320,7 @@ def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("agreed", [False, True])
 def test_it_ends_with_whoever_started_it(hub: Hub, tmp_path: Path, agreed: bool) -> None:
-    hub.rate = 1e5
+    hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as puller:
         puller.plan()
         if agreed:

@@ -83,10 +83,17 @@ class GroupedWorld(World):
         assert not others or others + kept <= BUDGET, "the room that is kept is somebody's"
 
 
-def test_random_worlds_with_groups() -> None:
+@pytest.mark.parametrize(
+    ("worlds", "steps"),
+    [
+        pytest.param(50, 500, id="short"),
+        pytest.param(200, 2_000, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_random_worlds_with_groups(worlds: int, steps: int) -> None:
     World.steps = 0
-    run_worlds(GroupedWorld, 100)
-    assert World.steps >= 1_000
+    run_worlds(GroupedWorld, worlds)
+    assert World.steps >= steps
 
 
 def _half_a_group(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.support.worlds import run_worlds
 @pytest.mark.parametrize(
     ("worlds", "steps", "recalls"),
     [
-        pytest.param(150, 3_500, 15, id="short"),
+        pytest.param(75, 1_750, 7, id="short"),
         pytest.param(400, 10_000, 50, id="long", marks=pytest.mark.slow),
     ],
 )

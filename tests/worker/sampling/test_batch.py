@@ -133,7 +133,7 @@ def _rows(draw: st.DrawFn) -> tuple[mx.array, list[RowSampling | None]]:
 
 
 @given(_rows(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_what_a_filter_drops_is_never_chosen(
     given_rows: tuple[mx.array, list[RowSampling | None]], on_cpu: bool
 ) -> None:
