@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ from worker.mlx_lm.caches import as_mlx_lms
 
 # Language models keep positions of one sequence in these attributes, from call to call.
 _POSITIONS: Final = ("_position_ids", "_rope_deltas")
+_PICTURE_TOKENS: Final = ("image_token_id", "image_token_index")
+# Another sequence's states, which a model attends to in each step.
+_CROSS: Final = "cross_attention_states"
 
 
 def kind_of(config: dict[str, Any]) -> str:
@@ -73,6 +77,13 @@ def inputs(
     return made
 
 
+def picture_token(processor: Any, config: dict[str, Any]) -> int | None:
+    """The token that stands for a part of a picture; None: neither file tells it."""
+    named = (config.get(each) for each in _PICTURE_TOKENS)
+    found = next((each for each in named if isinstance(each, int)), None)
+    return getattr(processor, _PICTURE_TOKENS[0], None) if found is None else found
+
+
 def make_caches(language: Any) -> list[Any]:
     """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
     of such caches is known, and they can be cut into blocks.
@@ -85,6 +96,16 @@ def forget_positions(language: Any) -> None:
     for name in _POSITIONS:
         if hasattr(language, name):
             setattr(language, name, None)
+
+
+def keeps_positions(language: Any) -> bool:
+    """Whether a language model takes the shift of each row's positions."""
+    return hasattr(language, _POSITIONS[-1])
+
+
+def attends_across(language: Any) -> bool:
+    """Whether a language model gets more from a picture than tokens' embeddings and positions."""
+    return _CROSS in signature(type(language).__call__).parameters
 
 
 def computes_in_chunks(

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Row, RowBatch
+from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Learned, Looking, Row, RowBatch
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk, step_bytes
@@ -17,6 +17,7 @@ from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.prompt_cache.cache import PromptCache
+from worker.vision import Vision
 
 # Batches take turns, and each turn reads all weights, so more batches are slower.
 _MOST_BATCHES: Final = 4
@@ -61,10 +62,12 @@ class BatchedEngine(QueuedEngine):
         make_generator: MakeGenerator = Generator,
         *,
         guesses: bool = True,
+        vision: Vision | None = None,
     ) -> None:
         """At most `max_concurrency` rows are in the batches; None: as many as make the batches
         faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
         several ranks `make_generator` makes generators that compute in the other ranks, too.
+        `vision` is the model if it looks at pictures.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -78,6 +81,7 @@ class BatchedEngine(QueuedEngine):
         guesses = guesses and alone and padding
         self._learned = Learned(self.step_costs, Shares() if guesses else None)
         self._model = model
+        self._looking = None if vision is None else Looking(vision, prompt_cache)
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
         self._worth_bytes = max(room.weight_bytes, step_bytes())
@@ -208,6 +212,7 @@ class BatchedEngine(QueuedEngine):
         for batch in list(self._batches):
             self._close(batch)
         del self._model
+        self._looking = None
 
     @property
     def _rows(self) -> int:
@@ -343,6 +348,7 @@ class BatchedEngine(QueuedEngine):
             self._make_generator,
             self._learned if self._make_generator is Generator else None,
             self._prompts,
+            self._looking,
         )
         self._batches.append(batch)
         return batch

@@ -19,6 +19,7 @@ from mlx_lm.models.cache import (
 
 from protocol.life import CACHE_STEP_TOKENS
 from worker.mlx_lm.row_caches import RowsCache
+from worker.mlx_lm.row_shifts import RowShifts
 
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
@@ -66,7 +67,7 @@ def can_be_merged(caches: Iterable[Any]) -> bool:
 
 def can_be_quantized(leaf: Any) -> bool:
     # The exact type counts, since subclasses may keep more than keys and values.
-    return type(leaf) is KVCache
+    return type(leaf) in (KVCache, RowShifts)
 
 
 def as_mlx_lms(cache: Any) -> Any:

@@ -1,0 +1,173 @@
+"""Whether a model that looks at pictures computes unlike rows together as it computes each alone.
+
+mlx-vlm's language models were written for one sequence. Many take rows of different lengths, and a
+shift of positions for each row. No name or attribute tells which, so it is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+
+from worker.mlx_lm.caches import can_be_merged, make_caches
+from worker.mlx_lm.generator import Tap
+from worker.mlx_lm.guessing import RowGuesses
+from worker.mlx_lm.row_caches import rows_caches
+from worker.mlx_lm.row_shifts import RowShifts, shift_row
+from worker.mlx_lm.rows import DecodingRow, DecodingRows
+from worker.system.errors import one_sentence, passing_kind
+
+logger = logging.getLogger("worker")
+
+# Prompts of different lengths. In steps each row has one token, or these guesses, too.
+_PROMPTS: Final = ((3, 5, 4, 6), (9, 8, 7, 9, 4, 3, 11, 10, 5, 2, 12))
+_GUESSES: Final = (7, 6)
+# The shifts of the two rows' positions, if the model takes shifts.
+_SHIFTS: Final = (0, 5)
+# Logits of a batch may differ by this share from those of a row alone, since kernels round
+# differently.
+_ROUNDING: Final = 0.05
+
+
+def can_be_batched(model: Any) -> bool:
+    """Whether rows of texts, and rows of prompts with pictures whose prompts were computed alone,
+    can decode together with this `VisionModel`, whose new caches may be quantized.
+    """
+    if model.attends_across or not can_be_merged(make_caches(model)):
+        return False
+    try:
+        return _agrees(model)
+    except Exception as error:
+        if passing_kind(error) is not None:
+            raise
+        # Each architecture fails in its own way.
+        logger.info("Requests run one at a time: %s", one_sentence(error))
+        return False
+
+
+def _agrees(model: Any) -> bool:
+    prompts, batch = _compute_prompts(model)
+    recorder = _Recorder()
+    rows = DecodingRows(Tap(model), recorder, recorder, lends=False)
+    begun = [
+        DecodingRow(at, list(prompt), len(_GUESSES) + 2, frozenset())
+        for at, prompt in enumerate(_PROMPTS)
+    ]
+    for each in batch:
+        if isinstance(each, RowShifts):
+            each.set(_SHIFTS)
+    rows.begin(begun, rows_caches(batch))
+    rows.next()
+    narrow, wide = recorder.seen
+    # One token a row, if the caches can't forget wrong guesses.
+    steps = len(wide) // len(_PROMPTS)
+    for at, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
+        alone, caches = _compute_alone(model, prompt)
+        shift_row(caches, shift)
+        first = model(mx.array([prompt[-1:]]), cache=caches)[0]
+        following = [recorder.first[at], *_GUESSES][:steps]
+        rest = model(mx.array([following]), cache=caches)[0]
+        pairs = [
+            (prompts[at, : len(prompt) - 1], alone),
+            (narrow[at : at + 1], first),
+            (wide[at * steps : (at + 1) * steps], rest),
+        ]
+        if not all(_alike(*pair) for pair in pairs):
+            return False
+    return _shifts_count(model)
+
+
+def _compute_prompts(model: Any) -> tuple[mx.array, list[Any]]:
+    """The logits of both prompts without their last tokens, computed together, and the caches."""
+    lengths = [len(each) - 1 for each in _PROMPTS]
+    width = max(lengths)
+    batch = [type(each).merge([each, again]) for each, again in _pairs(model)]
+    padding = [width - each for each in lengths]
+    for each in batch:
+        each.prepare(lengths=lengths, right_padding=padding)
+    tokens = mx.array([[*each[:-1], *[0] * (width - len(each) + 1)] for each in _PROMPTS])
+    logits = model(tokens, cache=batch)
+    mx.eval(logits, [each.state for each in batch])
+    for each in batch:
+        each.finalize()
+    return logits, batch
+
+
+def _pairs(model: Any) -> list[tuple[Any, Any]]:
+    return list(zip(make_caches(model), make_caches(model), strict=True))
+
+
+def _compute_alone(model: Any, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
+    """The logits of a prompt without its last token, as mlx-vlm computes it, and the caches."""
+    caches = make_caches(model)
+    token_ids = list(prompt)
+    begun = model.begin(token_ids, None, 0)
+    return begun(mx.array([token_ids[:-1]]), cache=caches)[0], caches
+
+
+def _shifts_count(model: Any) -> bool:
+    """Whether a shift changes what the model computes, if it takes shifts."""
+    caches = make_caches(model)
+    if not any(isinstance(each, RowShifts) for each in caches):
+        return True
+    tokens = list(_PROMPTS[1])
+    found = []
+    for shift in _SHIFTS:
+        _, caches = _compute_alone(model, tokens)
+        shift_row(caches, shift)
+        found.append(model(mx.array([tokens[-1:]]), cache=caches))
+    return not mx.array_equal(*found).item()
+
+
+def _alike(one: mx.array, other: mx.array) -> bool:
+    """Whether logits or log probabilities, (tokens, vocabulary), tell the same."""
+    one, other = (_centred(each) for each in (one, other))
+    difference = mx.linalg.norm(one - other)
+    return bool((difference <= _ROUNDING * mx.linalg.norm(other)).item())
+
+
+def _centred(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - logits.mean(axis=-1, keepdims=True)
+
+
+class _Recorder:
+    """Guesses the same tokens for each row, draws the likeliest ones, and keeps what it is asked
+    about.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[mx.array] = []
+        self.first: list[int] = []
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        self.seen.append(logprobs)
+        drawn = mx.argmax(logprobs, axis=-1)
+        self.first = self.first or drawn.tolist()  # type: ignore[assignment]
+        return drawn
+
+    def is_likely(self, rows: Sequence[int]) -> bool:
+        return True
+
+    def guess(
+        self, rows: Sequence[int], first: Sequence[int], most: Sequence[int]
+    ) -> list[list[int]]:
+        return [list(_GUESSES) for _ in rows]
+
+    def possible(self, row: int, guesses: list[int]) -> list[int]:
+        return guesses
+
+    def check(
+        self, logprobs: mx.array, logits: mx.array, rows: Sequence[RowGuesses[int]]
+    ) -> mx.array:
+        self.seen.append(logprobs)
+        return mx.argmax(logprobs, axis=-1)
+
+    def settle(self, drawn: list[int]) -> list[int]:
+        return [0] * len(_PROMPTS)
+
+    def take(self, row: int, token: int) -> None:
+        """The guesses are the same whatever comes."""
