@@ -42,9 +42,12 @@ class _Family:
     file_name: Callable[[str], str] = str
 
 
-def picture_model(folder: Path, kind: str = "qwen2_vl", **sizes: Any) -> Path:
+def picture_model(
+    folder: Path, kind: str = "qwen2_vl", *, processor: dict[str, Any] | None = None, **sizes: Any
+) -> Path:
     """1.4 MB; a picture takes some 16 tokens. `sizes` are further entries of the configuration, and
-    those of a table in it are added to the table's. Needs mlx-vlm.
+    those of a table in it are added to the table's. `processor` has further entries of the
+    processor's. Needs mlx-vlm.
     """
     from mlx_vlm.utils import get_model_and_args
 
@@ -68,7 +71,7 @@ def picture_model(folder: Path, kind: str = "qwen2_vl", **sizes: Any) -> Path:
     mx.clear_cache()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text('{"do_sample": false}')
-    (folder / "preprocessor_config.json").write_text(json.dumps(family.processor))
+    _write_processor(folder, {**family.processor, **(processor or {})})
     _write_tokenizer(folder, family)
     return folder
 
@@ -155,6 +158,60 @@ def _gemma3() -> dict[str, Any]:
     }
 
 
+def _qwen3_5() -> dict[str, Any]:
+    """Positions in pictures have three parts, and half of the layers have a recurrent state."""
+    return {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "vision_start_token_id": _FIRST,
+        "vision_end_token_id": _FIRST + 1,
+        "image_token_id": _FIRST + 2,
+        "image_token_index": _FIRST + 2,
+        "video_token_id": _FIRST + 3,
+        "eos_token_id": _ends(),
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": _VOCABULARY,
+            "max_position_embeddings": 4096,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2,
+            "rope_parameters": {
+                "type": "default",
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 3, 3],
+                "partial_rotary_factor": 1.0,
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            "model_type": "qwen3_5",
+            "depth": 2,
+            "hidden_size": 32,
+            "out_hidden_size": 64,
+            "intermediate_size": 64,
+            "num_heads": 4,
+            "patch_size": 14,
+            "in_channels": 3,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [],
+        },
+    }
+
+
 def _old_name(name: str) -> str:
     """The name of a weight in Qwen2-VL's files."""
     return (
@@ -164,15 +221,17 @@ def _old_name(name: str) -> str:
     )
 
 
+_QWENS_TOKENS: Final = {
+    "vision_start": "<|vision_start|>",
+    "vision_end": "<|vision_end|>",
+    "image": "<|image_pad|>",
+    "video": "<|video_pad|>",
+}
+_QWENS_PICTURE: Final = "<|vision_start|><|image_pad|><|vision_end|>"
 FAMILIES: Final = {
     "qwen2_vl": _Family(
-        {
-            "vision_start": "<|vision_start|>",
-            "vision_end": "<|vision_end|>",
-            "image": "<|image_pad|>",
-            "video": "<|video_pad|>",
-        },
-        "<|vision_start|><|image_pad|><|vision_end|>",
+        _QWENS_TOKENS,
+        _QWENS_PICTURE,
         _qwen2_vl,
         {
             "image_processor_type": "Qwen2VLImageProcessor",
@@ -184,6 +243,20 @@ FAMILIES: Final = {
             "max_pixels": 112 * 112,
         },
         _old_name,
+    ),
+    "qwen3_5": _Family(
+        _QWENS_TOKENS,
+        _QWENS_PICTURE,
+        _qwen3_5,
+        {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen3VLProcessor",
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "min_pixels": 56 * 56,
+            "max_pixels": 112 * 112,
+        },
     ),
     "gemma3": _Family(
         {
@@ -217,6 +290,10 @@ def _write_tokenizer(folder: Path, family: _Family) -> None:
         name: each for name, each in family.tokens.items() if name.endswith("_token")
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "processor_config.json").write_text(
-        json.dumps({"processor_class": family.processor["processor_class"], "image_seq_length": 16})
-    )
+
+
+def _write_processor(folder: Path, processor: dict[str, Any]) -> None:
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    names = ("processor_class", "image_seq_length")
+    own = {name: processor[name] for name in names if name in processor}
+    (folder / "processor_config.json").write_text(json.dumps(own))

@@ -13,7 +13,7 @@ from worker import mlx_vlm
 from worker.mlx_lm.row_shifts import RowShifts
 from worker.vision import PictureInputs, Remember
 from worker.vision.pictures import PictureProcessor
-from worker.vision.prompt import SHIFT, Prompted, without_shifts
+from worker.vision.prompt import SHIFT, Prompted
 from worker.vision.tower import Tower
 
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
@@ -82,11 +82,19 @@ class VisionModel:
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Token ids (rows, tokens) of texts to logits (rows, tokens, vocabulary)."""
-        mlx_vlm.forget_positions(self._language)
-        beside = {}
-        if cache is not None and self._shifts:
-            beside[SHIFT] = cache[-1].array
-        logits: mx.array = self._language(tokens, cache=without_shifts(cache), **beside).logits
+        if cache is None or not self._shifts:
+            mlx_vlm.forget_positions(self._language)
+            return self._compute(tokens, cache)
+        *layers, shifts = cache
+        # Some models read the shifts here, others among the arguments.
+        mlx_vlm.forget_positions(self._language, shifts.array)
+        logits = self._compute(tokens, layers, **{SHIFT: shifts.array})
+        # Some models put other caches into the list.
+        cache[:-1] = layers
+        return logits
+
+    def _compute(self, tokens: mx.array, cache: list[Any] | None, **beside: Any) -> mx.array:
+        logits: mx.array = self._language(tokens, cache=cache, **beside).logits
         return logits
 
     def begin(

@@ -93,10 +93,15 @@ class Prompted:
         embeddings, made = _embed(model, tokens, _in_mlx(arrays))
         if not mlx_vlm.computes_in_chunks(model, tokens, embeddings, made):
             return None
-        given = {name: each for name, each in made.items() if name not in arrays}
+        language = type(model.language_model)
+        given = {
+            name: each
+            for name, each in made.items()
+            if name not in arrays and mlx_vlm.reads(language, name)
+        }
         if given.keys() - {*_ALIGNED, _OF_PICTURES, SHIFT}:
             return None
-        beside = dict(made)
+        beside = {name: each for name, each in made.items() if name in arrays or name in given}
         for name in _ALIGNED.keys() & given.keys():
             # Models cut these by the offset of the caches.
             beside[name] = _behind(given[name], _ALIGNED[name], seen_tokens)
@@ -114,12 +119,14 @@ class Prompted:
         parts = []
         if self.shift is not None:
             shift_row(cache, self.shift)
-        caches = without_shifts(cache)
+        layers = [each for each in cache if not isinstance(each, RowShifts)]
         if inside:
-            parts.append(self._compute_prompt(tokens[:, :inside], begin, caches))
+            parts.append(self._compute_prompt(tokens[:, :inside], begin, layers))
         if inside < count:
-            output = self._language(tokens[:, inside:], cache=caches, **self._after)
+            output = self._language(tokens[:, inside:], cache=layers, **self._after)
             parts.append(output.logits)
+        # Some models put other caches into the list.
+        cache[: len(layers)] = layers
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
     def _compute_prompt(self, tokens: mx.array, begin: int, cache: Any) -> mx.array:
@@ -154,13 +161,6 @@ class Prompted:
         aligned = [name for name, each in beside.items() if _is_aligned(each, self._length)]
         rest = {name: each for name, each in beside.items() if name not in aligned}
         return rest if begin else rest | {name: beside[name][:, :end] for name in aligned}
-
-
-def without_shifts(caches: list[Any] | None) -> list[Any] | None:
-    """The caches that a language model itself gets."""
-    if caches is None or not isinstance(caches[-1], RowShifts):
-        return caches
-    return caches[:-1]
 
 
 def _embed(model: Any, tokens: mx.array, arrays: dict[str, Any]) -> tuple[mx.array, dict[str, Any]]:

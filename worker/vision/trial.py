@@ -26,10 +26,11 @@ logger = logging.getLogger("worker")
 _PROMPTS: Final = ((3, 5, 4, 6), (9, 8, 7, 9, 4, 3, 11, 10, 5, 2, 12))
 _GUESSES: Final = (7, 6)
 # The shifts of the two rows' positions, if the model takes shifts.
-_SHIFTS: Final = (0, 5)
-# Logits of a batch may differ by this share from those of a row alone, since kernels round
-# differently.
-_ROUNDING: Final = 0.05
+_SHIFTS: Final = (0, 300)
+# Logits of a batch may differ by this share from those of a row alone, and by so many times their
+# number type's precision, since kernels round differently.
+_LEAST_ROUNDING: Final = 1e-3
+_ROUNDING: Final = 8
 
 
 def can_be_batched(model: Any) -> bool:
@@ -65,15 +66,13 @@ def _agrees(model: Any) -> bool:
     # One token a row, if the caches can't forget wrong guesses.
     steps = len(wide) // len(_PROMPTS)
     for at, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
-        alone, caches = _compute_alone(model, prompt)
-        shift_row(caches, shift)
-        first = model(mx.array([prompt[-1:]]), cache=caches)[0]
         following = [recorder.first[at], *_GUESSES][:steps]
-        rest = model(mx.array([following]), cache=caches)[0]
+        logits = _compute_alone(model, prompt, following, shift)
+        size = len(prompt)
         pairs = [
-            (prompts[at, : len(prompt) - 1], alone),
-            (narrow[at : at + 1], first),
-            (wide[at * steps : (at + 1) * steps], rest),
+            (prompts[at, : size - 1], logits[: size - 1]),
+            (narrow[at : at + 1], logits[size - 1 : size]),
+            (wide[at * steps : (at + 1) * steps], logits[size:]),
         ]
         if not all(_alike(*pair) for pair in pairs):
             return False
@@ -100,33 +99,37 @@ def _pairs(model: Any) -> list[tuple[Any, Any]]:
     return list(zip(make_caches(model), make_caches(model), strict=True))
 
 
-def _compute_alone(model: Any, prompt: Sequence[int]) -> tuple[mx.array, list[Any]]:
-    """The logits of a prompt without its last token, as mlx-vlm computes it, and the caches."""
+def _compute_alone(
+    model: Any, prompt: Sequence[int], following: Sequence[int], shift: int
+) -> mx.array:
+    """The logits of a prompt and of tokens that follow it, as mlx-vlm computes one sequence. From
+    the last token of the prompt on positions are shifted, if the model takes shifts.
+    """
     caches = make_caches(model)
-    token_ids = list(prompt)
-    begun = model.begin(token_ids, None, 0)
-    return begun(mx.array([token_ids[:-1]]), cache=caches)[0], caches
+    token_ids = [*prompt, *following]
+    if not shift or not any(isinstance(each, RowShifts) for each in caches):
+        return model.begin(token_ids, None, 0)(mx.array([token_ids]), cache=caches)[0]
+    before = len(prompt) - 1
+    logits = model.begin(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)[0]
+    shift_row(caches, shift)
+    rest = model(mx.array([token_ids[before:]]), cache=caches)[0]
+    return mx.concatenate([logits, rest])
 
 
 def _shifts_count(model: Any) -> bool:
     """Whether a shift changes what the model computes, if it takes shifts."""
-    caches = make_caches(model)
-    if not any(isinstance(each, RowShifts) for each in caches):
+    if not any(isinstance(each, RowShifts) for each in make_caches(model)):
         return True
-    tokens = list(_PROMPTS[1])
-    found = []
-    for shift in _SHIFTS:
-        _, caches = _compute_alone(model, tokens)
-        shift_row(caches, shift)
-        found.append(model(mx.array([tokens[-1:]]), cache=caches))
-    return not mx.array_equal(*found).item()
+    found = [_compute_alone(model, _PROMPTS[1], _GUESSES, each) for each in _SHIFTS]
+    return not _alike(*found)
 
 
 def _alike(one: mx.array, other: mx.array) -> bool:
     """Whether logits or log probabilities, (tokens, vocabulary), tell the same."""
+    share = max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(other.dtype).eps)
     one, other = (_centred(each) for each in (one, other))
     difference = mx.linalg.norm(one - other)
-    return bool((difference <= _ROUNDING * mx.linalg.norm(other)).item())
+    return bool((difference <= share * mx.linalg.norm(other)).item())
 
 
 def _centred(logits: mx.array) -> mx.array:
