@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 from mlx_vlm.models import cache
 from mlx_vlm.prompt_utils import MODEL_CONFIG, get_message_json
@@ -22,7 +21,7 @@ from mlx_vlm.utils import (
     should_add_special_tokens,
 )
 
-from worker.mlx_lm.caches import as_mlx_lms
+from worker.mlx_lm.caches import RecurrentCache, as_mlx_lms
 
 # Language models keep positions of one sequence in these attributes, from call to call.
 _SHIFTS: Final = "_rope_deltas"
@@ -87,7 +86,7 @@ def picture_token(processor: Any, config: dict[str, Any]) -> int | None:
     return getattr(processor, _PICTURE_TOKENS[0], None) if found is None else found
 
 
-class _States(cache.ArraysCache, ArraysCache):  # type: ignore[misc]  # both are untyped
+class _States(cache.ArraysCache, RecurrentCache):  # type: ignore[misc]  # both are untyped
     """mlx-vlm's cache of recurrent states, known as mlx-lm's. mlx-vlm's models call methods that
     mlx-lm's cache doesn't have.
     """
@@ -132,7 +131,7 @@ def attends_across(language: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def reads(kind: type, name: str) -> bool:
+def reads(kind: Any, name: str) -> bool:
     """Whether the source of a language model's class has this name of an array."""
     module = getmodule(kind)
     return module is None or name in getsource(module)

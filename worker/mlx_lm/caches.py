@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -21,6 +21,8 @@ from protocol.life import CACHE_STEP_TOKENS
 from worker.mlx_lm.row_caches import RowsCache
 from worker.mlx_lm.row_shifts import RowShifts
 
+# The caches of layers with a recurrent state.
+RecurrentCache: TypeAlias = ArraysCache
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.

@@ -93,7 +93,7 @@ class Prompted:
         embeddings, made = _embed(model, tokens, _in_mlx(arrays))
         if not mlx_vlm.computes_in_chunks(model, tokens, embeddings, made):
             return None
-        language = type(model.language_model)
+        language: Any = type(model.language_model)
         given = {
             name: each
             for name, each in made.items()

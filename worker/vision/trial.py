@@ -108,12 +108,13 @@ def _compute_alone(
     caches = make_caches(model)
     token_ids = [*prompt, *following]
     if not shift or not any(isinstance(each, RowShifts) for each in caches):
-        return model.begin(token_ids, None, 0)(mx.array([token_ids]), cache=caches)[0]
+        logits: mx.array = model.begin(token_ids, None, 0)(mx.array([token_ids]), cache=caches)
+        return logits[0]
     before = len(prompt) - 1
-    logits = model.begin(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)[0]
+    logits = model.begin(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
     shift_row(caches, shift)
     rest = model(mx.array([token_ids[before:]]), cache=caches)[0]
-    return mx.concatenate([logits, rest])
+    return mx.concatenate([logits[0], rest])
 
 
 def _shifts_count(model: Any) -> bool:
