@@ -208,7 +208,7 @@ class RowBatch:
         """
         if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
             return False
-        left = (row.tokens - row.seen_tokens for row in self.prefilling)
+        left = (row.tokens - row.seen_tokens for row in self._together)
         return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
@@ -217,7 +217,7 @@ class RowBatch:
         at as many earlier places as a token of that row.
         """
         most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
-        return any(row.seen_tokens > most_tokens for row in self.prefilling)
+        return any(row.seen_tokens > most_tokens for row in self._together)
 
     def prefills(self, row: Row) -> bool:
         """Whether this row is computing its prompt."""
@@ -369,7 +369,7 @@ class RowBatch:
 
     def _step_with_prefill(self, *, decoding: bool, share_s: float) -> Stepped:
         rows = len(self._prefilling)
-        context = max(self._rows[uid].seen_tokens for uid in self._prefilling)
+        context = max(each.seen_tokens for each in self._together)
         chunk = self._pace.chunk(rows, decoding, context, share_s)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
@@ -412,7 +412,12 @@ class RowBatch:
     @property
     def prefilling(self) -> list[Row]:
         """The rows whose prompts are being computed."""
-        return [self._rows[uid] for uid in (*self._prefilling, *self._lone)]
+        return [*self._together, *(each.row for each in self._lone.values())]
+
+    @property
+    def _together(self) -> list[Row]:
+        """The rows whose prompts mlx-lm computes."""
+        return [self._rows[uid] for uid in self._prefilling]
 
     def cached_rows(self) -> list[CachedRow]:
         """The running rows of which the prompt cache may keep blocks, with their caches. For use

@@ -37,16 +37,19 @@ def can_be_batched(model: Any) -> bool:
     """Whether rows of texts, and rows of prompts with pictures whose prompts were computed alone,
     can decode together with this `VisionModel`, whose new caches may be quantized.
     """
-    if model.attends_across or not can_be_merged(make_caches(model)):
-        return False
+    reason = "steps need more than caches, or the caches can't be merged"
     try:
-        return _agrees(model)
+        if not model.attends_across and can_be_merged(make_caches(model)):
+            if _agrees(model):
+                return True
+            reason = "rows that are computed together differ from each alone"
     except Exception as error:
         if passing_kind(error) is not None:
             raise
         # Each architecture fails in its own way.
-        logger.info("Requests run one at a time: %s", one_sentence(error))
-        return False
+        reason = one_sentence(error)
+    logger.warning("Requests to this model run one at a time: %s", reason)
+    return False
 
 
 def _agrees(model: Any) -> bool:

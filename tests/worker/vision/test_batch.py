@@ -155,20 +155,20 @@ class _Conversation:
     def __init__(self, model: LoadedModel) -> None:
         self.cached, self._fresh = Serving(model, cached=True), Serving(model, batched=False)
         self._model = model
-        self._messages: list[ChatMessage] = []
+        self.messages: list[ChatMessage] = []
 
     def say(self, *messages: ChatMessage) -> int:
         """Returns how many tokens of the prompt were cached."""
-        self._messages += messages
-        generate = ask("r", *self._messages, tokens=12)
+        self.messages += messages
+        generate = ask("r", *self.messages, tokens=12)
         made, cached = self.cached.run(generate)
         assert made == self._fresh.answer(generate)
         text = str(self._model.tokenizer.decode(made, skip_special_tokens=True))
-        self._messages.append(ChatMessage("assistant", text))
+        self.messages.append(ChatMessage("assistant", text))
         return cached
 
     def prompt(self) -> int:
-        generate = ask("r", *self._messages, tokens=12)
+        generate = ask("r", *self.messages, tokens=12)
         return len(self.cached.prepare(generate).prompt_ids)
 
 
@@ -273,3 +273,32 @@ def test_the_trial_finds_faults(
     else:
         monkeypatch.setattr(RowLengths, "mask", lambda *_, **__: None)
     assert not can_be_batched(model.model)
+
+
+def test_prompts_that_must_come_whole(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pictures come in one call, whatever is cached and however short chunks are."""
+    from worker import mlx_vlm
+    from worker.vision.prompt import Prompted
+
+    talk = _Conversation(model)
+    compute = Prompted.__call__
+    calls: list[int] = []
+
+    def call(self: Prompted, tokens: mx.array, cache: list[Any]) -> mx.array:
+        calls.append(tokens.shape[1])
+        return compute(self, tokens, cache)
+
+    monkeypatch.setattr(mlx_vlm, "computes_in_chunks", lambda *_: False)
+    monkeypatch.setattr(Prompted, "__call__", call)
+    talk.say(user("See " + LONG, png(RED)))
+    asked = talk.cached.sequence(ask("r", *talk.messages[:1], tokens=12))
+    assert asked.pictures is not None
+    assert calls[0] >= asked.pictures.end
+    # The rest of the next turn is text.
+    calls.clear()
+    assert talk.say(user("And now? " + LONG)) > asked.pictures.end
+    calls.clear()
+    talk.say(user("And this? " + LONG, png(GREEN)))
+    last = talk.cached.sequence(ask("r", *talk.messages[:5], tokens=12))
+    assert last.pictures is not None
+    assert calls[0] >= last.pictures.end

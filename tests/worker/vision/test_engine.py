@@ -27,7 +27,7 @@ TOKENS = 12
 LONG = "What is to be seen here? " * 20
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", "gemma3", "qwen3_5"])
+@pytest.fixture(scope="module", params=["qwen2_vl", "gemma3"])
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     from tests.support.picture_model import picture_model
 
