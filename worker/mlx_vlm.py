@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
+from inspect import getmodule, getsource, signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +21,14 @@ from mlx_vlm.utils import (
     should_add_special_tokens,
 )
 
-from worker.mlx_lm.caches import as_mlx_lms
+from worker.mlx_lm.caches import RecurrentCache, as_mlx_lms
 
 # Language models keep positions of one sequence in these attributes, from call to call.
-_POSITIONS: Final = ("_position_ids", "_rope_deltas")
+_SHIFTS: Final = "_rope_deltas"
+_POSITIONS: Final = ("_position_ids", _SHIFTS)
+_PICTURE_TOKENS: Final = ("image_token_id", "image_token_index")
+# Another sequence's states, which a model attends to in each step.
+_CROSS: Final = "cross_attention_states"
 
 
 def kind_of(config: dict[str, Any]) -> str:
@@ -73,18 +79,62 @@ def inputs(
     return made
 
 
+def picture_token(processor: Any, config: dict[str, Any]) -> int | None:
+    """The token that stands for a part of a picture; None: neither file tells it."""
+    named = (config.get(each) for each in _PICTURE_TOKENS)
+    found = next((each for each in named if isinstance(each, int)), None)
+    return getattr(processor, _PICTURE_TOKENS[0], None) if found is None else found
+
+
+class _States(cache.ArraysCache, RecurrentCache):  # type: ignore[misc]  # both are untyped
+    """mlx-vlm's cache of recurrent states, known as mlx-lm's. mlx-vlm's models call methods that
+    mlx-lm's cache doesn't have.
+    """
+
+    @classmethod
+    def merge(cls, caches: Sequence[_States]) -> _States:
+        merged: _States = super().merge(caches)
+        # Models would read no lengths of padded rows beside these zeros.
+        merged.left_padding = None
+        return merged
+
+
 def make_caches(language: Any) -> list[Any]:
     """New caches for a language model. A cache whose kind mlx-lm has too becomes mlx-lm's: the size
     of such caches is known, and they can be cut into blocks.
     """
-    return [as_mlx_lms(each) for each in cache.make_prompt_cache(language)]
+    return [_as_mlx_lms(each) for each in cache.make_prompt_cache(language)]
 
 
-def forget_positions(language: Any) -> None:
-    """Delete the positions that a language model keeps of its last sequence."""
+def _as_mlx_lms(each: Any) -> Any:
+    is_states = type(each) is cache.ArraysCache
+    return _States(len(each.cache)) if is_states else as_mlx_lms(each)
+
+
+def forget_positions(language: Any, shifts: mx.array | None = None) -> None:
+    """Replace the positions that a language model keeps of its last sequence by the `shifts` of the
+    next rows, shape (rows, 1).
+    """
     for name in _POSITIONS:
         if hasattr(language, name):
-            setattr(language, name, None)
+            setattr(language, name, shifts if name == _SHIFTS else None)
+
+
+def keeps_positions(language: Any) -> bool:
+    """Whether a language model takes the shift of each row's positions."""
+    return hasattr(language, _SHIFTS)
+
+
+def attends_across(language: Any) -> bool:
+    """Whether a language model gets more from a picture than tokens' embeddings and positions."""
+    return _CROSS in signature(type(language).__call__).parameters
+
+
+@lru_cache(maxsize=256)
+def reads(kind: Any, name: str) -> bool:
+    """Whether the source of a language model's class has this name of an array."""
+    module = getmodule(kind)
+    return module is None or name in getsource(module)
 
 
 def computes_in_chunks(

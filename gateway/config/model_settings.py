@@ -111,10 +111,7 @@ class ModelSettings(Section, frozen=True):
     ] = True
     pictures: Annotated[
         bool,
-        switch(
-            "The model looks at pictures. That needs mlx-vlm (the extra vision), and requests are "
-            "answered one at a time."
-        ),
+        switch("The model looks at pictures. That needs mlx-vlm (the extra vision)."),
     ] = False
     local: Annotated[
         int,

@@ -198,7 +198,7 @@ def encoder_bytes(
 # white.
 _DECODED_BYTES: Final = MOST_PIXELS * 3 * 2
 # Three colours in single precision, in a processor's array and in MLX's copy of it. This is for two
-# requests: one runs, and the next is being prepared.
+# requests: one is looked at, and the next is being prepared.
 _ARRAY_BYTES: Final = 3 * 4 * 2 * 2
 _PATCH: Final = 14
 

@@ -23,9 +23,8 @@ from gateway.workers.verdicts import RestartVerdict
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 
-# mlx-vlm's models compute one sequence at a time. A second request is with the worker meanwhile, so
-# that its pictures are decoded already.
-_BESIDE_PICTURES: Final = 2
+# Requests that run at once before the worker says whether its model with pictures takes several.
+_FIRST_WITH_PICTURES: Final = 2
 # Requests that run at once before the worker says how many make its batch faster.
 _FIRST_CONCURRENCY: Final = 32
 # An end by one of these events is a death, for which a request may be to blame.
@@ -176,6 +175,6 @@ class Performer:
         own = self.model.settings
         told = 0 if self.supervisor is None else self.supervisor.worker.report.rows
         concurrency = own.max_concurrency or told or _FIRST_CONCURRENCY
-        if own.pictures:
-            concurrency = min(concurrency, _BESIDE_PICTURES)
+        if own.pictures and not told:
+            concurrency = min(concurrency, _FIRST_WITH_PICTURES)
         return QueueBounds(gateway.in_force.settings.queue.depth, concurrency, own.priority)

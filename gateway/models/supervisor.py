@@ -245,8 +245,9 @@ class WorkerSupervisor:
                 case Need(limit_bytes=limit_bytes, rows=rows):
                     progress = False
                     settings = self._model.settings
-                    if rows and settings.max_concurrency is None and not settings.pictures:
-                        self._traffic.allow(rows)
+                    if rows and settings.max_concurrency is None:
+                        # While a picture is looked at, those of another request are decoded.
+                        self._traffic.allow(max(rows, 2) if settings.pictures else rows)
                     gave = worker.memory.keeps_to(limit_bytes)
                     self._model_memory.needs(worker, message)
                     if gave and (self._reading is None or self._reading.done()):

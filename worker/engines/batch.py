@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,20 +11,26 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
+from worker.engines.lone import LonePrompt
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.sequence import Broken, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import BatchGuesser, Drafts, Shares
-from worker.mlx_lm.caches import keeps_states
+from worker.mlx_lm.caches import keeps_states, make_caches
 from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
+from worker.mlx_lm.row_shifts import shift_row
 from worker.mlx_lm.rows import RowCaches, RowToken
-from worker.prompt_cache.cache import Taken
+from worker.prompt_cache.cache import PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt, scored_chunk
 from worker.structure.sampler import ConstrainedSampler
+from worker.system.errors import one_sentence, passing_kind
+from worker.vision import Vision
+
+logger = logging.getLogger("worker")
 
 PREFILL_ROWS: Final = 8
 # A chunk of so many tokens over all rows is computed efficiently.
@@ -43,6 +50,13 @@ class Learned(NamedTuple):
     shares: Shares | None
     draft: Draft | None
     draft_shares: Shares
+
+
+class Looking(NamedTuple):
+    """A model that looks at pictures, and the prompt cache that keeps what the model sees."""
+
+    vision: Vision
+    prompt_cache: PromptCache | None
 
 
 @dataclass(eq=False)
@@ -198,10 +212,12 @@ class RowBatch:
         pace: PrefillPace,
         on_prefill: Callable[[int, float], None],
         prompts: int = PREFILL_ROWS,
+        looking: Looking | None = None,
     ) -> None:
         """`on_prefill` is called with the tokens and the seconds of each chunk. At most `prompts`
-        prompts are computed at a time.
+        prompts are computed at a time. `looking` None: no sequence has pictures.
         """
+        self._looking = looking
         self._tap, self._sampler, self._guesser = drawing.tap, drawing.sampler, drawing.guesser
         self._working_bytes, self._grouping = drawing.working_bytes, drawing.grouping
         self._prompts = min(prompts, max_rows)
@@ -219,6 +235,10 @@ class RowBatch:
         # Rows in prefill that have only the last token of their prompt left. mlx-lm computes this
         # token with the next step.
         self._at_end: set[int] = set()
+        # The prompts that are computed alone, the first one now. Their rows have numbers below 0
+        # until they join mlx-lm's batch.
+        self._lone: dict[int, LonePrompt] = {}
+        self._unfit: list[Broken] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -238,9 +258,9 @@ class RowBatch:
         sequence may join while the rows have enough tokens left to fill chunks. Rows that have much
         more left than the newcomer don't count, so that they don't keep it waiting.
         """
-        if len(self._prefilling) >= self._prompts or self._at_end:
+        if len(self._prefilling) + len(self._lone) >= self._prompts or self._at_end:
             return False
-        left = (row.tokens - row.seen_tokens for row in self.prefilling)
+        left = (row.tokens - row.seen_tokens for row in self._together)
         return sum(each for each in left if each <= _MUCH_LONGER * tokens) < _ENOUGH_TOKENS
 
     def prefills_beyond(self, tokens: int) -> bool:
@@ -249,15 +269,15 @@ class RowBatch:
         at as many earlier places as a token of that row.
         """
         most_tokens = _MUCH_LONGER * (tokens + _ENOUGH_TOKENS)
-        return any(row.seen_tokens > most_tokens for row in self.prefilling)
+        return any(row.seen_tokens > most_tokens for row in self._together)
 
     def prefills(self, row: Row) -> bool:
         """Whether this row is computing its prompt."""
-        return any(self._rows[uid] is row for uid in self._prefilling)
+        return any(each is row for each in self.prefilling)
 
     @property
     def decodes(self) -> bool:
-        return len(self._rows) > len(self._prefilling)
+        return len(self._rows) > len(self._prefilling) + len(self._lone)
 
     def sizes(
         self, joining: Iterable[int] = (), length: Callable[[Row], int] | None = None
@@ -279,14 +299,33 @@ class RowBatch:
         """Add a sequence as the row `number`. `taken` has caches of its first tokens, from the
         prompt cache.
         """
-        done = 0 if taken is None else taken.tokens
+        row = Row.of(sequence, 0 if taken is None else taken.tokens, number)
+        caches = None if taken is None else taken.caches
+        if self._looking is not None and sequence.pictures is not None:
+            shift = self._looking.vision.shift_behind(sequence.pictures, row.seen_tokens)
+            caches = make_caches(self._tap) if caches is None else caches
+            if shift is None:
+                self._rows[-number] = row
+                self._lone[-number] = self._alone(row, caches)
+                return
+            shift_row(caches, shift)
+        self._join(row, caches)
+
+    def _alone(self, row: Row, caches: list[Any]) -> LonePrompt:
+        assert self._looking is not None
+        vision, prompt_cache = self._looking
+        return LonePrompt(row, caches, vision, lambda: make_caches(self._tap), prompt_cache)
+
+    def _join(self, row: Row, caches: list[Any] | None) -> int:
+        """Have a row join mlx-lm's batch. `caches` have seen `row.seen_tokens` tokens."""
+        sequence, done = row.sequence, row.seen_tokens
         ends = self._eos_token_ids if sequence.ends_at_eos else ()
         uid = self._generator.insert(
             NewRow(
                 _segments(sequence, done),
                 sequence.max_tokens,
                 (*ends, *sequence.stop_token_ids),
-                None if taken is None else taken.caches,
+                caches,
                 sequence.token_ids[:done],
                 [] if sequence.budget is None else [sequence.budget],
             )
@@ -294,8 +333,9 @@ class RowBatch:
         sequence.join(self._sampler, uid)
         if self._guesser is not None:
             self._guesser.add(uid, sequence.token_ids, sequence.prediction)
-        self._rows[uid] = Row.of(sequence, done, number)
+        self._rows[uid] = row
         self._prefilling.add(uid)
+        return uid
 
     def take_over(self, other: RowBatch) -> None:
         """Take in all rows of another batch, which decode. Both share their drawing."""
@@ -329,12 +369,16 @@ class RowBatch:
         bounds the seconds for which the prompts of this batch may hold up rows that decode.
         """
         self.prefill_s = 0.0
+        decoding = self.decodes or beside_decoding
+        if self._lone:
+            # Prompts of both kinds share the time.
+            shared_s = share_s / 2 if self._prefilling else share_s
+            self._compute_lone(decoding=decoding, share_s=shared_s)
+            share_s = max(0.0, share_s - self.prefill_s)
         if not self._prefilling:
             responses = self._generator.step().tokens
         else:
-            responses = self._step_with_prefill(
-                decoding=self.decodes or beside_decoding, share_s=share_s
-            ).tokens
+            responses = self._step_with_prefill(decoding=decoding, share_s=share_s).tokens
         # Reading scores may fail, so it comes before any row counts its token.
         scores = [self._sampler.take_score(each.uid) for each in responses]
         tokens = []
@@ -353,15 +397,48 @@ class RowBatch:
         found = self._sampler.take_broken()
         broken = [Broken(self._rows[uid].sequence.request_id, why) for uid, why in found.items()]
         self._take_out(list(found))
-        return broken
+        unfit, self._unfit = self._unfit, []
+        return broken + unfit
 
     def close(self) -> None:
         self._generator.close()
         del self._generator
 
+    def _compute_lone(self, *, decoding: bool, share_s: float) -> None:
+        """Look at the pictures of the first prompt that is computed alone, or compute a chunk of
+        this prompt. At its end the row joins mlx-lm's batch.
+        """
+        uid, lone = next(iter(self._lone.items()))
+        row, began_s = lone.row, perf_counter()
+        try:
+            if not lone.has_looked:
+                lone.look()
+            elif lone.left > 0:
+                context = row.seen_tokens
+                chunk = self._pace.chunk(1, decoding, context, share_s)
+                tokens = lone.advance(to_block_end(chunk, row.unkept_tokens), self._working_bytes)
+                seconds = perf_counter() - began_s
+                self._pace.observe(tokens, seconds, context)
+                self._on_prefill(tokens, seconds)
+        except Exception as error:
+            # If pictures and tokens don't fit each other, each model raises an error of its own
+            # kind.
+            if passing_kind(error) is not None:
+                raise
+            logger.exception("A prompt with pictures can't be computed")
+            request_id = row.sequence.request_id
+            self._unfit.append(Broken(request_id, one_sentence(error), pictures=True))
+            self._take_out([uid])
+            return
+        self.prefill_s = perf_counter() - began_s
+        if lone.left <= 0:
+            del self._lone[uid], self._rows[uid]
+            # mlx-lm computes the last token with the next step.
+            self._at_end.add(self._join(row, lone.caches))
+
     def _step_with_prefill(self, *, decoding: bool, share_s: float) -> Stepped:
         rows = len(self._prefilling)
-        context = max(each.seen_tokens for each in self.prefilling)
+        context = max(each.seen_tokens for each in self._together)
         chunk = self._pace.chunk(rows, decoding, context, share_s)
         watched = any(self._rows[uid].prompt_scores is not None for uid in self._prefilling)
         if watched:
@@ -375,11 +452,12 @@ class RowBatch:
             began_s = perf_counter()
             self._score_prompts([each for each in stepped.prompts if not each.end_of_prompt])
             scored_s = perf_counter() - began_s
-        self.prefill_s = stepped.prompt_s + scored_s
-        self._pace.observe(stepped.prompt_tokens, self.prefill_s, context)
+        prefill_s = stepped.prompt_s + scored_s
+        self.prefill_s += prefill_s
+        self._pace.observe(stepped.prompt_tokens, prefill_s, context)
         for response in stepped.prompts:
             row = self._rows[response.uid]
-            row.seen_tokens = row.cached_tokens + response.progress[0]
+            row.seen_tokens = _seen(row, response)
             if response.end_of_prompt:
                 self._prefilling.discard(response.uid)
                 self._at_end.discard(response.uid)
@@ -398,20 +476,31 @@ class RowBatch:
         for place, response in enumerate(responses):
             row = self._rows[response.uid]
             # `seen_tokens` still has the value from before the chunk.
-            row.score_prompt(logits[place], row.cached_tokens + response.progress[0])
+            row.score_prompt(logits[place], _seen(row, response))
 
     @property
     def prefilling(self) -> list[Row]:
+        """The rows whose prompts are being computed."""
+        return [*self._together, *(each.row for each in self._lone.values())]
+
+    @property
+    def _together(self) -> list[Row]:
+        """The rows whose prompts mlx-lm computes."""
         return [self._rows[uid] for uid in self._prefilling]
 
     def cached_rows(self) -> list[CachedRow]:
         """The running rows of which the prompt cache may keep blocks, with their caches. For use
         between two steps.
         """
+        places = self._generator.places()
+        for uid, lone in self._lone.items():
+            places[uid] = RowCaches(lone.caches, 0)
         # In the order of the groups, since blocks of one group are cut together.
         return [
-            CachedRow(self._rows[uid], *found, prefills=uid in self._prefilling)
-            for uid, found in self._generator.places().items()
+            CachedRow(
+                self._rows[uid], *found, prefills=uid in self._prefilling or uid in self._lone
+            )
+            for uid, found in places.items()
             if self._rows[uid].kept is not None
         ]
 
@@ -421,12 +510,16 @@ class RowBatch:
         return [CachedRow(row, *caches) for row, caches in ended if row.kept is not None]
 
     def _take_out(self, uids: list[int]) -> None:
-        if uids:
-            self._generator.remove(uids)
+        joined = [each for each in uids if each not in self._lone]
+        if joined:
+            self._generator.remove(joined)
         for uid in uids:
             self._forget(uid)
 
     def _forget(self, uid: int) -> None:
+        if self._lone.pop(uid, None) is not None:
+            del self._rows[uid]
+            return
         self._sampler.remove(uid)
         if self._guesser is not None:
             self._guesser.remove(uid)
@@ -456,6 +549,14 @@ def to_block_end(tokens: int, unkept_tokens: int) -> int:
     beyond = unkept_tokens % BLOCK_TOKENS
     whole = (beyond + tokens) // BLOCK_TOKENS * BLOCK_TOKENS
     return whole - beyond if whole else tokens
+
+
+def _seen(row: Row, response: Any) -> int:
+    """How many tokens the row's caches have seen after a step. `response` is mlx-lm's, which counts
+    the tokens since the row joined.
+    """
+    done, all_tokens = response.progress
+    return len(row.sequence.token_ids) - int(all_tokens - done)
 
 
 def _segments(sequence: Sequence, done: int) -> list[list[int]]:

@@ -11,6 +11,7 @@ from worker.engines.batch import (
     PREFILL_ROWS,
     Drawing,
     Learned,
+    Looking,
     Row,
     RowBatch,
     sizes_of,
@@ -27,6 +28,7 @@ from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.row_groups import ONE_GROUP, takes_groups
 from worker.prompt_cache.cache import PromptCache
+from worker.vision import Vision
 
 # Batches take turns, and each turn reads all weights, so more batches are slower.
 _MOST_BATCHES: Final = 4
@@ -73,11 +75,13 @@ class BatchedEngine(QueuedEngine):
         *,
         guesses: bool = True,
         draft: Draft | None = None,
+        vision: Vision | None = None,
     ) -> None:
         """At most `max_concurrency` rows are in the batches; None: as many as make the batches
         faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
         several ranks `make_generator` makes generators that compute in the other ranks, too.
-        Without `guesses` the `draft` guesses nothing either.
+        Without `guesses` the `draft` guesses nothing either. `vision` is the model if it looks at
+        pictures.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -94,6 +98,7 @@ class BatchedEngine(QueuedEngine):
         self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
         # Only batches with groups join each other.
         self._drawing = None if self._grouping is ONE_GROUP else self._new_drawing()
+        self._looking = None if vision is None else Looking(vision, prompt_cache)
         self._eos_token_ids = tuple(eos_token_ids)
         self._configured_rows = max_concurrency
         self._worth_bytes = max(room.weight_bytes, step_bytes())
@@ -229,6 +234,7 @@ class BatchedEngine(QueuedEngine):
         for batch in list(self._batches):
             self._close(batch)
         del self._model, self._drawing
+        self._looking = None
 
     @property
     def _rows(self) -> int:
@@ -377,6 +383,7 @@ class BatchedEngine(QueuedEngine):
             self._pace,
             self._on_prefill,
             self._prompts,
+            self._looking,
         )
         self._batches.append(batch)
         return batch

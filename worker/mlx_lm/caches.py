@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
@@ -19,7 +19,10 @@ from mlx_lm.models.cache import (
 
 from protocol.life import CACHE_STEP_TOKENS
 from worker.mlx_lm.row_caches import RowsCache
+from worker.mlx_lm.row_shifts import RowShifts
 
+# The caches of layers with a recurrent state.
+RecurrentCache: TypeAlias = ArraysCache
 # Caches that grow with each token. Their arrays have the tokens on the last axis but one.
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.
@@ -66,7 +69,7 @@ def can_be_merged(caches: Iterable[Any]) -> bool:
 
 def can_be_quantized(leaf: Any) -> bool:
     # The exact type counts, since subclasses may keep more than keys and values.
-    return type(leaf) is KVCache
+    return type(leaf) in (KVCache, RowShifts)
 
 
 def as_mlx_lms(cache: Any) -> Any:

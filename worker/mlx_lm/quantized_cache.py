@@ -9,6 +9,8 @@ from typing import Any, Final, TypeAlias
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 
+from worker.mlx_lm.row_shifts import RowShifts
+
 # So many numbers share one scale and one bias, by mlx-lm's own default.
 _GROUP_SIZE: Final = 64
 
@@ -85,4 +87,4 @@ class QuantizingModel:
 def _quantized(cache: Any, bits: int) -> Any:
     if isinstance(cache, CacheList):
         return CacheList(*(_quantized(each, bits) for each in cache.caches))
-    return QuantizedCache(bits)
+    return cache if isinstance(cache, RowShifts) else QuantizedCache(bits)

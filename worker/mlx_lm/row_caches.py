@@ -142,6 +142,13 @@ class RowsCache:
         return self.lengths.offset
 
     @property
+    def _idx(self) -> int:
+        """mlx-vlm's models ask for the slots in use. Without this name they would wait for the
+        device, which has the lengths as an array.
+        """
+        return self.lengths.most_slots
+
+    @property
     def nbytes(self) -> int:
         return int(self.keys.nbytes + self.values.nbytes)
 

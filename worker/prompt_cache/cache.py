@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from protocol.message import pack
 from protocol.prompt_store.payloads import Entry
@@ -32,6 +35,9 @@ _LEAST_STORED_BLOCKS: Final = 32
 # When memory is short, inner snapshots are dropped down to this share. Without its last snapshot a
 # path loses all its blocks behind the snapshot before.
 _INNER_SHARE: Final = 1 / 8
+# The most bytes of a result that is remembered, such as what a model sees in the pictures of a
+# request.
+_MOST_REMEMBERED_BYTES: Final = 64_000_000
 
 
 class Taken(NamedTuple):
@@ -315,6 +321,22 @@ class PromptCache:
         if blocks * self.block_bytes < enough_bytes:
             return False
         return depth in path.boundaries or blocks >= _LEAST_STORED_BLOCKS
+
+    def remember(self, key: bytes, compute: Callable[[], Any]) -> Any:
+        """The result of `compute`, lists of arrays. It is kept under `key` as long as a block would
+        be, unless it is too large or anything else than that. If it was kept, nothing is computed.
+        """
+        if key in self._blocks:
+            self._blocks.use([key])
+            return self._blocks.get(key).structure
+        result = compute()
+        arrays = [each for _, each in tree_flatten(result)]
+        if all(isinstance(each, mx.array) for each in arrays):
+            block = Block(tuple(arrays), result)
+            if block.nbytes <= _MOST_REMEMBERED_BYTES:
+                mx.eval(arrays)
+                self._blocks.put(key, block, block.nbytes)
+        return result
 
     def store(self) -> None:
         """Hand kept blocks to the disk. Waits until they are computed."""

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from protocol.message import pack
 from protocol.prompt_store.payloads import KEY_BYTES
@@ -20,11 +20,20 @@ from protocol.prompt_store.store import PromptStore
 BLOCK_TOKENS: Final = 64
 
 
+class Mark(NamedTuple):
+    """A content that token ids don't tell, such as a picture: it begins at the token number
+    `place`, and `digest` is its hash.
+    """
+
+    place: int
+    digest: bytes
+
+
 @dataclass(frozen=True)
 class Path:
     """The `keys` of a sequence's whole blocks, under the `root` key of the model. The first
     `stored` blocks are on disk. Snapshots are on disk at the depths `stored_snapshots`, and are to
-    be made at the depths `boundaries`. Depths are in blocks.
+    be made at the depths `boundaries`. Depths are in blocks. `marks` are the sequence's.
     """
 
     root: bytes
@@ -32,10 +41,11 @@ class Path:
     stored: int = 0
     stored_snapshots: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     def to(self, token_ids: Sequence[int]) -> Path:
         """The path of `token_ids`, which begin with the tokens of this path."""
-        return replace(self, keys=tuple(chain(self.root, token_ids, self.keys)))
+        return replace(self, keys=tuple(chain(self.root, token_ids, self.keys, self.marks)))
 
     def to_depth(self, depth: int) -> Path:
         """The first `depth` blocks of this path."""
@@ -56,17 +66,24 @@ class Paths:
     def needs_boundaries(self) -> bool:
         return self._needs_snapshots
 
-    def find(self, token_ids: Sequence[int], salt: str, boundaries: Sequence[int] = ()) -> Path:
-        """The path of these tokens. Sequences with different salts share no blocks. `boundaries`
-        are in tokens, and are rounded down to whole blocks.
+    def find(
+        self,
+        token_ids: Sequence[int],
+        salt: str,
+        boundaries: Sequence[int] = (),
+        marks: tuple[Mark, ...] = (),
+    ) -> Path:
+        """The path of these tokens. Sequences with different salts share no blocks, and sequences
+        with different `marks` share the blocks before these. `boundaries` are in tokens, and are
+        rounded down to whole blocks.
         """
         root = root_key(self._model_root.hex(), salt)
-        keys = chain(root, token_ids)
+        keys = chain(root, token_ids, marks=marks)
         depths = sorted({each // BLOCK_TOKENS for each in boundaries})
         wanted = tuple(each for each in depths if 0 < each <= usable_depth(len(token_ids)))
         store = self._store
         if store is None:
-            return Path(root, tuple(keys), boundaries=wanted)
+            return Path(root, tuple(keys), boundaries=wanted, marks=marks)
         stored = 0
         while stored < len(keys) and store.has(keys[stored]):
             stored += 1
@@ -75,7 +92,7 @@ class Paths:
             deepest_first = range(min(stored, usable_depth(len(token_ids))), 0, -1)
             found = (each for each in deepest_first if store.has(snapshot_key(keys[each - 1])))
             snapshots = tuple(each for each in [next(found, 0)] if each)
-        return Path(root, tuple(keys), stored, snapshots, wanted)
+        return Path(root, tuple(keys), stored, snapshots, wanted, marks)
 
 
 def usable_depth(tokens: int) -> int:
@@ -95,18 +112,27 @@ def root_key(*parts: str) -> bytes:
     return digest.digest()
 
 
-def chain(root: bytes, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
+def chain(
+    root: bytes,
+    token_ids: Sequence[int],
+    known: Sequence[bytes] = (),
+    marks: Sequence[Mark] = (),
+) -> list[bytes]:
     """The key of each whole block of a sequence. `known` are the first keys, if they were made
     before.
 
-    A key is made from the key before it and the tokens of its block. So it stands for all tokens up
-    to the end of the block.
+    A key is made from the key before it, and the tokens and marks of its block. So it stands for
+    all tokens and marks up to the end of the block.
     """
     keys = list(known)
+    marked: dict[int, bytes] = {}
+    for each in marks:
+        at = each.place // BLOCK_TOKENS
+        marked[at] = marked.get(at, b"") + each.digest
     for begin in range(len(keys) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         parent = keys[-1] if keys else root
-        tokens = pack(list(token_ids[begin : begin + BLOCK_TOKENS]))
-        keys.append(hashlib.blake2b(parent + tokens, digest_size=KEY_BYTES).digest())
+        content = pack(list(token_ids[begin : begin + BLOCK_TOKENS])) + marked.get(len(keys), b"")
+        keys.append(hashlib.blake2b(parent + content, digest_size=KEY_BYTES).digest())
     return keys
 
 

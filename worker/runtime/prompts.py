@@ -20,7 +20,7 @@ from protocol.requests import (
 from worker.engines.limits import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
-from worker.prompt_cache.path import Path, Paths
+from worker.prompt_cache.path import Mark, Path, Paths
 from worker.runtime.boundaries import find_boundaries
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.scores import LogprobWriter
@@ -318,10 +318,10 @@ def _find_path(
     boundaries: list[int] = []
     if paths.needs_boundaries:
         boundaries = find_boundaries(generate, token_ids[:prompt_tokens], loaded.chat_template)
-    # All pictures have the same tokens, so the salt of the keys tells prompts with different
-    # pictures apart.
-    salt = generate.cache_salt if pictures is None else pictures.salt(generate.cache_salt)
-    return paths.find(token_ids, salt, boundaries)
+    # All pictures have the same tokens, so marks tell prompts with different pictures apart.
+    seen = () if pictures is None else pictures.seen
+    marks = tuple(Mark(each.begin, each.digest) for each in seen)
+    return paths.find(token_ids, generate.cache_salt, boundaries, marks)
 
 
 def _blamed(generate: Generate) -> tuple[str, RequestField]:

@@ -9,7 +9,7 @@ import platform
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -250,9 +250,8 @@ def _make_text(
     if store is not None:
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
-    # A model of mlx-vlm's stores the positions of one sequence in itself, so it can't compute a
-    # batch.
-    if caches.can_be_merged and loaded.picture_processor is None:
+    looks = loaded.picture_processor is not None
+    if caches.can_be_merged and (not looks or _can_be_batched(caches.model)):
         engine: Engine = BatchedEngine(
             caches.model,
             loaded.eos_token_ids,
@@ -263,6 +262,7 @@ def _make_text(
             Generator if lead is None else lead.generator,
             guesses=command.guesses,
             draft=draft,
+            vision=caches.model if looks else None,
         )
     else:
         engine = SequentialEngine(
@@ -271,9 +271,16 @@ def _make_text(
             room,
             caches,
             prompt_cache,
-            None if loaded.picture_processor is None else loaded.model.begin,
+            loaded.model.begin if looks else None,
         )
     return TextServing(engine, paths, prompt_cache)
+
+
+def _can_be_batched(model: Any) -> bool:
+    # mlx-vlm is an optional dependency, which only models with pictures need.
+    from worker.vision.trial import can_be_batched
+
+    return can_be_batched(model)
 
 
 def _open_store(command: Load) -> PromptStore | None:

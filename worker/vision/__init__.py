@@ -6,25 +6,104 @@ a model that needs them. The types in this file import neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+# The grids of patches of the pictures, in the models whose patches are in one list.
+_GRIDS: Final = "image_grid_thw"
+
+
+class Seen(NamedTuple):
+    """A picture in a prompt, from its first token to its last, number `end` - 1. `digest` is a hash
+    of its file. It stands for several pictures if their tokens can't be told apart.
+    """
+
+    begin: int
+    end: int
+    digest: bytes
 
 
 @dataclass(frozen=True, eq=False)
 class PictureInputs:
     """The pictures of a sequence, as the inputs of its model. `arrays` are numpy's arrays, or other
-    values of mlx-vlm, by name. They belong to a prompt of `prompt_tokens` tokens. `digest` is a
-    hash of the pictures' files.
+    values of mlx-vlm, by name. They belong to a prompt of `prompt_tokens` tokens. `seen` are the
+    pictures in their order.
     """
 
     arrays: Mapping[str, Any]
     prompt_tokens: int
-    digest: str
+    seen: tuple[Seen, ...]
 
-    def salt(self, salt: str) -> str:
-        """A salt for names of cached prompts, so that only prompts with the same pictures share."""
-        return f"{self.digest} {salt}"
+    @property
+    def end(self) -> int:
+        """The number of the token behind the last picture."""
+        return self.seen[-1].end
+
+    def digests(self, first: int = 0, last: int | None = None) -> tuple[bytes, ...]:
+        return tuple(each.digest for each in self.seen[first:last])
+
+    def before(self, tokens: int) -> int | None:
+        """How many pictures are among the first `tokens` tokens; None: these end in a picture."""
+        if any(each.begin < tokens < each.end for each in self.seen):
+            return None
+        return sum(each.end <= tokens for each in self.seen)
+
+    def arrays_from(self, first: int) -> dict[str, Any] | None:
+        """The arrays of the pictures from number `first` on; None: no array tells which part is
+        whose.
+        """
+        if not first:
+            return dict(self.arrays)
+        grids = self.arrays.get(_GRIDS)
+        pictures = len(self.seen)
+        patches = [] if grids is None else [math.prod(map(int, each)) for each in grids]
+        found = {}
+        for name, each in self.arrays.items():
+            length = len(each) if hasattr(each, "__len__") else 0
+            if length == pictures:
+                found[name] = each[first:]
+            elif len(patches) == pictures and length == sum(patches):
+                found[name] = each[sum(patches[:first]) :]
+            else:
+                return None
+        return found
+
+
+# Gives what was kept of these pictures under their digests, or computes and keeps it.
+Remember: TypeAlias = Callable[[tuple[bytes, ...], Callable[[], Any]], Any]
+
+
+class Prompt(Protocol):
+    """The model for one sequence with pictures, called with its tokens in order.
+
+    `whole`: the tokens of the pictures must come in one call, since they see each other.
+    """
+
+    whole: bool
+
+    def __call__(self, tokens: Any, cache: list[Any]) -> Any: ...
+
+
+class Vision(Protocol):
+    """A model that looks at pictures."""
+
+    def begin(
+        self,
+        token_ids: list[int],
+        pictures: PictureInputs | None,
+        seen_tokens: int,
+        remember: Remember | None = None,
+    ) -> Prompt:
+        """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
+        them. What is computed of pictures alone is kept by `remember`.
+        """
+
+    def shift_behind(self, pictures: PictureInputs, tokens: int) -> int | None:
+        """By how much positions behind the pictures are shifted, if these are among the first
+        `tokens` tokens. None: there is something to look at.
+        """
 
 
 class UndecodablePictureError(Exception):

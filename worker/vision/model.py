@@ -1,29 +1,24 @@
-"""Loads a model that looks at pictures by mlx-vlm, and makes it callable as mlx-lm's models are.
-
-mlx-vlm computes all embeddings of a prompt at once, from its tokens and its pictures. Then mlx-vlm
-gives the embeddings to the language model in chunks, with the other arrays that came with the
-embeddings. This file does the same.
-"""
+"""Loads a model that looks at pictures by mlx-vlm, and makes it callable as mlx-lm's models are."""
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-import numpy as np
 
 from worker import mlx_vlm
-from worker.vision import PictureInputs
+from worker.mlx_lm.row_shifts import RowShifts
+from worker.vision import PictureInputs, Remember
 from worker.vision.pictures import PictureProcessor
+from worker.vision.prompt import SHIFT, Prompted
+from worker.vision.tower import Tower
 
-_PIXELS: Final = "pixel_values"
-_EMBEDDINGS: Final = "inputs_embeds"
-# The array that tells by how much positions after the pictures are shifted.
-_SHIFT: Final = "rope_deltas"
-_CROSS: Final = "cross_attention_states"
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
+# The shifts of so many prompts' pictures are known.
+_MOST_KNOWN: Final = 1 << 12
 
 
 class NoVisionError(Exception):
@@ -54,122 +49,106 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
 
 
 class VisionModel:
-    """Takes one sequence at a time, since the language model keeps the positions of only one."""
+    """A model that looks at pictures. As mlx-lm's models do, it computes rows of texts together.
+    Prompts with pictures are computed one by one, by what `begin` gives.
+
+    The language model may keep the positions of one sequence in itself, from call to call. Here it
+    gets the shift of each row's positions with every call.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._language = model.language_model
+        self._shifts = mlx_vlm.keeps_positions(self._language)
+        self._tower = Tower(model)
+        # By how much positions behind pictures are shifted, by the pictures' digests.
+        self._known: OrderedDict[tuple[bytes, ...], int] = OrderedDict()
 
     @property
     def layers(self) -> Any:
         return self._language.layers
 
+    @property
+    def attends_across(self) -> bool:
+        """Whether steps of a row need more of its pictures than the row's caches and shift."""
+        return mlx_vlm.attends_across(self._language)
+
     def parameters(self) -> Any:
         return self._model.parameters()
 
     def make_cache(self) -> list[Any]:
-        return mlx_vlm.make_caches(self._language)
+        caches = mlx_vlm.make_caches(self._language)
+        return [*caches, RowShifts()] if self._shifts else caches
 
     def __call__(self, tokens: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Token ids (1, tokens) of a text to logits (1, tokens, vocabulary)."""
-        mlx_vlm.forget_positions(self._language)
-        logits: mx.array = self._language(tokens, cache=cache).logits
+        """Token ids (rows, tokens) of texts to logits (rows, tokens, vocabulary)."""
+        if cache is None or not self._shifts:
+            mlx_vlm.forget_positions(self._language)
+            return self._compute(tokens, cache)
+        *layers, shifts = cache
+        # Some models read the shifts here, others among the arguments.
+        mlx_vlm.forget_positions(self._language, shifts.array)
+        logits = self._compute(tokens, layers, **{SHIFT: shifts.array})
+        # Some models put other caches into the list.
+        cache[:-1] = layers
+        return logits
+
+    def _compute(self, tokens: mx.array, cache: list[Any] | None, **beside: Any) -> mx.array:
+        logits: mx.array = self._language(tokens, cache=cache, **beside).logits
         return logits
 
     def begin(
-        self, token_ids: list[int], pictures: PictureInputs | None, seen_tokens: int
+        self,
+        token_ids: list[int],
+        pictures: PictureInputs | None,
+        seen_tokens: int,
+        remember: Remember | None = None,
     ) -> Prompted:
         """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
-        them.
+        them. What is computed of pictures alone is kept by `remember`.
 
         Raises:
             Exception: pictures and tokens don't fit each other; each model fails in its own way.
         """
         mlx_vlm.forget_positions(self._language)
-        return Prompted(self._model, token_ids, pictures, seen_tokens)
+        prompted = None
+        if pictures is not None:
+            prompted = self._begin_behind(token_ids, pictures, seen_tokens, remember)
+        if prompted is None:
+            digests = () if pictures is None else pictures.digests()
+            with self._tower.showing(digests, remember):
+                prompted = Prompted.of(self._model, token_ids, pictures, seen_tokens)
+        if pictures is not None and prompted.shift is not None:
+            self._know(pictures.digests(), prompted.shift)
+        return prompted
 
-
-class Prompted:
-    """The model for one sequence, called with its tokens in order.
-
-    `whole`: all of the prompt but its last token must come in one call, since the tokens of a
-    picture see each other.
-    """
-
-    def __init__(
-        self, model: Any, token_ids: list[int], pictures: PictureInputs | None, seen_tokens: int
-    ) -> None:
-        self._language = model.language_model
-        self._seen = seen_tokens
-        # Only the prompt: an answer may have the token of a picture, too, but no picture.
-        self._length = len(token_ids) if pictures is None else pictures.prompt_tokens
-        tokens = mx.array([token_ids[: self._length]])
-        arrays = {} if pictures is None else _arrays(pictures)
-        pixels = arrays.pop(_PIXELS, None)
-        mask = mx.ones_like(tokens)
-        embedded = model.get_input_embeddings(tokens, pixels, mask=mask, **arrays).to_dict()
-        self._embeddings: mx.array | None = embedded.pop(_EMBEDDINGS)
-        given = {name: each for name, each in embedded.items() if each is not None}
-        self._beside: dict[str, Any] = {**arrays, **given}
-        # The answer needs the shift even if caches have the whole prompt, from another sequence.
-        self._after = {name: each for name, each in given.items() if name == _SHIFT}
-        mx.eval(self._embeddings)
-        self.whole = not mlx_vlm.computes_in_chunks(model, tokens, self._embeddings, self._beside)
-
-    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
-        """Token ids (1, tokens) to logits (1, tokens, vocabulary)."""
-        begin, count = self._seen, tokens.shape[1]
-        self._seen += count
-        inside = min(count, max(0, self._length - begin))
-        parts = []
-        if inside:
-            parts.append(self._compute_prompt(tokens[:, :inside], begin, cache))
-        if inside < count:
-            output = self._language(tokens[:, inside:], cache=cache, **self._after)
-            parts.append(output.logits)
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
-
-    def _compute_prompt(self, tokens: mx.array, begin: int, cache: list[Any]) -> mx.array:
-        assert self._embeddings is not None
-        end = begin + tokens.shape[1]
-        output = self._language(
-            tokens,
-            inputs_embeds=self._embeddings[:, begin:end],
-            cache=cache,
-            **self._chunk(begin, end),
-        )
-        if end == self._length:
-            self._embeddings = None
-            self._beside = {}
-            # Some models attend to a picture's states in each step, and have no tokens of it.
-            states = getattr(output, _CROSS, None)
-            if states is not None:
-                self._after[_CROSS] = states
-        logits: mx.array = output.logits
-        return logits
-
-    def _chunk(self, begin: int, end: int) -> dict[str, Any]:
-        """The other arrays for the prompt's tokens from `begin` to `end`. Models cut most of the
-        arrays themselves, by the offset of the caches.
+    def _begin_behind(
+        self,
+        token_ids: list[int],
+        pictures: PictureInputs,
+        seen_tokens: int,
+        remember: Remember | None,
+    ) -> Prompted | None:
+        """The same without a look at the pictures that the caches have seen; None: there are no
+        such pictures, or this can't be done.
         """
-        beside = self._beside
-        if end < self._length:
-            beside = {**beside, "n_to_process": end - begin}
-        if not self.whole:
-            return beside
-        # A second call has only the last token, and needs no array of the prompt's length.
-        aligned = [name for name, each in beside.items() if _is_aligned(each, self._length)]
-        rest = {name: each for name, each in beside.items() if name not in aligned}
-        return rest if begin else rest | {name: beside[name][:, :end] for name in aligned}
+        first = pictures.before(seen_tokens) or 0
+        shift = self._known.get(pictures.digests(0, first)) if self._shifts else 0
+        if not 0 < first < len(pictures.seen) or shift is None:
+            return None
+        with self._tower.showing(pictures.digests(first), remember):
+            return Prompted.behind(self._model, token_ids, pictures, seen_tokens, first, shift)
 
+    def shift_behind(self, pictures: PictureInputs, tokens: int) -> int | None:
+        """By how much positions behind the pictures are shifted, if these are among the first
+        `tokens` tokens. None: there is something to look at.
+        """
+        if tokens < pictures.end:
+            return None
+        return self._known.get(pictures.digests()) if self._shifts else 0
 
-def _arrays(pictures: PictureInputs) -> dict[str, Any]:
-    """The arrays of pictures, with MLX's arrays in place of numpy's."""
-    return {
-        name: mx.array(each) if isinstance(each, np.ndarray) else each
-        for name, each in pictures.arrays.items()
-    }
-
-
-def _is_aligned(array: Any, length: int) -> bool:
-    return getattr(array, "shape", None) == (1, length)
+    def _know(self, digests: tuple[bytes, ...], shift: int) -> None:
+        self._known[digests] = shift
+        self._known.move_to_end(digests)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)

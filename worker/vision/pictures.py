@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS, ChatMessage, Picture
 from worker import mlx_vlm
-from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
+from worker.vision import PictureInputs, Seen, UndecodablePictureError, UnusablePicturesError
 
 # Pillow knows many more formats. For some it starts other programs, such as Ghostscript.
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
@@ -62,7 +62,9 @@ class PictureProcessor:
         arrays = {name: _numpy(each) for name, each in made.items() if each is not None}
         arrays.pop(_MASK, None)
         token_ids = [int(each) for each in arrays.pop(_IDS)[0]]
-        return token_ids, PictureInputs(arrays, len(token_ids), _digest(pictures))
+        picture_token = mlx_vlm.picture_token(self._processor, self._config)
+        seen = find_pictures(token_ids, picture_token, pictures)
+        return token_ids, PictureInputs(arrays, len(token_ids), seen)
 
 
 def decode_pictures(pictures: Sequence[Picture]) -> list[Image.Image]:
@@ -129,12 +131,39 @@ def _opaque(image: Image.Image) -> Image.Image:
     return paper
 
 
-def _digest(pictures: Sequence[Picture]) -> str:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+def find_pictures(
+    token_ids: Sequence[int], picture_token: int | None, pictures: Sequence[Picture]
+) -> tuple[Seen, ...]:
+    """The places of the pictures in a prompt. A picture's tokens are `picture_token`; None: this
+    isn't known.
+    """
+    runs: list[list[int]] = []
+    for at, token_id in enumerate(token_ids):
+        if token_id != picture_token:
+            continue
+        if runs and runs[-1][1] == at:
+            runs[-1][1] = at + 1
+        else:
+            runs.append([at, at + 1])
+    if len(runs) != len(pictures):
+        # Models that cut a picture into tiles or rows have other tokens between these.
+        begin, end = (runs[0][0], runs[-1][1]) if runs else (0, len(token_ids))
+        return (Seen(begin, end, _digest(pictures, end - begin)),)
+    return tuple(
+        Seen(begin, end, _digest([each], end - begin))
+        for (begin, end), each in zip(runs, pictures, strict=True)
+    )
+
+
+def _digest(pictures: Sequence[Picture], tokens: int) -> bytes:
+    """A hash of pictures that are seen as so many tokens. A processor may make pictures smaller if
+    there are many.
+    """
+    digest = hashlib.blake2b(tokens.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
     for each in pictures:
         digest.update(len(each.data).to_bytes(8, "little"))
         digest.update(each.data)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _parts(message: ChatMessage) -> list[dict[str, str]]:

@@ -77,8 +77,10 @@ def test_a_long_row_begins_anew_with_its_last_tokens(model: Any) -> None:
         tokens += [chance.randrange(5, 600) for _ in range(60)]
         (guesses,), _ = drafting.guess([_row(1, tokens, 2)], _likeliest)
         assert len(guesses) == 2
-        assert max(each.keys.shape[2] for each in drafting._caches) <= DRAFT_TOKENS
-        begun += drafting._lengths.tokens[0] < 600
+        group = drafting._group
+        assert group is not None
+        assert max(each.keys.shape[2] for each in group.leaves) <= DRAFT_TOKENS
+        begun += group.tokens[0] < 600
     assert 1 <= begun <= 3
 
 

@@ -129,6 +129,13 @@ RELIED = (
     Relied("mlx_vlm.utils", "load_processor", "no code of files is run", ("add_detokenizer",)),
     Relied("mlx_vlm.utils", "load_model", "its weights are read in slices", ("lazy",)),
     Relied("mlx_vlm.models.cache", "make_prompt_cache", "its caches are like mlx-lm's"),
+    Relied("mlx_vlm.models.cache", "ArraysCache.merge", "its states are in mlx-lm's batches"),
+    Relied("mlx_vlm.models.cache", "ArraysCache.finalize", "its states are in mlx-lm's batches"),
+    Relied(
+        "mlx_vlm.models.qwen2_vl.language",
+        "LanguageModel.get_rope_index",
+        "positions are kept in attributes that are set for each call",
+    ),
     Relied("mlx_embeddings.models.bert", "Model", "its layers are called"),
     Relied("mlx_embeddings.models.bert", "ModelArgs", "its layers are called"),
     Relied("mlx_embeddings.models.xlm_roberta", "Model", "its layers are called"),

@@ -9,34 +9,29 @@ import pytest
 
 from protocol.answers import RequestFailed
 from protocol.message import pack
-from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
+from protocol.requests import Generate
 from tests.support.pictures import BLACK, GREEN, RED, png
-from worker.engines.decoding import Caches
+from tests.worker.vision.serving import CONTEXT, Serving, ask, user
 from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
-from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
-from worker.prompt_cache.blocks import Cutter
-from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
 from worker.system.errors import ModelError
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
 
-CONTEXT = Context(4096)
 PATHS = Paths(b"", None, needs_snapshots=False)
-TOKENS = 12
 IMAGE = 706
+TOKENS = 12
 # With some hundred tokens, so that the prompt comes in several chunks, and in blocks of the cache.
 LONG = "What is to be seen here? " * 20
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen2_vl", "gemma3"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     from tests.support.picture_model import picture_model
 
-    return picture_model(tmp_path_factory.mktemp("models") / "pictures")
+    return picture_model(tmp_path_factory.mktemp("models") / "pictures", request.param)
 
 
 @pytest.fixture(scope="module")
@@ -44,47 +39,21 @@ def model(folder: Path) -> LoadedModel:
     return load(str(folder), lambda _done, _total: None, lambda: False, pictures=True)
 
 
+@pytest.fixture(scope="module")
+def qwen2_vl(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    from tests.support.picture_model import picture_model
+
+    folder = picture_model(tmp_path_factory.mktemp("models") / "qwen2_vl")
+    return load(str(folder), lambda _done, _total: None, lambda: False, pictures=True)
+
+
+@pytest.fixture(params=[True, False], ids=["batched", "one at a time"])
+def serving(model: LoadedModel, request: pytest.FixtureRequest) -> Serving:
+    return Serving(model, batched=request.param)
+
+
 def _generate(text: str, *files: bytes, delivered: tuple[int, ...] = ()) -> Generate:
-    pictures = tuple(Picture(each, 3, f"picture {at}") for at, each in enumerate(files))
-    return Generate(
-        request_id="r",
-        prompt=ChatPrompt((ChatMessage("user", text, pictures=pictures),)),
-        sampling=Sampling(seed=1, temperature=0.0),
-        max_tokens=TOKENS,
-        ignore_eos=True,
-        delivered=pack(delivered),
-    )
-
-
-def _prepare(model: LoadedModel, generate: Generate, paths: Paths = PATHS) -> Prepared:
-    prepared = prepare(generate, model, CONTEXT, paths)
-    assert isinstance(prepared, Prepared)
-    return prepared
-
-
-def _engine(model: LoadedModel, prompt_cache: PromptCache | None = None) -> SequentialEngine:
-    return SequentialEngine(
-        model.model,
-        (),
-        CacheRoom(CacheSizes(0, 0, 1.0)),
-        Caches(model.model),
-        prompt_cache,
-        begin=model.model.begin,
-    )
-
-
-def _run(engine: SequentialEngine, prepared: Prepared) -> tuple[list[int], int]:
-    """Token ids, and how many of the prompt came from the cache."""
-    engine.add(prepared.sequence)
-    tokens = []
-    while engine.active + engine.waiting:
-        tokens += engine.step()
-    assert engine.take_broken() == []
-    return [each.token_id for each in tokens], tokens[0].cached_tokens
-
-
-def _answer(model: LoadedModel, generate: Generate) -> list[int]:
-    return _run(_engine(model), _prepare(model, generate))[0]
+    return ask("r", user(text, *files), tokens=TOKENS, delivered=delivered)
 
 
 def _by_mlx_vlm(folder: Path, prepared: Prepared) -> list[int]:
@@ -114,81 +83,87 @@ def _by_mlx_vlm(folder: Path, prepared: Prepared) -> list[int]:
     ids=["none", "one", "two of different size"],
 )
 def test_as_mlx_vlm_has_it(
-    folder: Path, model: LoadedModel, text: str, files: tuple[bytes, ...]
+    folder: Path, serving: Serving, text: str, files: tuple[bytes, ...]
 ) -> None:
-    prepared = _prepare(model, _generate(text, *files))
-    assert _run(_engine(model), prepared)[0] == _by_mlx_vlm(folder, prepared)
+    generate = _generate(text, *files)
+    assert serving.answer(generate) == _by_mlx_vlm(folder, serving.prepare(generate))
 
 
-def test_tells_pictures_apart(model: LoadedModel) -> None:
-    answers = [_answer(model, _generate(LONG, each)) for each in (png(RED), png(GREEN))]
+def test_tells_pictures_apart(serving: Serving) -> None:
+    answers = [serving.answer(_generate(LONG, each)) for each in (png(RED), png(GREEN))]
     assert answers[0] != answers[1]
 
 
-def test_one_after_the_other(model: LoadedModel) -> None:
+def test_one_after_the_other(model: LoadedModel, serving: Serving) -> None:
     """Positions that the model keeps of one are not the next one's."""
     asked = [_generate("a b", png(RED)), _generate("a b"), _generate("a b", png(BLACK, 60, 120))]
-    alone = [_answer(model, each) for each in asked]
-    engine = _engine(model)
-    assert [_run(engine, _prepare(model, each))[0] for each in asked] == alone
+    alone = [Serving(model).answer(each) for each in asked]
+    assert [serving.answer(each) for each in asked] == alone
 
 
-def test_goes_on_in_another_worker(model: LoadedModel) -> None:
-    whole = _answer(model, _generate(LONG, png(RED)))
+def test_goes_on_in_another_worker(serving: Serving) -> None:
+    whole = serving.answer(_generate(LONG, png(RED)))
     for done in (1, 5, TOKENS - 1):
         resumed = _generate(LONG, png(RED), delivered=tuple(whole[:done]))
-        assert _answer(model, resumed) == whole[done:]
+        assert serving.answer(resumed) == whole[done:]
 
 
-def test_a_pictures_token_in_an_answer(model: LoadedModel) -> None:
+def test_a_pictures_token_in_an_answer(serving: Serving) -> None:
     """It is no picture, also when it comes again with the prompt."""
     resumed = _generate("a b", png(RED), delivered=(IMAGE, 5, IMAGE))
-    assert len(_answer(model, resumed)) == TOKENS - 3
+    assert len(serving.answer(resumed)) == TOKENS - 3
 
 
-def test_goes_on_from_the_prompt_cache(model: LoadedModel) -> None:
+@pytest.mark.parametrize("batched", [True, False])
+def test_goes_on_from_the_prompt_cache(model: LoadedModel, batched: bool) -> None:
     """Positions are shifted by pictures that nobody computes any more."""
-    caches = Caches(model.model)
-    engine = _engine(model, PromptCache(Cutter(caches.run, caches.make), None))
+    serving = Serving(model, batched=batched, cached=True)
     asked = msgspec.structs.replace(_generate("a b", png(RED)), max_tokens=150)
-    whole, _ = _run(engine, _prepare(model, asked))
+    whole = serving.answer(asked)
     resumed = msgspec.structs.replace(asked, delivered=pack(whole[:140]))
-    rest, cached = _run(engine, _prepare(model, resumed))
-    assert rest == whole[140:]
-    assert cached > len(_prepare(model, asked).prompt_ids)
+    for _ in range(2):
+        # A model with a window has snapshots of prompts alone.
+        rest, cached = serving.run(resumed)
+        assert rest == whole[140:]
+    assert cached > len(serving.prepare(asked).prompt_ids)
 
 
-def test_prompt_cache_knows_pictures(model: LoadedModel) -> None:
-    caches = Caches(model.model)
-    cache = PromptCache(Cutter(caches.run, caches.make), None)
-    engine = _engine(model, cache)
+@pytest.mark.parametrize("batched", [True, False])
+def test_prompt_cache_knows_pictures(model: LoadedModel, batched: bool) -> None:
+    serving = Serving(model, batched=batched, cached=True)
     red, green = _generate(LONG, png(RED)), _generate(LONG, png(GREEN))
-    expected = [_answer(model, each) for each in (red, green)]
-    found = [_run(engine, _prepare(model, each)) for each in (red, green, red, green)]
+    expected = [Serving(model).answer(each) for each in (red, green)]
+    found = [serving.run(each) for each in (red, green, red, green)]
     assert [ids for ids, _ in found] == expected * 2
     assert found[0][1] == found[1][1] == 0
     assert found[2][1] == found[3][1] >= 64
 
 
-def test_others_words_for_pictures(model: LoadedModel) -> None:
+def test_others_words_for_pictures(model: LoadedModel, serving: Serving) -> None:
     """A text that has the token of a picture is no picture."""
-    assert len(_answer(model, _generate("See <|image_pad|>?"))) == TOKENS
-    failed = prepare(_generate("See <|image_pad|>?", png(RED)), model, CONTEXT, PATHS)
+    word = str(model.tokenizer.decode([IMAGE]))
+    assert len(serving.answer(_generate(f"See {word}?"))) == TOKENS
+
+
+def test_a_word_for_a_picture_beside_one(qwen2_vl: LoadedModel) -> None:
+    failed = prepare(_generate("See <|image_pad|>?", png(RED)), qwen2_vl, CONTEXT, PATHS)
     assert isinstance(failed, RequestFailed)
     assert failed.code == "invalid_request_error"
 
 
-def test_refused_by_the_processor(model: LoadedModel) -> None:
-    failed = prepare(_generate("a b", png(RED, 3000, 10)), model, CONTEXT, PATHS)
+def test_refused_by_the_processor(qwen2_vl: LoadedModel) -> None:
+    failed = prepare(_generate("a b", png(RED, 3000, 10)), qwen2_vl, CONTEXT, PATHS)
     assert isinstance(failed, RequestFailed)
     assert "aspect ratio" in failed.message
 
 
-def test_pictures_count_in_the_context(model: LoadedModel) -> None:
-    prepared = _prepare(model, _generate("a b", png(RED)))
-    alone = _prepare(model, _generate("a b"))
+def test_pictures_count_in_the_context(qwen2_vl: LoadedModel) -> None:
+    serving = Serving(qwen2_vl)
+    prepared = serving.prepare(_generate("a b", png(RED)))
+    alone = serving.prepare(_generate("a b"))
     assert len(prepared.prompt_ids) == len(alone.prompt_ids) + 12 + 2
-    failed = prepare(_generate("a b", png(RED)), model, Context(len(prepared.prompt_ids)), PATHS)
+    most = Context(len(prepared.prompt_ids))
+    failed = prepare(_generate("a b", png(RED)), qwen2_vl, most, PATHS)
     assert isinstance(failed, RequestFailed)
     assert failed.code == "context_length_exceeded"
 

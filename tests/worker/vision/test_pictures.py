@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import tracemalloc
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -13,9 +15,9 @@ from protocol.requests import (
     MOST_SEEN_PIXELS,
     Picture,
 )
-from tests.support.pictures import RED, bomb, png
-from worker.vision import UndecodablePictureError
-from worker.vision.pictures import decode_pictures
+from tests.support.pictures import GREEN, RED, bomb, png
+from worker.vision import PictureInputs, Seen, UndecodablePictureError
+from worker.vision.pictures import decode_pictures, find_pictures
 
 
 def _pictures(*files: bytes) -> list[Picture]:
@@ -94,3 +96,45 @@ def test_pixels_of_all_together() -> None:
     with pytest.raises(UndecodablePictureError, match="with those before it") as refused:
         decode_pictures(_pictures(half, png(RED)))
     assert refused.value.number == 1
+
+
+def test_each_picture_has_its_tokens() -> None:
+    tokens = [1, 9, 9, 2, 9, 9, 9, 3]
+    red, green = _pictures(png(RED), png(GREEN))
+    first, second = find_pictures(tokens, 9, [red, green])
+    assert (first.begin, first.end, second.begin, second.end) == (1, 3, 4, 7)
+    assert first.digest != second.digest
+    assert find_pictures(tokens, 9, [green, red])[1].digest != first.digest
+    # A picture that is seen as fewer tokens was made smaller.
+    assert find_pictures([9, 9, 9], 9, [red])[0].digest != first.digest
+    assert find_pictures([5, 9, 9], 9, [red])[0].digest == first.digest
+
+
+@pytest.mark.parametrize(
+    ("token", "begin", "end"), [(9, 1, 5), (8, 0, 6), (None, 0, 6)], ids=["tiles", "other", "none"]
+)
+def test_pictures_whose_tokens_are_not_told_apart(token: int | None, begin: int, end: int) -> None:
+    """They count as one."""
+    (found,) = find_pictures([1, 9, 2, 9, 9, 3], token, _pictures(png(RED)))
+    assert (found.begin, found.end) == (begin, end)
+
+
+def _inputs(**arrays: Any) -> PictureInputs:
+    return PictureInputs(arrays, 9, (Seen(1, 3, b"a"), Seen(4, 7, b"b")))
+
+
+def test_the_pictures_before_a_place() -> None:
+    inputs = _inputs()
+    assert [inputs.before(each) for each in range(9)] == [0, 0, None, 1, 1, None, None, 2, 2]
+
+
+def test_the_arrays_of_the_last_pictures() -> None:
+    grids = np.array([[1, 2, 2], [1, 2, 3]])
+    inputs = _inputs(image_grid_thw=grids, pixel_values=np.arange(10)[:, None])
+    found = inputs.arrays_from(1)
+    assert found is not None
+    assert found["image_grid_thw"].tolist() == [[1, 2, 3]]
+    assert found["pixel_values"].ravel().tolist() == [4, 5, 6, 7, 8, 9]
+    assert _inputs(pixel_values=np.zeros((2, 3))).arrays_from(1) is not None
+    assert _inputs(pixel_values=np.zeros((1, 7, 3))).arrays_from(1) is None
+    assert _inputs(pixel_values=np.zeros((2, 3)), number=4).arrays_from(1) is None

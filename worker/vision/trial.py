@@ -1,0 +1,183 @@
+"""Whether a model that looks at pictures computes unlike rows together as it computes each alone.
+
+mlx-vlm's language models were written for one sequence. Many take rows of different lengths, and a
+shift of positions for each row. No name or attribute tells which, so it is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+
+from worker.mlx_lm.caches import can_be_merged, make_caches
+from worker.mlx_lm.generator import Tap
+from worker.mlx_lm.guessing import RowGuesses
+from worker.mlx_lm.row_shifts import RowShifts, shift_row
+from worker.mlx_lm.rows import DecodingRow, DecodingRows
+from worker.system.errors import one_sentence, passing_kind
+
+logger = logging.getLogger("worker")
+
+# Prompts of different lengths. In steps each row has one token, or these guesses, too.
+_PROMPTS: Final = ((3, 5, 4, 6), (9, 8, 7, 9, 4, 3, 11, 10, 5, 2, 12))
+_GUESSES: Final = (7, 6)
+# The shifts of the two rows' positions, if the model takes shifts.
+_SHIFTS: Final = (0, 300)
+# Logits of a batch may differ by this share from those of a row alone, and by so many times their
+# number type's precision, since kernels round differently.
+_LEAST_ROUNDING: Final = 1e-3
+_ROUNDING: Final = 8
+
+
+def can_be_batched(model: Any) -> bool:
+    """Whether rows of texts, and rows of prompts with pictures whose prompts were computed alone,
+    can decode together with this `VisionModel`, whose new caches may be quantized.
+    """
+    reason = "steps need more than caches, or the caches can't be merged"
+    try:
+        if not model.attends_across and can_be_merged(make_caches(model)):
+            if _agrees(model):
+                return True
+            reason = "rows that are computed together differ from each alone"
+    except Exception as error:
+        if passing_kind(error) is not None:
+            raise
+        # Each architecture fails in its own way.
+        reason = one_sentence(error)
+    logger.warning("Requests to this model run one at a time: %s", reason)
+    return False
+
+
+def _agrees(model: Any) -> bool:
+    prompts, batch = _compute_prompts(model)
+    recorder = _Recorder()
+    rows = DecodingRows(Tap(model), recorder, recorder, lends=False)
+    begun = [
+        DecodingRow(at, list(prompt), len(_GUESSES) + 2, frozenset())
+        for at, prompt in enumerate(_PROMPTS)
+    ]
+    for each in batch:
+        if isinstance(each, RowShifts):
+            each.set(_SHIFTS)
+    rows.begin(begun, batch)
+    rows.next()
+    narrow, wide = recorder.seen
+    # One token a row, if the caches can't forget wrong guesses.
+    steps = len(wide) // len(_PROMPTS)
+    for at, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
+        following = [recorder.first[at], *_GUESSES][:steps]
+        logits = _compute_alone(model, prompt, following, shift)
+        size = len(prompt)
+        pairs = [
+            (prompts[at, : size - 1], logits[: size - 1]),
+            (narrow[at : at + 1], logits[size - 1 : size]),
+            (wide[at * steps : (at + 1) * steps], logits[size:]),
+        ]
+        if not all(_alike(*pair) for pair in pairs):
+            return False
+    return _shifts_count(model)
+
+
+def _compute_prompts(model: Any) -> tuple[mx.array, list[Any]]:
+    """The logits of both prompts without their last tokens, computed together, and the caches."""
+    lengths = [len(each) - 1 for each in _PROMPTS]
+    width = max(lengths)
+    batch = [type(each).merge([each, again]) for each, again in _pairs(model)]
+    padding = [width - each for each in lengths]
+    for each in batch:
+        each.prepare(lengths=lengths, right_padding=padding)
+    tokens = mx.array([[*each[:-1], *[0] * (width - len(each) + 1)] for each in _PROMPTS])
+    logits = model(tokens, cache=batch)
+    mx.eval(logits, [each.state for each in batch])
+    for each in batch:
+        each.finalize()
+    return logits, batch
+
+
+def _pairs(model: Any) -> list[tuple[Any, Any]]:
+    return list(zip(make_caches(model), make_caches(model), strict=True))
+
+
+def _compute_alone(
+    model: Any, prompt: Sequence[int], following: Sequence[int], shift: int
+) -> mx.array:
+    """The logits of a prompt and of tokens that follow it, as mlx-vlm computes one sequence. From
+    the last token of the prompt on positions are shifted, if the model takes shifts.
+    """
+    caches = make_caches(model)
+    token_ids = [*prompt, *following]
+    if not shift or not any(isinstance(each, RowShifts) for each in caches):
+        logits: mx.array = model.begin(token_ids, None, 0)(mx.array([token_ids]), cache=caches)
+        return logits[0]
+    before = len(prompt) - 1
+    logits = model.begin(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
+    shift_row(caches, shift)
+    rest = model(mx.array([token_ids[before:]]), cache=caches)[0]
+    return mx.concatenate([logits[0], rest])
+
+
+def _shifts_count(model: Any) -> bool:
+    """Whether a shift changes what the model computes, if it takes shifts."""
+    if not any(isinstance(each, RowShifts) for each in make_caches(model)):
+        return True
+    found = [_compute_alone(model, _PROMPTS[1], _GUESSES, each) for each in _SHIFTS]
+    return not _alike(*found)
+
+
+def _alike(one: mx.array, other: mx.array) -> bool:
+    """Whether logits or log probabilities, (tokens, vocabulary), tell the same."""
+    share = max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(other.dtype).eps)
+    one, other = (_centred(each) for each in (one, other))
+    difference = mx.linalg.norm(one - other)
+    return bool((difference <= share * mx.linalg.norm(other)).item())
+
+
+def _centred(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - logits.mean(axis=-1, keepdims=True)
+
+
+class _Recorder:
+    """Guesses the same tokens for each row, draws the likeliest ones, and keeps what it is asked
+    about.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[mx.array] = []
+        self.first: list[int] = []
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        self.seen.append(logprobs)
+        drawn = mx.argmax(logprobs, axis=-1)
+        self.first = self.first or drawn.tolist()  # type: ignore[assignment]
+        return drawn
+
+    def is_likely(self, rows: Sequence[int]) -> bool:
+        return True
+
+    def guess(
+        self,
+        rows: Sequence[int],
+        first: Sequence[int],
+        most: Sequence[int],
+        draft: Callable[[list[int]], list[list[int]]],
+    ) -> list[list[int]]:
+        return [list(_GUESSES) for _ in rows]
+
+    def possible(self, row: int, guesses: list[int]) -> list[int]:
+        return guesses
+
+    def check(
+        self, logprobs: mx.array, logits: mx.array, rows: Sequence[RowGuesses[int]]
+    ) -> mx.array:
+        self.seen.append(logprobs)
+        return mx.argmax(logprobs, axis=-1)
+
+    def settle(self, drawn: list[int]) -> list[int]:
+        return [0] * len(_PROMPTS)
+
+    def take(self, row: int, token: int) -> None:
+        """The guesses are the same whatever comes."""
