@@ -110,7 +110,8 @@ class RowLengths:
         """Which of the `seen_slots` each of `width` tokens a row may look at: None for all,
         "causal", or an array (rows, 1, width, slots). `window` None: the window of the caches.
         """
-        window = self.window if window is None else window
+        # Some models ask for more than their caches keep.
+        window = min((each for each in (window, self.window) if each is not None), default=None)
         begin, end = self.seen_slots(width)
         if self.same and not as_array and (window is None or end - begin <= window):
             return None if width == 1 else "causal"
