@@ -135,7 +135,8 @@ def models_of(configuration: Configuration) -> list[Model]:
     models = []
     for model_id, settings in configuration.settings.models.items():
         at = configuration.located[model_id]
-        models.append(Model(model_id, at.path, settings, at.adapter, at.draft_model))
+        draft = at.draft_model if settings.guesses else None
+        models.append(Model(model_id, at.path, settings, at.adapter, draft))
     return models
 
 

@@ -60,11 +60,10 @@ def gateway(folder: Path) -> Iterator[Gateway]:
 
 
 def _config(folder: Path, *, disk: str = "2GB", tokens: int = 5) -> str:
-    options = f'kv_bits = 8\nadapter = "{folder}/adapter"\n'
-    options += f'draft_model = "demo"\ndraft_tokens = {tokens}\nguesses = false\n'
+    options = f'adapter = "{folder}/adapter"\ndraft_model = "demo"\ndraft_tokens = {tokens}\n'
     models = [
-        f'[models.{name}]\npath = "demo"\npython = "{folder}/{name}/python"\n{more}'
-        for name, more in (("plain", "draft_tokens = 7\n"), ("full", options))
+        f'[models.{name}]\npath = "demo"\nkv_bits = 8\npython = "{folder}/{name}/python"\n{more}'
+        for name, more in (("plain", "draft_tokens = 7\nguesses = false\n"), ("full", options))
     ]
     return "".join((BOUNDS.format(disk=disk), WORKERS, *models))
 
@@ -84,10 +83,10 @@ def test_what_a_worker_is_told_and_what_it_counts_for(gateway: Gateway, folder: 
         "most_bytes_per_hour": 10**9,
     }
     options = ("kv_bits", "adapter_path", "draft_path", "draft_tokens", "guesses")
-    assert [told[each] for each in options] == [None, None, None, 7, True]
+    assert [told[each] for each in options] == [8, None, None, 7, False]
     told = _told(folder, "full")
     adapter = str((folder / "adapter").resolve())
-    assert [told[each] for each in options] == [8, adapter, str(DEMO_FOLDER), 5, False]
+    assert [told[each] for each in options] == [8, adapter, str(DEMO_FOLDER), 5, True]
     more = full["floor_bytes"] - plain["floor_bytes"]
     assert more > 64 * 4000 * 4 + (DEMO_FOLDER / "model.safetensors").stat().st_size - 100_000
 
