@@ -13,9 +13,11 @@ from typing import Any
 import platformdirs
 import psutil
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from tests.cli.screen import screen
 from tests.cli.terminal import bulkhead
+from tests.support.browser import Browser, missing
 from tests.support.folders import short_folder
 from tests.support.gateway import Gateway, eventually
 from tests.support.hub import Answer, Hub
@@ -211,3 +213,26 @@ def test_run_uses_the_gateway_that_serves(gateway: Gateway, hub: Hub) -> None:
     assert found["results"][0]["served_as"] == "Tiny3-9B-4bit"
     elsewhere = bulkhead("run", "/nowhere", url=gateway.url)
     assert (elsewhere.returncode, "config reload" in elsewhere.stderr) == (4, True)
+
+
+@pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
+def test_from_an_empty_home_to_a_chat_by_the_page(hub: Hub, tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    gateway = Gateway(
+        models=(),
+        config=f'[hub]\nendpoint = "{hub.url}"\n[memory]\nbudget = "4GB"\n',
+        environment={"HF_HUB_CACHE": str(tmp_path / "cache")},
+    )
+    with Browser() as page:
+        page.open(f"{gateway.url}/ui")
+        page.sees("[aria-labelledby=search]", "Well-known models, by a list of")
+        page.sees("[data-repository='mlx-community/Qwen3-4B-4bit']", "fits now")
+        page.sees("[data-repository='mlx-community/Qwen3-32B-4bit']", "doesn't fit")
+        assert hub.asked == [], "nothing is fetched for the list"
+        page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
+        page.click(f"[aria-label='Pull {SMALL}']")
+        page.click(".pulls [aria-label='Chat with Tiny3-4B-4bit']")
+        page.type("#message", "What is Bulkhead?" + Keys.ENTER)
+        page.sees(".message.assistant .text", ANSWER)
+    assert gateway.stop() == 0, gateway.log
