@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from typing import Final, TypeAlias
@@ -30,7 +31,7 @@ _PARAMETERS: Final = re.compile(r"[\d.]+[bm]")
 
 class SearchJob(Struct, frozen=True):
     """The order to search. If `folder` is given, that folder is searched, and the hub isn't asked.
-    The process ends after `deadline_s`, with an answer or without.
+    After `deadline_s` SIGALRM ends the process.
     """
 
     words: tuple[str, ...]
@@ -121,9 +122,16 @@ def find_candidates(job: SearchJob) -> tuple[Candidate, ...]:
             timeout=job.deadline_s + _GRACE_S,
             check=False,
         )
-        answer: SearchAnswer = _decode(done.stdout)
-    except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+    except subprocess.TimeoutExpired as error:
         raise SearchError(_silent(job)) from error
+    if done.returncode == -signal.SIGALRM:
+        raise SearchError(_silent(job))
+    try:
+        answer: SearchAnswer = _decode(done.stdout)
+    except msgspec.MsgspecError as error:
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        message = f"The search's process ended with {done.returncode}, and no answer: {last}"
+        raise SearchError(SearchFailed("broken", message)) from error
     if isinstance(answer, SearchFailed):
         raise SearchError(answer)
     return answer.candidates

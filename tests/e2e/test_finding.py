@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.cli.screen import screen
-from tests.cli.terminal import bulkhead
+from tests.cli.terminal import bulkhead, terminal
 from tests.support.browser import Browser, missing
 from tests.support.folders import short_folder
 from tests.support.gateway import Gateway, eventually
@@ -140,6 +141,16 @@ def test_a_folder_and_a_repository(home: Path, hub: Hub) -> None:
     assert done.returncode == 0, done.stderr
     assert ANSWER in done.stdout
     assert hub.searches == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_its_gateway_ends_with_it(home: Path, number: signal.Signals) -> None:
+    with terminal("run", str(DEMO), url=None) as running:
+        running.expect("is ready. /help shows the commands.")
+        assert len(gateways()) == 1
+        os.kill(running.pid, number)
+        assert running.exit_status() == 128 + number
+    assert gateways() == []
 
 
 def test_what_can_not_be_run(home: Path, hub: Hub) -> None:

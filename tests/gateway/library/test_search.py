@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,9 @@ def test_well_known_models() -> None:
     kinds = [each.fits for each in found.results]
     assert list(dict.fromkeys(kinds)) == ["now", "after unloading", "never"]
     assert found.dated is not None
+
+
+def test_a_process_that_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    with pytest.raises(SearchError, match="ended with 1, and no answer"):
+        find_candidates(SearchJob(("14b",)))
