@@ -92,8 +92,12 @@ def _chosen(gateway: GatewayClient, name: str) -> _Choice:
         WrongUseError: several models are meant, and no terminal can be asked.
         NoSuchModelError: no model is meant.
     """
-    if name.startswith(_FOLDER_MARKS) or (Path(name) / "config.json").is_file():
-        return _Folder(Path(name).expanduser().resolve())
+    if name.startswith(_FOLDER_MARKS) or (name and _has_model(Path(name))):
+        folder = Path(name).expanduser().resolve()
+        # A gateway that is named may run on another machine.
+        if not _has_model(folder) and not names_gateway():
+            raise NoSuchModelError(f"There is no model in {folder}: it has no config.json.")
+        return _Folder(folder)
     entries = [each for each in ModelsOnDisks(gateway).entries() if each.ids and not each.problem]
     if name and (exact := _exact(gateway, name, entries)) is not None:
         return exact
@@ -109,6 +113,10 @@ def _chosen(gateway: GatewayClient, name: str) -> _Choice:
         title = f"Several models of this machine are meant by {name!r}:" if name else "Models here:"
         return _Served(chats[_pick(title, _here_table(chats), len(chats))].ids[0])
     return _from_hub(gateway, name)
+
+
+def _has_model(folder: Path) -> bool:
+    return os.path.isfile(folder / "config.json")  # noqa: PTH113 - Path.is_file may raise.
 
 
 def _exact(gateway: GatewayClient, name: str, entries: list[ModelOnDisk]) -> _Served | None:

@@ -156,6 +156,10 @@ def test_its_gateway_ends_with_it(home: Path, number: signal.Signals) -> None:
 def test_what_can_not_be_run(home: Path, hub: Hub) -> None:
     nobody = bulkhead("run", "nobody", "has", "this")
     assert (nobody.returncode, "try fewer words" in nobody.stderr) == (4, True)
+    long = bulkhead("run", "x" * 300)
+    assert (long.returncode, long.stderr.count("\n")) == (4, 1)
+    empty = bulkhead("run", str(home))
+    assert (empty.returncode, "has no config.json" in empty.stderr) == (4, True)
     never = bulkhead("run", "900b")
     assert (never.returncode, "None of these models" in never.stderr) == (1, True)
     hub.search_answers = [Answer(status=429)]
