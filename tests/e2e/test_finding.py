@@ -124,7 +124,7 @@ def test_no_name_and_no_model(home: Path, hub: Hub) -> None:
     assert refused.returncode == 2
     assert "Well-known models, by a list of" in refused.stderr
     assert "Qwen3-4B-4bit" in refused.stderr
-    assert "Qwen3-14B-4bit" not in refused.stderr, "it never fits into 4 GB"
+    assert "Qwen3-235B-A22B-4bit" not in refused.stderr, "it never fits into 4 GB"
     assert (hub.asked, gateways()) == ([], [])
     kinds = [each["fits"] for each in listed("search")]
     assert set(kinds) == {"now", "never"}
@@ -243,7 +243,7 @@ def test_from_an_empty_home_to_a_chat_by_the_page(hub: Hub, tmp_path: Path) -> N
         page.open(f"{gateway.url}/ui")
         page.sees("[aria-labelledby=search]", "Well-known models, by a list of")
         page.sees("[data-repository='mlx-community/Qwen3-4B-4bit']", "fits now")
-        page.sees("[data-repository='mlx-community/Qwen3-32B-4bit']", "doesn't fit")
+        page.sees("[data-repository='mlx-community/Qwen3-235B-A22B-4bit']", "doesn't fit")
         assert hub.asked == [], "nothing is fetched for the list"
         page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
         page.click(f"[aria-label='Pull {SMALL}']")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.library.findings import Candidate, Room, found_for, well_known
+from gateway.library.pull_process import parse_reference
 from gateway.library.search_process import (
     SearchError,
     SearchFailed,
@@ -19,6 +20,7 @@ from gateway.library.search_process import (
     words_of,
 )
 from gateway.library.searcher import answer
+from gateway.library.well_known import WELL_KNOWN
 from tests.gateway.library.test_library import cached
 from tests.support.hub import Answer, Hub
 
@@ -202,3 +204,8 @@ def test_a_process_that_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.executable", shutil.which("false"))
     with pytest.raises(SearchError, match="ended with 1, and no answer"):
         find_candidates(SearchJob(("14b",)))
+
+
+def test_well_known_models_can_be_pulled_by_their_names() -> None:
+    for each in WELL_KNOWN:
+        assert parse_reference(each.repository).repository == each.repository
