@@ -58,6 +58,8 @@ class UncutGroup(click.Group):
 # The verbs and their modules, in the order of the help.
 VERBS: Final = {
     "serve": "serve",
+    "run": "run",
+    "search": "search",
     "agent": "agent",
     "status": "status",
     "top": "status",
@@ -92,7 +94,7 @@ _ELSEWHERE: Final = {
     "ls": "list",
     "ps": "status",
     "remove": "rm",
-    "run": "chat",
+    "find": "search",
     "start": "serve",
     "stop": "unload",
 }

@@ -68,12 +68,13 @@ def chat_command(
     /help shows the commands within a chat. Ctrl-D ends the chat, Ctrl-C an answer. If input or
     output is no terminal, all of stdin is one message, and only the answer is printed.
     """
-    conversation = Conversation(
-        gateway,
-        _only_model(gateway) if model is None else gateway.model(model).id,
-        system,
-        Parameters(temperature=temperature, max_tokens=max_tokens),
-    )
+    model_id = _only_model(gateway) if model is None else gateway.model(model).id
+    parameters = Parameters(temperature=temperature, max_tokens=max_tokens)
+    chat(gateway, Conversation(gateway, model_id, system, parameters))
+
+
+def chat(gateway: GatewayClient, conversation: Conversation) -> None:
+    """Hold a conversation: on a terminal until the user ends it, otherwise one message of stdin."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         with unechoed():
             _converse(gateway, conversation)

@@ -125,21 +125,32 @@ def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bo
     A pull goes on where an earlier one stopped, and checks every file. Ctrl-C cancels it. The
     gateway pulls; if no gateway runs, this command does.
     """
-    reading = _pulled(gateway, model, force=force)
-    if _asks(reading, force=force) and not as_json:
-        click.echo(f"bulkhead: {printable(reading.reason or '')}", err=True)
-        if not click.confirm("Pull it anyway?", err=True):
-            raise click.exceptions.Exit(1)
-        reading = _pulled(gateway, model, force=True)
     if as_json:
+        reading = _pulled(gateway, model, force=force)
         print_json(reading)
         if reading.state != "done":
             raise click.exceptions.Exit(1)
         return
-    if reading.state != "done":
-        raise CommandError(reading.reason or f"The pull was {reading.state}.")
+    reading = pull(gateway, model, force=force)
     size = "" if reading.total_bytes is None else f" ({format_size(reading.total_bytes)})"
     click.echo(f"{printable(reading.repository or model)} is there{size}{_next_step(reading)}")
+
+
+def pull(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
+    """Pull a model, with its progress on stderr. If the model won't fit, ask whether to pull it.
+
+    Raises:
+        CommandError: the pull failed.
+    """
+    reading = _pulled(gateway, model, force=force)
+    if _asks(reading, force=force):
+        click.echo(f"bulkhead: {printable(reading.reason or '')}", err=True)
+        if not click.confirm("Pull it anyway?", err=True):
+            raise click.exceptions.Exit(1)
+        reading = _pulled(gateway, model, force=True)
+    if reading.state != "done":
+        raise CommandError(reading.reason or f"The pull was {reading.state}.")
+    return reading
 
 
 def _asks(reading: PullReading, *, force: bool) -> bool:

@@ -13,8 +13,9 @@ from gateway.cli.pull import OutlookReading, PullReading
 from gateway.config.layers import ConfigError
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_settings
-from gateway.config.settings import Flags
+from gateway.config.settings import Flags, Settings
 from gateway.library.description import Outlook, outlook
+from gateway.library.findings import Room
 from gateway.library.pull_process import (
     Deaths,
     Planned,
@@ -29,6 +30,16 @@ from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.system.state_dir import StateDir
+
+
+def room_here(settings: Settings) -> Room:
+    """The memory for another model on this machine, where no gateway runs: nothing is loaded."""
+    state_dir = StateDir.at(settings.gateway.state_dir)
+    learned = Learned(state_dir.learned_path)
+    usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
+    without_group = ModelSettings(path="")
+    possible = possible_beside(without_group, settings, usable_bytes, learned)
+    return Room(possible.bytes, possible.bytes, learned.process_bytes)
 
 
 class PullHere:
@@ -118,14 +129,9 @@ class PullHere:
         )
 
     def _outlook(self, plan: Planned) -> Outlook | None:
-        state_dir = StateDir.at(self._settings.gateway.state_dir)
-        learned = Learned(state_dir.learned_path)
-        usable_bytes = budget_bytes(self._settings.memory)
-        usable_bytes -= read_stranded(state_dir.stranded_path).bytes
-        without_group = ModelSettings(path="")
-        possible = possible_beside(without_group, self._settings, usable_bytes, learned)
+        room = room_here(self._settings)
         return outlook(
-            plan, possible.bytes, learned.process_bytes, self._settings.memory.ordinary_tokens
+            plan, room.possible_bytes, room.process_bytes, self._settings.memory.ordinary_tokens
         )
 
 

@@ -248,10 +248,12 @@ def hugging_face_cache() -> Path:
     """The folder of the Hugging Face cache, by the rules of huggingface_hub. An import of
     huggingface_hub would take too long for this.
     """
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache)
-    home = os.environ.get("HF_HOME")
-    return Path(home or Path.home() / ".cache" / "huggingface") / "hub"
+    given = os.environ.get
+    cache = given("HF_HUB_CACHE") or given("HUGGINGFACE_HUB_CACHE")
+    if cache is None:
+        home = given("HF_HOME") or f"{given('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+        cache = f"{home}/hub"
+    return Path(os.path.expandvars(cache)).expanduser()
 
 
 def check_reach(located: str) -> None:

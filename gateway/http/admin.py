@@ -27,6 +27,7 @@ from gateway.http.errors import invalid
 from gateway.http.library import library_routes
 from gateway.http.live import live_routes
 from gateway.http.openapi import LOADS, Operation, Query, Routes
+from gateway.http.search import search_routes
 from gateway.http.status import gateway_status, model_status
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
@@ -272,4 +273,4 @@ async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -
         )
 
 
-routes = [Mount("/admin/v1", routes=[*admin_routes, *library_routes, *live_routes])]
+routes = [Mount("/admin/v1", routes=[*admin_routes, *library_routes, *search_routes, *live_routes])]

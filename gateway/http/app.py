@@ -31,6 +31,7 @@ from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
+from gateway.library.hub_search import HubSearch
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -110,6 +111,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.upgrade = upgrade
     app.state.pictures = PictureReader()
     app.state.page = Page()
+    app.state.hub_search = HubSearch(parts.fleet, parts.library)
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()

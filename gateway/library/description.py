@@ -84,7 +84,7 @@ def _whole(folder: Path) -> Description:
     except (OSError, ValueError) as error:
         raise ValueError(f"config.json can't be read: {error}") from error
     found = _described(folder, config)
-    problem = _missing(folder) or _unknown(config)
+    problem = _missing(folder) or problem_of(config)
     return found if problem is None else msgspec.structs.replace(found, problem=_told(problem))
 
 
@@ -166,7 +166,7 @@ def _missing(folder: Path) -> str | None:
     return None
 
 
-def _unknown(config: Mapping[str, Any]) -> str | None:
+def problem_of(config: Mapping[str, Any]) -> str | None:
     """Why neither mlx-lm nor mlx-embeddings loads the model here; None: one of them does."""
     kind = config.get("model_type")
     if not isinstance(kind, str):

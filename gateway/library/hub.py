@@ -1,6 +1,7 @@
 """The Hugging Face hub, or a mirror with its API.
 
-Only the process of a pull imports this module, and no other module imports huggingface_hub.
+Only the processes of pulls and searches import this module, and no other module imports
+huggingface_hub.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, Never, TypeVar
@@ -19,7 +21,9 @@ from huggingface_hub import constants, get_token, hf_hub_url
 from huggingface_hub.utils import build_hf_headers
 from msgspec import Struct
 
-from gateway.library.pull_process import COMMUNITY, PullError, Reference
+from gateway.library.description import problem_of
+from gateway.library.pull_process import COMMUNITY, PullError, Reference, parse_reference
+from gateway.library.search_process import Candidate
 from gateway.library.sources import (
     DIGEST,
     Body,
@@ -31,6 +35,7 @@ from gateway.library.sources import (
     TroubleError,
     UnreachableError,
 )
+from protocol.model_files import encoder_of
 
 # The hub's CDN sends files of more than 50 GB only in parts (huggingface_hub.constants).
 _PIECE_BYTES: Final = 8 << 30
@@ -38,6 +43,26 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _FOR_A_WHILE: Final = (408, 409, 421, 425, 429)
 _LISTED: Final = 200
 _SHOWN: Final = 12
+# No answer about models is nearly as large.
+_MOST_BYTES: Final = 32 << 20
+_FOUND: Final = 100
+# Each search asks for the most used repositories for MLX, for the newest, and for others that MLX
+# may load.
+_SEARCHES: Final = (("mlx", "downloads"), ("mlx", "lastModified"), ("safetensors", "downloads"))
+_EXPANDED: Final = (
+    "config",
+    "downloads",
+    "gated",
+    "lastModified",
+    "safetensors",
+    "tags",
+    "usedStorage",
+)
+_TYPE_BYTES: Final = {
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+}
 
 
 class _Lfs(Struct):
@@ -63,6 +88,26 @@ class _HubModel(Struct):
 
 class _Named(Struct):
     id: str
+
+
+class _Result(Struct):
+    id: str
+    config: dict[str, Any] | None = None
+    downloads: int | None = None
+    gated: bool | str | None = None
+    lastModified: datetime | None = None  # noqa: N815 - the hub's names
+    safetensors: _Safetensors | None = None
+    tags: list[str] = []
+    usedStorage: int | None = None  # noqa: N815
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """The size of the weights. The storage also has older revisions, and the types may count
+        values that are packed, so either may be too large.
+        """
+        parameters = {} if self.safetensors is None else self.safetensors.parameters
+        counted = sum(count * _TYPE_BYTES.get(kind, 1) for kind, count in parameters.items())
+        return min((each for each in (counted, self.usedStorage) if each), default=None)
 
 
 T = TypeVar("T")
@@ -124,14 +169,46 @@ class Hub:
         exact = [each for each in names if each.startswith(f"{COMMUNITY}/{name}-")]
         return (exact or names)[:_SHOWN]
 
+    def search(self, text: str) -> list[Candidate]:
+        """Repositories that the hub finds for a text, those for MLX first.
+
+        Raises: PullError, TroubleError.
+        """
+        found: dict[str, Candidate] = {}
+        for kind, order in _SEARCHES:
+            query = {
+                "search": text,
+                "filter": kind,
+                "sort": order,
+                "direction": -1,
+                "limit": _FOUND,
+                "expand": _EXPANDED,
+            }
+            try:
+                answer = self._ask("/api/models", query, "a search")
+            except PullError as error:
+                if error.code == "broken":
+                    raise
+                # The hub refuses a repository in this way, and a search has none.
+                raise PullError("broken", f"{self.endpoint} refuses to search models.") from error
+            for each in self._decoded(answer, list[_Result]):
+                if _is_repository(each.id):
+                    found.setdefault(each.id, _candidate(each))
+        return list(found.values())
+
     def _ask(self, path: str, query: dict[str, Any], what: str) -> bytes:
         try:
-            response = self._http.get(self.endpoint + path, params=query)
+            with self._http.stream("GET", self.endpoint + path, params=query) as response:
+                if response.status_code != 200:
+                    _refused(response.status_code, response.headers, what, self.endpoint)
+                content = bytearray()
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) > _MOST_BYTES:
+                        raise PullError("broken", f"{self.endpoint} answers without an end.")
+                return bytes(content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnreachableError(f"{self.endpoint} can't be reached: {_said(error)}") from error
-        if response.status_code != 200:
-            _refused(response.status_code, response.headers, what, self.endpoint)
-        return response.content
 
     def _decoded(self, content: bytes, kind: type[T]) -> T:
         try:
@@ -188,6 +265,29 @@ class Hub:
         if status in (404, 410):
             raise ChangedError(f"{file.name} is gone")
         return _refused(status, response.headers, repository, self.endpoint)
+
+
+def _is_repository(name: str) -> bool:
+    """Whether the name has an owner, and can be pulled."""
+    try:
+        return parse_reference(name).repository == name
+    except ValueError:
+        return False
+
+
+def _candidate(found: _Result) -> Candidate:
+    # The hub has only some keys of config.json.
+    config = found.config if found.config and "model_type" in found.config else None
+    return Candidate(
+        repository=found.id,
+        weight_bytes=found.weight_bytes,
+        downloads=found.downloads,
+        changed_at=None if found.lastModified is None else found.lastModified.timestamp(),
+        mlx="mlx" in found.tags,
+        gated=bool(found.gated),
+        embeds=config is not None and encoder_of(config) is not None,
+        problem=None if config is None else problem_of(config),
+    )
 
 
 def _refused(status: int, headers: httpx.Headers, repository: str, endpoint: str) -> Never:

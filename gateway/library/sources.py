@@ -12,7 +12,9 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from gateway.library.description import describe
 from gateway.library.pull_process import PullError, Reference
+from gateway.library.search_process import Candidate, matches
 from gateway.system.notation import alike
 
 # The files that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), but no programs, as
@@ -213,6 +215,28 @@ class ModelFolder:
             # The message that the repository is missing doesn't need similar names.
             return []
 
+    def search(self, words: tuple[str, ...]) -> list[Candidate]:
+        """The repositories with each word in their names. Raises: PullError, TroubleError."""
+        self._check_there()
+        try:
+            names = [each for each in self._repositories() if matches(words, each)]
+            return [self._candidate(each) for each in names]
+        except OSError as error:
+            raise TroubleError(f"{self._folder} can't be read: {error.strerror}") from error
+
+    def _candidate(self, repository: str) -> Candidate:
+        folder, _ = self._find(repository)
+        sizes = [each.stat().st_size for each in folder.glob(_WEIGHTS)]
+        described = describe(folder)
+        return Candidate(
+            repository=repository,
+            weight_bytes=sum(sizes) or None,
+            changed_at=folder.stat().st_mtime,
+            mlx=True,
+            embeds="embeddings" in described.abilities,
+            problem=described.problem,
+        )
+
     @contextmanager
     def read(self, listing: Listing, file: RemoteFile, begin: int) -> Iterator[Body]:
         folder, _ = self._find(listing.repository)
@@ -222,6 +246,12 @@ class ModelFolder:
                 yield Body(begin, iter(lambda: opened.read(_CHUNK_BYTES), b""))
         except FileNotFoundError as error:
             raise TroubleError(f"{file.name} is gone from {folder}") from error
+
+    def _check_there(self) -> None:
+        if not self._folder.is_dir():
+            raise PullError(
+                "offline", f"There is no folder {self._folder}, which hub.folder names: mount it?"
+            )
 
     def _repositories(self) -> list[str]:
         """All repositories, in both forms. Raises: OSError."""
@@ -235,10 +265,7 @@ class ModelFolder:
 
         Raises: MissingError, PullError.
         """
-        if not self._folder.is_dir():
-            raise PullError(
-                "offline", f"There is no folder {self._folder}, which hub.folder names: mount it?"
-            )
+        self._check_there()
         plain = self._folder / repository
         if plain.is_dir():
             return plain, None

@@ -161,6 +161,11 @@ def guess(folder: Path, process_bytes: int, options: LoadOptions) -> int:
         weight_bytes += adapter_bytes(options.adapter)
     if options.draft is not None:
         weight_bytes += read_weights(options.draft).bytes
+    return guessed_floor_bytes(weight_bytes, process_bytes)
+
+
+def guessed_floor_bytes(weight_bytes: int, process_bytes: int) -> int:
+    """The floor in bytes, where only the size of the weights is known."""
     return process_bytes + int(weight_bytes * _GUESS)
 
 

@@ -28,6 +28,7 @@ Code: TypeAlias = Literal[
     "deadline_exceeded",
     "insufficient_memory",
     "storage_unavailable",
+    "hub_unavailable",
 ]
 
 _STATUS: dict[Code, int] = {
@@ -49,6 +50,7 @@ _STATUS: dict[Code, int] = {
     "load_timeout": 503,
     "overloaded": 503,
     "storage_unavailable": 503,
+    "hub_unavailable": 503,
     "shutting_down": 503,
     "deadline_exceeded": 504,
     "insufficient_memory": 507,

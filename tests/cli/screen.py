@@ -82,7 +82,7 @@ class _Drawn(pyte.Screen):
 @contextmanager
 def screen(
     *arguments: str,
-    url: str,
+    url: str | None,
     columns: int = 80,
     lines: int = 40,
     more: dict[str, str] | None = None,

@@ -124,7 +124,7 @@ class Terminal:
 @contextmanager
 def terminal(
     *arguments: str,
-    url: str,
+    url: str | None,
     kind: str = "xterm",
     size: tuple[int, int] = (24, 80),
     more: dict[str, str] | None = None,

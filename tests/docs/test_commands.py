@@ -30,7 +30,7 @@ SHELL = """
 set -eo pipefail
 curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }
 bulkhead() {
-    if [ "$1" = chat ] && ! [ -p /dev/stdin ]; then
+    if { [ "$1" = chat ] || [ "$1" = run ]; } && ! [ -p /dev/stdin ]; then
         echo 'What is Bulkhead?' | command bulkhead "$@"
     else
         command bulkhead "$@"

@@ -17,15 +17,17 @@ from tests.support.browser import Browser, missing
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.folders import short_folder
 from tests.support.gateway import START_S, Gateway, eventually
-from tests.support.hub import Hub
+from tests.support.hub import Answer, Hub
 from tests.support.pictures import RED, png
 from tests.support.ports import free_port
 from tests.support.pulls import model_files
+from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
 pytestmark = pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
 
 PULLED = "org/slow-4bit"
+FOUND, HUGE = "mlx-community/Tiny3-4B-4bit", "org/Tiny3-4B-8bit"
 QUESTION = "What is Bulkhead?"
 MISSING = "a-company/whose-models-have-names-that-tell-it-all-30B-A3B-Instruct-4bit"
 MISSING_FOLDER = "/nowhere/" + "/".join(["a-folder-within-another"] * 6)
@@ -100,7 +102,11 @@ class Site:
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    with Hub({PULLED: model_files(shard_bytes=3_000_000)}) as running:
+    demo = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
+    repositories = {PULLED: model_files(shard_bytes=3_000_000), FOUND: demo, HUGE: demo}
+    with Hub(repositories) as running:
+        huge = {"parameters": {"U32": 10**12}, "total": 10**12}
+        running.told[HUGE] = {"safetensors": huge, "usedStorage": 10**13}
         yield running
 
 
@@ -361,6 +367,36 @@ def test_a_pull_is_cancelled_and_resumed(page: Browser, hub: Hub) -> None:
     page.type("[aria-labelledby=pulls] input", "org/nowhere" + Keys.ENTER)
     page.sees(".pulls .state", "failed")
     assert not page.there("[aria-label='Resume org/nowhere']"), "it would fail again"
+
+
+def test_a_model_is_found_pulled_and_talked_to(page: Browser, hub: Hub) -> None:
+    hub.search_answers = [Answer(status=429)]
+    page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
+    page.sees("[aria-labelledby=search] .error", "too often")
+    page.click("[aria-labelledby=search] [aria-label=Dismiss]")
+    page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
+    page.sees(f"[data-repository='{FOUND}']", "fits now")
+    page.sees(f"[data-repository='{FOUND}']", "1,000 downloads a month")
+    page.sees(f"[data-repository='{HUGE}']", "doesn't fit")
+    assert page.findings() == []
+    hub.rate = 2e5
+    try:
+        page.click(f"[aria-label='Pull {FOUND}']")
+        page.until(lambda: int(page.find(".pulls progress").get_attribute("value") or 0) > 0)
+    finally:
+        hub.rate = None
+    page.sees(".pulls .card", "It is served as Tiny3-4B-4bit.")
+    page.click("[aria-label='Load Tiny3-4B-4bit now']")
+    page.until(lambda: page.text("[data-model='Tiny3-4B-4bit'] .state") == "ready")
+    _settings(page, maxTokens="20")
+    _show(page, "overview")
+    page.click(".pulls [aria-label='Chat with Tiny3-4B-4bit']")
+    page.until(lambda: page.find(".choice select").get_attribute("value") == "Tiny3-4B-4bit")
+    _ask(page)
+    assert "Bulkhead" in _answered(page)
+    _show(page, "overview")
+    page.type("[type=search]", "tiny3 4bit" + Keys.ENTER)
+    page.until(lambda: page.there(".found [aria-label='Chat with Tiny3-4B-4bit']"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

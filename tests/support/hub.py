@@ -81,6 +81,11 @@ class Hub:
         self.repositories = {name: Repository(files) for name, files in repositories.items()}
         self.plan: Callable[[str], Answer] = lambda _name: GOOD
         self.api_answers: list[Answer] = []
+        self.search_answers: list[Answer] = []
+        self.searches: list[dict[str, list[str]]] = []
+        # Properties of repositories that differ from those that follow from the files.
+        self.told: dict[str, dict[str, Any]] = {}
+        self.takes_words_as_one = False
         self.asked: list[str] = []
         self.ranges: list[str] = []
         self.tokens: dict[str, set[str | None]] = {"hub": set(), "cdn": set()}
@@ -100,6 +105,23 @@ class Hub:
     def cdn_url(self) -> str:
         # Another name of the same machine is another origin.
         return f"http://localhost:{self._servers[1].server_port}"
+
+    def properties(self, name: str) -> dict[str, Any]:
+        """What the hub says of a repository if it is asked to `expand` it."""
+        files = self.repositories[name].files
+        config = json.loads(files.get("config.json", b"{}"))
+        weights = sum(len(content) for file, content in files.items() if large(file))
+        known = ("architectures", "model_type", "quantization_config")
+        return {
+            "config": {key: config[key] for key in known if key in config},
+            "downloads": 1000,
+            "gated": False,
+            "lastModified": "2025-09-01T12:00:00.000Z",
+            "safetensors": {"parameters": {"U8": weights}, "total": weights},
+            "tags": ["mlx", "safetensors", "text-generation", "region:us"],
+            "usedStorage": sum(map(len, files.values())),
+            **self.told.get(name, {}),
+        }
 
     def pause(self, seconds: float) -> None:
         self._closing.wait(seconds)
@@ -225,15 +247,49 @@ class _HubHandler(_Handler):
         hub.tokens["hub"].add(token)
         hub.asked.append(path)
         if path == "/api/models":
-            query = parse_qs(parts.query)
-            names = [n for n in hub.repositories if n.startswith(query["author"][0] + "/")]
-            found = [{"id": n} for n in names if query["search"][0].lower() in n.lower()]
-            return self.say(200, json.dumps(found).encode())
+            return self._models(parse_qs(parts.query))
         if api := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/main", path):
             return self._api(api[1], token)
         if file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             return self._file(*file.groups())
         return self.say(404)
+
+    def _models(self, query: dict[str, list[str]]) -> None:
+        """As the hub has it: a list of objects with `_id`, `id` and the properties that were asked
+        for by `expand`, cut at `limit`.
+        """
+        hub = self.hub
+        hub.searches.append(query)
+        if hub.search_answers:
+            answer = hub.search_answers.pop(0)
+            if answer.stall:
+                hub.pause(STALL_S)
+            if answer.status is not None or answer.body is not None:
+                return self.say(answer.status or 200, answer.body or b"", answer.headers)
+        text = query["search"][0].lower()
+        words = [text] if hub.takes_words_as_one else text.split()
+        author = query.get("author", [""])[0]
+        found = [
+            (name, hub.properties(name))
+            for name in hub.repositories
+            if all(each in name.lower() for each in words)
+            and (not author or name.startswith(f"{author}/"))
+        ]
+        if kind := query.get("filter"):
+            found = [each for each in found if kind[0] in each[1]["tags"]]
+        if order := query.get("sort"):
+            found.sort(key=lambda each: each[1][order[0]], reverse=True)
+        limit = int(query.get("limit", ["1000"])[0])
+        wanted = query.get("expand", [])
+        body = [
+            {
+                "_id": hashlib.sha1(name.encode()).hexdigest()[:24],
+                "id": name,
+                **{key: properties[key] for key in wanted if key in properties},
+            }
+            for name, properties in found[:limit]
+        ]
+        return self.say(200, json.dumps(body).encode(), {"content-type": "application/json"})
 
     def _api(self, name: str, token: str | None) -> None:
         hub = self.hub

@@ -74,7 +74,7 @@ function App() {
         ? html`
             ${View !== Playground && html`<${View} key=${name} live=${live} argument=${argument} />`}
             ${/* Always there: an answer goes on while something else is looked at. */ ""}
-            <div hidden=${View !== Playground}><${Playground} live=${live} /></div>
+            <div hidden=${View !== Playground}><${Playground} live=${live} wanted=${View === Playground ? argument : ""} /></div>
           `
         : html`<p class="empty">Waiting for the gateway…</p>`}
     </main>

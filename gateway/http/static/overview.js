@@ -18,7 +18,7 @@ export function Overview({ live }) {
     <${Memory} status=${status} />
     <${Models} live=${live} />
     <${Requests} requests=${requests} models=${status.models} />
-    <${Pulls} />
+    <${Pulls} models=${status.models} />
     <${Events} events=${events} />
     <${Meanings} />
   `;

@@ -14,7 +14,8 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
 import { Settings, useSettings } from "./settings.js";
 
-export function Playground({ live }) {
+// `wanted` is the model that a link names, or empty.
+export function Playground({ live, wanted }) {
   const [conversations, setConversations] = useState([]);
   const [current, setCurrent] = useState(newConversation);
   const [error, setError] = useState(null);
@@ -32,6 +33,10 @@ export function Playground({ live }) {
     }, unkept);
     return () => stop.current?.abort();
   }, []);
+
+  useEffect(() => {
+    if (wanted) changeSetting("model", wanted);
+  }, [wanted]);
 
   // Of a conversation, on the screen and in the browser's store.
   const show = (conversation) => {

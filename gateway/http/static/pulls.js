@@ -4,6 +4,8 @@ import { ask, askJson } from "./api.js";
 import { Failure } from "./failure.js";
 import { bytes, duration } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
+import { order } from "./orders.js";
+import { ChatLink, Search } from "./search.js";
 
 const PATH = "/admin/v1/pulls";
 const BUSY_MS = 1000;
@@ -12,7 +14,8 @@ const OVER = ["done", "failed", "cancelled"];
 // What another try as it is may heal.
 const PASSING = ["unreachable", "wrong_bytes", "busy", "disk_full"];
 
-export function Pulls() {
+// `models` are those that the gateway has.
+export function Pulls({ models }) {
   const [pulls, setPulls] = useState(null);
   const [error, setError] = useState(null);
   const [turn, setTurn] = useState(0);
@@ -53,12 +56,17 @@ export function Pulls() {
   };
   const pull = (model, force = false) => act(PATH, { method: "POST", body: { model, force } });
   const cancel = (id) => act(`${PATH}/${encodeURIComponent(id)}`, { method: "DELETE" });
+  const load = async (model) => {
+    setError(null);
+    await order("load", { id: model }).catch(setError);
+  };
   const submit = async (event) => {
     event.preventDefault();
     if (await pull(input.current.value.trim())) input.current.value = "";
   };
   if (pulls === null) return null;
   return html`
+    <${Search} empty=${models.length === 0} onPull=${pull} />
     <section aria-labelledby="pulls">
       <h2 id="pulls">Pulls</h2>
       <form class="line" onSubmit=${submit}>
@@ -70,13 +78,13 @@ export function Pulls() {
       </form>
       <${Failure} error=${error} onClose=${() => setError(null)} />
       <ul class="pulls">
-        ${pulls.toReversed().map((each) => html`<${Pull} key=${each.id} pull=${each} onPull=${pull} onCancel=${cancel} />`)}
+        ${pulls.toReversed().map((each) => html`<${Pull} key=${each.id} pull=${each} onPull=${pull} onCancel=${cancel} onLoad=${load} />`)}
       </ul>
     </section>
   `;
 }
 
-function Pull({ pull, onPull, onCancel }) {
+function Pull({ pull, onPull, onCancel, onLoad }) {
   const { model, state, done_bytes: done, total_bytes: all } = pull;
   return html`
     <li class="card">
@@ -94,6 +102,11 @@ function Pull({ pull, onPull, onCancel }) {
       ${pull.outlook && html`<p class="sum">${pull.outlook.sentence}</p>`}
       ${pull.offered_as && html`<p class="sum">It is served as <code>${pull.offered_as}</code>.</p>`}
       <div class="actions">
+        ${pull.offered_as &&
+        html`
+          <button onClick=${() => onLoad(pull.offered_as)} aria-label=${`Load ${pull.offered_as} now`}>Load</button>
+          <${ChatLink} model=${pull.offered_as} />
+        `}
         ${!OVER.includes(state) && html`<button onClick=${() => onCancel(pull.id)} aria-label=${`Cancel ${model}`}>Cancel</button>`}
         ${(state === "cancelled" || PASSING.includes(pull.code)) &&
         html`<button onClick=${() => onPull(model)} aria-label=${`Resume ${model}`}>Resume</button>`}

@@ -1,0 +1,141 @@
+"""bulkhead search"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import click
+import httpx
+from rich.table import Table
+
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError, NobodyListensError
+from gateway.cli.models import ModelsOnDisks
+from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.cli.output import (
+    UNKNOWN,
+    ago,
+    new_table,
+    print_json,
+    print_table,
+    printable,
+    size,
+    stdout_console,
+)
+from gateway.library.findings import Finding, Findings
+from gateway.system.notation import format_size
+
+# The gateway's own deadline of a search is shorter.
+_ANSWER: Final = httpx.Timeout(60.0, connect=5.0)
+
+
+@click.command("search")
+@click.argument("words", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@reaches_gateway
+def search_command(gateway: GatewayClient, *, words: tuple[str, ...], as_json: bool) -> None:
+    """Search the Hugging Face hub for models.
+
+    WORDS are parts of a name, such as qwen3 4b. Models for MLX come first, then the newest and most
+    used. "fits" says whether a model fits into memory now, after other models are unloaded, or
+    never; it is guessed by the size of the weights, and a pull computes it. Without WORDS, the list
+    has well-known models, and nothing is fetched.
+    """
+    found = find(gateway, " ".join(words))
+    if as_json:
+        print_json(found)
+        return
+    if not found.results:
+        raise CommandError(f"The hub has no model for {found.query!r}: try fewer words.")
+    if found.dated is not None:
+        click.echo(f"{about_well_known(found)}\n")
+    print_table(stdout_console(), table(found.results))
+
+
+def find(gateway: GatewayClient, text: str) -> Findings:
+    """The findings of the gateway. If no gateway runs and none was named, this command searches.
+
+    Raises:
+        CommandError: the hub can't be searched.
+    """
+    try:
+        answer = gateway.get("/admin/v1/search", _ANSWER, {"q": text})
+    except NobodyListensError:
+        if names_gateway():
+            raise
+        return _find_here(gateway, text)
+    return gateway.read(answer, Findings)
+
+
+def _find_here(gateway: GatewayClient, text: str) -> Findings:
+    # The imports of these modules take longer than other verbs take to run.
+    from gateway.cli.pull_here import room_here
+    from gateway.config.layers import ConfigError
+    from gateway.config.read import read_settings
+    from gateway.config.settings import Flags
+    from gateway.library.findings import found_for, well_known
+    from gateway.library.search_process import SearchError, SearchJob, find_candidates, words_of
+
+    try:
+        settings = read_settings(Flags(), os.environ)
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+    entries = ModelsOnDisks(gateway).entries()
+    served = {each.source: each.ids[0] for each in entries if each.ids and each.problem is None}
+    words = words_of(text)
+    if not words:
+        return well_known(room_here(settings), served)
+    try:
+        candidates = find_candidates(SearchJob(words, settings.hub.endpoint, settings.hub.at))
+    except SearchError as error:
+        raise CommandError(error.message) from error
+    except OSError as error:
+        raise CommandError(f"No process can be started: {error.strerror}.") from error
+    return found_for(words, candidates, room_here(settings), served, time.time())
+
+
+def about_well_known(found: Findings) -> str:
+    return (
+        f"Well-known models, by a list of {found.dated}. {format_size(found.possible_bytes)} of "
+        "memory can be had for one; `bulkhead search WORDS` asks the hub for others."
+    )
+
+
+def table(findings: Iterable[Finding], *, numbered: bool = False) -> Table:
+    made = new_table(2)
+    if numbered:
+        made.add_column("", justify="right", no_wrap=True)
+    made.add_column("model", overflow="fold")
+    made.add_column("size", justify="right", no_wrap=True)
+    made.add_column("fits", no_wrap=True)
+    made.add_column("downloads", justify="right", no_wrap=True)
+    made.add_column("changed", no_wrap=True)
+    made.add_column("notes", overflow="fold")
+    now = time.time()
+    for number, each in enumerate(findings, 1):
+        made.add_row(
+            *([str(number)] if numbered else []),
+            printable(each.repository),
+            size(each.weight_bytes),
+            each.fits or UNKNOWN,
+            UNKNOWN if each.downloads is None else f"{each.downloads:,}",
+            UNKNOWN if each.changed_at is None else ago(each.changed_at, now),
+            printable("; ".join(_notes(each))) or UNKNOWN,
+        )
+    return made
+
+
+def _notes(finding: Finding) -> Iterable[str]:
+    if finding.served_as is not None:
+        yield f"served as {finding.served_as}"
+    if finding.problem is not None:
+        yield finding.problem
+    if not finding.mlx:
+        yield "not made for MLX"
+    if finding.embeds:
+        yield "embeddings"
+    if finding.gated:
+        yield "gated"
