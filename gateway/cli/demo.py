@@ -4,87 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import select
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import click
 import psutil
 from msgspec import Struct
 
-import gateway
+from gateway.cli.child_gateway import ChildGateway, end_in_order, serving
 from gateway.cli.client import GatewayClient
 from gateway.cli.conversation import Parameters, StreamedPiece, TextMessage, stream_answer
 from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.transcript import Paragraph
 from gateway.http.command_bodies import ModelStatus, OrderOptions, WorkerStatus
-from gateway.system.log_lines import readable
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.system.state_dir import StateDir
 from protocol.message import EndpointError, endpoint
 
-_START_S: Final = 60.0
-_STOP_S: Final = 20.0
-_LOG_LINES: Final = 20
 _PREFIX: Final = "bh-"
 _STATE: Final = "state"
 # Every Unix has this folder (hier(7)).
 _SHORT_FOLDER: Final = "/tmp"  # noqa: S108
-# The working folder in which `python -m gateway` finds this package.
-_IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
-
-
-class ChildGateway:
-    """A process that runs `bulkhead serve`."""
-
-    def __init__(self, process: subprocess.Popen[str], log_path: Path) -> None:
-        self._process = process
-        self._log_path = log_path
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def address(self) -> str:
-        """Wait for the line with the gateway's address, and return the address.
-
-        Raises:
-            CommandError: no such line came in time.
-        """
-        stdout = self._process.stdout
-        if stdout is not None and select.select([stdout], [], [], _START_S)[0]:
-            found = re.search(r"https?://\S+", stdout.readline())
-            if found is not None:
-                return found[0]
-        raise CommandError("The gateway did not start.")
-
-    def log_tail(self) -> str:
-        lines = self._log_path.read_text("utf-8", "replace").splitlines()
-        return "\n".join(map(readable, lines[-_LOG_LINES:]))
-
-    def stop(self) -> int:
-        """End the gateway in order, or kill it if that takes too long. Return its exit status."""
-        self._process.terminate()
-        try:
-            return self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            return self.kill()
-
-    def kill(self) -> int:
-        self._process.kill()
-        return self._process.wait()
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -107,30 +55,10 @@ def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
         config_path, log_path = Path(folder) / "config.toml", Path(folder) / "gateway.log"
         # An empty file, so that the user's configuration isn't read.
         config_path.touch()
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "gateway", "serve", *arguments),
-                    *("--config", str(config_path)),
-                    *("--port", "0"),
-                    *("--state-dir", str(Path(folder) / _STATE)),
-                ],
-                cwd=_IMPORT_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                # Ctrl-C must reach only the demo, which then ends the gateway in order.
-                start_new_session=True,
-            )
-        child = ChildGateway(process, log_path)
-        try:
+        own = ["--config", str(config_path), "--port", "0"]
+        own += ["--state-dir", str(Path(folder) / _STATE)]
+        with serving(log_path, *arguments, *own) as child:
             yield child
-        finally:
-            try:
-                child.stop()
-            finally:
-                child.kill()
 
 
 _EVERY_S: Final = 0.05
@@ -203,8 +131,7 @@ def demo_command() -> None:
     of an answer, which a new process completes. Then unloads the model, and prints the memory
     before, loaded and after.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end_in_order)
+    end_in_order()
     with interruptible(), child_gateway("--model", _MODEL) as child:
         try:
             _perform(child)
@@ -213,10 +140,6 @@ def demo_command() -> None:
                 f"The demo failed. {error.message}\nThe gateway's log ends with:\n"
                 f"{child.log_tail()}"
             ) from error
-
-
-def _end_in_order(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def _perform(child: ChildGateway) -> None:
