@@ -121,9 +121,11 @@ def launch_command(
     if sum((options.lines, options.into_file, options.undone)) > 1:
         raise WrongUseError("Give one of --print, --write and --undo.")
     if options.lines:
-        found = _set_by_hand(gateway, agent, model, options)
+        found = _set_by_hand(gateway, model, options)
         lines = editor_lines(EDITORS[client], found) if agent is None else agent_lines(agent, found)
         click.echo(f"{lines.title}, {lines.place}:", err=True)
+        if lines.remark is not None:
+            click.echo(printable(lines.remark), err=True)
         click.echo(printable(lines.text))
     elif agent is None:
         raise WrongUseError(
@@ -133,14 +135,12 @@ def launch_command(
     elif options.undone:
         _undo(agent)
     elif options.into_file:
-        _write(agent, _set_by_hand(gateway, agent, model, options))
+        _write(agent, _set_by_hand(gateway, model, options))
     else:
         _start(gateway, agent, model, options)
 
 
-def _set_by_hand(
-    gateway: GatewayClient, agent: Agent | None, name: str | None, options: LaunchOptions
-) -> Connection:
+def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOptions) -> Connection:
     """The connection for a client that somebody starts later. Nothing is loaded for it."""
     key, tokens = options.key, options.context_tokens
     try:
@@ -151,16 +151,6 @@ def _set_by_hand(
         click.echo("No gateway runs, so the model and its context aren't checked.", err=True)
         return Connection(gateway.url, name, tokens or _UNKNOWN_CONTEXT, key)
     tokens = tokens or present_context(gateway, model) or _UNKNOWN_CONTEXT
-    if agent is not None and tokens < agent.least_tokens:
-        click.echo(
-            printable(
-                f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {model.id} is "
-                f"loaded with {tokens:,}: set context_tokens of the model in the configuration "
-                f"({agent.wanted_tokens} are comfortable). `bulkhead launch {agent.name}` without "
-                "--print and --write sees to that by itself."
-            ),
-            err=True,
-        )
     return Connection(gateway.url, model.id, tokens, key)
 
 
@@ -174,6 +164,8 @@ def _write(agent: Agent, connection: Connection) -> None:
         f"Start {agent.title} with `{agent.file.start}`; "
         f"`bulkhead launch {agent.name} --undo` takes the settings back."
     )
+    if (remark := agent_lines(agent, connection).remark) is not None:
+        click.echo(printable(remark), err=True)
 
 
 def _undo(agent: Agent) -> None:

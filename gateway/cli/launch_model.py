@@ -101,7 +101,7 @@ def _costs(model_id: str, outline: Outline, longest: Outline | None) -> str:
         f"{format_size(outline.idle_bytes)} of process and weights."
     )
     if longest is None or longest.granted_context_tokens <= granted:
-        return f"{said} More don't fit."
+        return said
     return f"{said} Up to {longest.granted_context_tokens:,} would fit (--context)."
 
 

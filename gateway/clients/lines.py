@@ -14,12 +14,15 @@ from gateway.clients.connection import Connection
 
 
 class Lines(Struct, frozen=True):
-    """The lines of a client, and where they belong."""
+    """The lines of a client, and where they belong. `remark` says why the client won't work well
+    with the model as it is.
+    """
 
     client: str
     title: str
     place: str
     text: str
+    remark: str | None = None
 
 
 class Editor(Struct, frozen=True):
@@ -38,7 +41,18 @@ def agent_lines(agent: Agent, connection: Connection) -> Lines:
     lines += [f"export {name}={shlex.quote(each)}" for name, each in setup.environment.items()]
     lines.append(shlex.join([agent.program, *setup.arguments]))
     place = f"into a terminal, with {agent.title} installed ({agent.install})"
-    return Lines(agent.name, agent.title, place, "\n".join(lines))
+    return Lines(agent.name, agent.title, place, "\n".join(lines), _remark(agent, connection))
+
+
+def _remark(agent: Agent, connection: Connection) -> str | None:
+    if connection.context_tokens >= agent.least_tokens:
+        return None
+    return (
+        f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {connection.model} has "
+        f"{connection.context_tokens:,}: set context_tokens of the model in the configuration, or "
+        f"start the agent with `bulkhead launch {agent.name} {shlex.quote(connection.model)}`, "
+        "which loads the model with more if it can."
+    )
 
 
 def _zed(connection: Connection) -> str:

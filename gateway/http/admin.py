@@ -22,6 +22,7 @@ from gateway.config.layers import ConfigError
 from gateway.config.tables import Reloaded
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
+from gateway.http.clients import client_routes
 from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
 from gateway.http.errors import invalid
 from gateway.http.library import library_routes
@@ -275,4 +276,4 @@ async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -
         )
 
 
-routes = [Mount("/admin/v1", routes=[*admin_routes, *library_routes, *live_routes])]
+routes = [Mount("/admin/v1", routes=[*admin_routes, *client_routes, *library_routes, *live_routes])]
