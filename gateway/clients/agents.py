@@ -69,7 +69,7 @@ class Agent(Struct, frozen=True):
 
 
 def _claude_variables(connection: Connection) -> dict[str, str]:
-    model, context = connection.model, str(connection.context_tokens)
+    model = connection.model
     return {
         "ANTHROPIC_BASE_URL": connection.url,
         "ANTHROPIC_AUTH_TOKEN": connection.shown_key,
@@ -79,8 +79,9 @@ def _claude_variables(connection: Connection) -> dict[str, str]:
         "ANTHROPIC_DEFAULT_SONNET_MODEL": model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": model,
         "CLAUDE_CODE_SUBAGENT_MODEL": model,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": context,
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": context,
+        # Conversations are compacted by this. CLAUDE_CODE_AUTO_COMPACT_WINDOW knows no less than
+        # 100,000 tokens.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(connection.context_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(connection.answer_tokens),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
