@@ -74,6 +74,7 @@ VERBS: Final = {
     "logs": "logs",
     "events": "logs",
     "chat": "chat",
+    "launch": "launch",
     "pull": "pull",
     "estimate": "estimate",
     "bench": "bench",

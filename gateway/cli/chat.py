@@ -15,7 +15,7 @@ from gateway.cli.completion import complete_model, model_names
 from gateway.cli.conversation import Conversation, Parameters
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.gateway_access import local_settings
-from gateway.cli.options import reaches_gateway
+from gateway.cli.options import only_model, reaches_gateway
 from gateway.cli.output import printable
 from gateway.cli.transcript import PlainTranscript, ScreenTranscript
 
@@ -68,7 +68,7 @@ def chat_command(
     /help shows the commands within a chat. Ctrl-D ends the chat, Ctrl-C an answer. If input or
     output is no terminal, all of stdin is one message, and only the answer is printed.
     """
-    model_id = _only_model(gateway) if model is None else gateway.model(model).id
+    model_id = only_model(gateway) if model is None else gateway.model(model).id
     parameters = Parameters(temperature=temperature, max_tokens=max_tokens)
     chat(gateway, Conversation(gateway, model_id, system, parameters))
 
@@ -85,14 +85,6 @@ def chat(gateway: GatewayClient, conversation: Conversation) -> None:
     if not text.strip():
         raise WrongUseError("There is no message on stdin.")
     conversation.ask(text, PlainTranscript())
-
-
-def _only_model(gateway: GatewayClient) -> str:
-    ids = [each.id for each in gateway.models()]
-    if len(ids) != 1:
-        known = ", ".join(ids) or "none"
-        raise WrongUseError(f"Name the model to chat with; there are: {known}.")
-    return ids[0]
 
 
 def _converse(gateway: GatewayClient, conversation: Conversation) -> None:

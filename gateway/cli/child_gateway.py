@@ -1,4 +1,4 @@
-"""A gateway that a command starts for itself, and ends."""
+"""A gateway that a command starts for as long as the command runs."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ class ChildGateway:
 
 
 @contextlib.contextmanager
-def running_gateway(log_path: Path, *arguments: str) -> Iterator[ChildGateway]:
-    """Run `bulkhead serve` with these arguments. Its stderr goes to `log_path`. When the context
-    ends, the gateway has ended.
+def serving(log_path: Path, *arguments: str) -> Iterator[ChildGateway]:
+    """Run `bulkhead serve` with these arguments, and end it with the context. Its stderr goes to
+    the file `log_path`.
     """
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -91,11 +91,11 @@ def running_gateway(log_path: Path, *arguments: str) -> Iterator[ChildGateway]:
             child.kill()
 
 
-def ends_in_order() -> None:
-    """Let SIGTERM and SIGHUP end this command as exceptions do, so that its gateway ends, too."""
+def end_in_order() -> None:
+    """Let SIGTERM and SIGHUP end this process by an exception, so that every context ends."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        signal.signal(number, _exit)
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)

@@ -54,6 +54,10 @@ class ServerSentEvent(Struct, frozen=True):
     data: str
 
 
+class KeyRefusedError(CommandError):
+    """The gateway wants a key, or doesn't know the one that was sent."""
+
+
 class GatewayClient:
     """A client of one gateway. Every method raises `CommandError` if the gateway refuses the
     request or doesn't answer.
@@ -64,6 +68,7 @@ class GatewayClient:
     ) -> None:
         """`trust` verifies the gateway's certificate. If it is None, `trusting_system` does."""
         self.url = url
+        self._trust = trust
         if trust is None and url.startswith("https:"):
             trust = trusting_system()
         self._http = httpx.Client(
@@ -80,6 +85,10 @@ class GatewayClient:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+
+    def with_key(self, key: str | None) -> GatewayClient:
+        """Another client of the same gateway, with this key in place of the admin key."""
+        return GatewayClient(self.url, key, self._trust)
 
     def status(self) -> Status:
         return self.read(self.get(STATUS), Status)
@@ -188,7 +197,7 @@ class GatewayClient:
         if error.code == "invalid_api_key":
             # After the colon the message tells which header of a request has the key.
             why = error.message.partition(":")[0].rstrip(".")
-            return CommandError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
+            return KeyRefusedError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
         return CommandError(error.message)
 
 

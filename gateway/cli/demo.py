@@ -17,7 +17,7 @@ import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.child_gateway import ChildGateway, ends_in_order, running_gateway
+from gateway.cli.child_gateway import ChildGateway, end_in_order, serving
 from gateway.cli.client import GatewayClient
 from gateway.cli.conversation import Parameters, StreamedPiece, TextMessage, stream_answer
 from gateway.cli.failure import CommandError, interruptible
@@ -55,13 +55,9 @@ def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
         config_path, log_path = Path(folder) / "config.toml", Path(folder) / "gateway.log"
         # An empty file, so that the user's configuration isn't read.
         config_path.touch()
-        with running_gateway(
-            log_path,
-            *arguments,
-            *("--config", str(config_path)),
-            *("--port", "0"),
-            *("--state-dir", str(Path(folder) / _STATE)),
-        ) as child:
+        own = ["--config", str(config_path), "--port", "0"]
+        own += ["--state-dir", str(Path(folder) / _STATE)]
+        with serving(log_path, *arguments, *own) as child:
             yield child
 
 
@@ -135,7 +131,7 @@ def demo_command() -> None:
     of an answer, which a new process completes. Then unloads the model, and prints the memory
     before, loaded and after.
     """
-    ends_in_order()
+    end_in_order()
     with interruptible(), child_gateway("--model", _MODEL) as child:
         try:
             _perform(child)

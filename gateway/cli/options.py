@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model
-from gateway.cli.failure import interruptible
+from gateway.cli.failure import WrongUseError, interruptible
 from gateway.cli.gateway_access import find_gateway, local_settings
 from gateway.config.settings import Flags
 from gateway.system.state_file import read_secret
@@ -47,14 +47,14 @@ def reaches_gateway(
     @click.option(
         "--admin-key",
         envvar="BULKHEAD_ADMIN_KEY",
-        callback=_check_key,
+        callback=check_key,
         help="The admin key; others on this machine can see it in the list of processes "
         "[BULKHEAD_ADMIN_KEY, the key in the state folder].",
     )
     @click.option(
         "--admin-key-file",
         type=click.Path(path_type=Path),
-        callback=_read_key,
+        callback=read_key,
         help="A file with the admin key, which others may not read.",
     )
     @functools.wraps(verb)
@@ -75,6 +75,19 @@ def reaches_gateway(
             verb(gateway, *args, **kwargs)
 
     return with_client
+
+
+def only_model(gateway: GatewayClient) -> str:
+    """The id of the gateway's model, if there is only one.
+
+    Raises:
+        WrongUseError: there are several, or none.
+    """
+    ids = [each.id for each in gateway.models()]
+    if len(ids) != 1:
+        known = ", ".join(ids) or "none"
+        raise WrongUseError(f"Name the model; there are: {known}.")
+    return ids[0]
 
 
 def names_gateway() -> bool:
@@ -98,8 +111,8 @@ def _check_url(
     return text.rstrip("/")
 
 
-def _read_key(context: click.Context, parameter: click.Parameter, path: Path | None) -> str | None:
-    """The admin key in the file, which other accounts may not read."""
+def read_key(context: click.Context, parameter: click.Parameter, path: Path | None) -> str | None:
+    """The key in the file, which other accounts may not read."""
     if path is None:
         return None
     try:
@@ -111,10 +124,10 @@ def _read_key(context: click.Context, parameter: click.Parameter, path: Path | N
         ) from error
     if not text:
         raise click.BadParameter(f"{path} is empty.")
-    return _check_key(context, parameter, text)
+    return check_key(context, parameter, text)
 
 
-def _check_key(_context: click.Context, _parameter: click.Parameter, key: str | None) -> str | None:
+def check_key(_context: click.Context, _parameter: click.Parameter, key: str | None) -> str | None:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise click.BadParameter("A key is one line of printable ASCII.")
     return key

@@ -82,7 +82,7 @@ def _stage(model: ModelStatus) -> str:
 _LOADS: Final = ("load", "restart")
 
 
-def _carried_out(
+def carried_out(
     gateway: GatewayClient, verb: str, model_id: str, order: OrderOptions
 ) -> ModelStatus:
     """Send the order, and show the model's state until the gateway has carried out the order.
@@ -121,7 +121,7 @@ def load_command(gateway: GatewayClient, *, model: str) -> None:
 
     This also ends a hold, and lets a failed model start again.
     """
-    click.echo(_outcome(_carried_out(gateway, "load", model, OrderOptions())))
+    click.echo(_outcome(carried_out(gateway, "load", model, OrderOptions())))
 
 
 @click.command("unload")
@@ -136,7 +136,7 @@ def unload_command(gateway: GatewayClient, *, model: str, hold: bool, force: boo
     again, unless --hold is given.
     """
     options = OrderOptions(hold=hold, force=force)
-    click.echo(_outcome(_carried_out(gateway, "unload", model, options)))
+    click.echo(_outcome(carried_out(gateway, "unload", model, options)))
 
 
 @click.command("restart")
@@ -148,7 +148,7 @@ def restart_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
 
     Running answers get the configured drain_s to end.
     """
-    click.echo(_outcome(_carried_out(gateway, "restart", model, OrderOptions(force=force))))
+    click.echo(_outcome(carried_out(gateway, "restart", model, OrderOptions(force=force))))
 
 
 @click.command("kill")
@@ -164,7 +164,7 @@ def kill_command(gateway: GatewayClient, *, model: str, force: bool) -> None:
     model_id = gateway.model(model).id
     before = gateway.status().model(model_id)
     # `killed` may have the pid of a new worker, if the model is loaded again already.
-    killed = _carried_out(gateway, "kill", model, OrderOptions(force=force))
+    killed = carried_out(gateway, "kill", model, OrderOptions(force=force))
     if before is None or before.worker is None:
         click.echo(f"{_outcome(killed)}: there was no worker")
         return

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.chat import chat
-from gateway.cli.child_gateway import ends_in_order, running_gateway
+from gateway.cli.child_gateway import end_in_order, serving
 from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.conversation import Conversation, Parameters
@@ -201,10 +201,10 @@ def _serving(gateway: GatewayClient, choice: _Choice) -> Iterator[GatewayClient]
         arguments += ["--config", str(Path(config).expanduser().absolute())]
     if isinstance(choice, _Folder):
         arguments += ["--model", str(choice.path)]
-    ends_in_order()
+    end_in_order()
     with (
         tempfile.TemporaryDirectory(prefix="bh-") as folder,
-        running_gateway(Path(folder) / "gateway.log", *arguments) as child,
+        serving(Path(folder) / "gateway.log", *arguments) as child,
     ):
         try:
             address = child.address()

@@ -22,6 +22,7 @@ from gateway.config.layers import ConfigError
 from gateway.config.tables import Reloaded
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
+from gateway.http.clients import client_routes
 from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
 from gateway.http.errors import invalid
 from gateway.http.library import library_routes
@@ -124,6 +125,9 @@ async def status(request: HttpRequest) -> Response:
 async def load(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     request.app.state.fleet.check_serves()
+    if options.context_tokens is not None:
+        reloader: Reloader = request.app.state.reloader
+        await reloader.lengthen(compartment.model.id, options.context_tokens)
     compartment.load()
     return await _after_load(request, compartment, options)
 
@@ -273,4 +277,9 @@ async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -
         )
 
 
-routes = [Mount("/admin/v1", routes=[*admin_routes, *library_routes, *search_routes, *live_routes])]
+routes = [
+    Mount(
+        "/admin/v1",
+        routes=[*admin_routes, *client_routes, *library_routes, *search_routes, *live_routes],
+    )
+]

@@ -5,7 +5,9 @@ A command may call a gateway of an earlier version, so a field that is added get
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from gateway.workers.verdicts import LastExit
 from protocol.life import Ability
@@ -230,12 +232,14 @@ class ModelListing(Struct):
 
 class OrderOptions(Struct, forbid_unknown_fields=True):
     """With `wait` the answer comes when the order is carried out. `force` and `hold` are the
-    options of the commands.
+    options of the commands. A load gives the model at least `context_tokens` of context, until the
+    gateway ends: a model that is loaded with less is loaded again.
     """
 
     wait: bool = True
     force: bool = False
     hold: bool = False
+    context_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
 class UpgradeAnswer(Struct, frozen=True):

@@ -56,6 +56,8 @@ class Reloader:
         self._present = present
         self._fleet = fleet
         self._notifier = notifier
+        # The least contexts of models, in tokens, that orders have asked for.
+        self._least_contexts: dict[str, int] = {}
         self._lock = asyncio.Lock()
         self._tasks = Tasks("reload")
         self._lane = Lane("reload")
@@ -94,9 +96,10 @@ class Reloader:
             Refusal: the gateway is being replaced by another one.
         """
         async with self._lock:
-            new = await self._lane.run(
+            found_now = await self._lane.run(
                 functools.partial(self._with_found, self._present), _READ_S, "the models"
             )
+            new = self._lengthened(found_now)
             found = changes(self._present.settings, new.settings)
             self._fleet.check_decides()
             self._present = new
@@ -105,6 +108,39 @@ class Reloader:
             budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
         self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
+
+    async def lengthen(self, model_id: str, context_tokens: int) -> None:
+        """Give a model at least this context, in tokens, until the gateway ends: whatever the
+        configuration says now or after a reload. A model that is loaded with a shorter one is
+        loaded again.
+
+        Raises:
+            Refusal: the gateway is being replaced by another one.
+        """
+        async with self._lock:
+            self._fleet.check_decides()
+            known_tokens = self._least_contexts.get(model_id, 0)
+            self._least_contexts[model_id] = max(context_tokens, known_tokens)
+            new = self._lengthened(self._present)
+            if new.settings == self._present.settings:
+                return
+            self._present = new
+            budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
+            self._fleet.configure(models_of(new), new.settings, budget_bytes)
+
+    def _lengthened(self, configuration: Configuration) -> Configuration:
+        """The configuration, with the contexts that orders have asked for."""
+        settings = configuration.settings
+        models = {
+            model_id: msgspec.structs.replace(
+                each,
+                context_tokens=max(each.context_tokens, self._least_contexts.get(model_id, 0)),
+            )
+            for model_id, each in settings.models.items()
+        }
+        return msgspec.structs.replace(
+            configuration, settings=msgspec.structs.replace(settings, models=models)
+        )
 
     def reload_soon(self) -> None:
         """Reload after a signal. The outcome is an event in the event log."""
@@ -140,7 +176,7 @@ class Reloader:
             raise ConfigError([Mistake(ValueSource("file", file), "", f"{error}.")]) from error
 
     async def _apply(self) -> Reloaded:
-        new = await self._beside(self._read, _READ_S, "the configuration")
+        new = self._lengthened(await self._beside(self._read, _READ_S, "the configuration"))
         # A missing model is a mistake only if it wasn't missing before.
         raise_absent(new.absent[each] for each in new.absent if each not in self._present.absent)
         budget = self._fleet.scheduler.admission.ledger.budget_bytes

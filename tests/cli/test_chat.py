@@ -65,7 +65,7 @@ def test_answers_a_message_on_stdin_and_ends(gateway: Gateway) -> None:
 def test_asks_which_of_several_models(fleet: Gateway) -> None:
     done = bulkhead("chat", url=fleet.url, stdin="Hello")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("bulkhead: Name the model to chat with; there are: ")
+    assert done.stderr.startswith("bulkhead: Name the model; there are: ")
     assert "slow" in done.stderr
 
 

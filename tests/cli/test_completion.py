@@ -65,6 +65,8 @@ def test_in_a_real_shell(shell: str, models: CannedGateway, tmp_path: Path) -> N
         seen.shows("bulkhead unload org/alpha-4bit --hold")
         seen.type("\x15bulkhead chat fi\t")
         seen.shows("bulkhead chat first")
+        seen.type("\x15bulkhead launch cla\t")
+        seen.shows("bulkhead launch claude")
         seen.type("\x15exit\r")
         seen.exit_status()
 

@@ -42,7 +42,7 @@ TOOL = {
         },
     },
 }
-VIEWS = ("overview", "playground", "logs/demo", "keys")
+VIEWS = ("overview", "playground", "connect/demo", "logs/demo", "keys")
 # What a browser says by itself of responses that a test provokes.
 PROVOKED = re.compile(r"status of (400|401|503) |ERR_(CONNECTION|INCOMPLETE|EMPTY|SOCKET|ABORTED)")
 
@@ -333,6 +333,16 @@ def test_logs_follow_a_model(page: Browser, site: Site) -> None:
     page.click("[aria-label='Level of the log'] option:nth-child(2)")
     page.until(lambda: "demo is ready" not in page.text(".log"))
     page.sees(".log", " warning: ")
+
+
+def test_lines_connect_clients_with_a_model(page: Browser, site: Site) -> None:
+    _show(page, "connect/demo")
+    page.sees("[aria-label='Lines for Claude Code']", f"ANTHROPIC_BASE_URL={site.gateway.url}\n")
+    page.sees("[aria-label='Lines for other clients']", "YOUR_KEY")
+    # The context of the embedded model is too short for an agent.
+    page.sees(".notice", "Claude Code needs 32,768 tokens of context, and demo has 4,096")
+    page.click(".choice select option:first-child")
+    page.sees("[aria-label='Lines for Zed']", MISSING)
 
 
 def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:

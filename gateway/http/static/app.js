@@ -1,6 +1,7 @@
 // The page as a whole: who is signed in, what is looked at, and the state of the connection.
 
 import { adminKey } from "./api.js";
+import { Connect } from "./connect.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
 import { nothingYet, watch } from "./live.js";
 import { Keys } from "./keys.js";
@@ -12,6 +13,7 @@ import { SignIn } from "./sign_in.js";
 const VIEWS = [
   ["overview", "Overview", Overview],
   ["playground", "Playground", Playground],
+  ["connect", "Connect", Connect],
   ["logs", "Logs", Logs],
   ["keys", "Keys", Keys],
 ];

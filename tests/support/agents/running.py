@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +15,8 @@ from tests.support.pictures import RED, png
 
 NPM = Path(sys.prefix) / "agents" / "node_modules"
 _ANSWER_S = 300.0
+_CLAUDE_OPTIONS = ("--output-format", "stream-json", "--verbose", "--allowedTools=Bash,Read")
+_CODEX_OPTIONS = ("--json", "--skip-git-repo-check")
 QUESTION = "Copy the cargo and look at the copy."
 AGAIN = "And what is done by now?"
 # Of models that Codex knows: to one it offers a tool for patches, the other calls all by programs.
@@ -30,9 +32,8 @@ _Start: TypeAlias = Callable[[Path, str, str], tuple[list[list[str]], dict[str, 
 
 def _claude(package: str) -> _Start:
     def start(_home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
-        options = "--output-format stream-json --verbose --allowedTools Bash,Read"
         program = str(NPM / package / "bin" / "claude.exe")
-        return [[program, "--print", QUESTION, *options.split()]], {
+        return [[program, "--print", QUESTION, *_CLAUDE_OPTIONS]], {
             "ANTHROPIC_BASE_URL": url,
             "ANTHROPIC_AUTH_TOKEN": "none",
             "ANTHROPIC_MODEL": model,
@@ -51,7 +52,7 @@ def _codex(known: str = "") -> _Start:
             f'model = "{known}{model}"\nmodel_provider = "bulkhead"\n\n[model_providers.bulkhead]\n'
             f'name = "Bulkhead"\nbase_url = "{url}/v1"\nwire_api = "responses"\n'
         )
-        command = [str(NPM / ".bin" / "codex"), "exec", "--json", "--skip-git-repo-check"]
+        command = [str(NPM / ".bin" / "codex"), "exec", *_CODEX_OPTIONS]
         first = [*command, "--sandbox", "danger-full-access", QUESTION]
         # What it may do changes in mid-conversation.
         second = [*command, "--sandbox", "read-only", "resume", "--last", AGAIN]
@@ -62,7 +63,7 @@ def _codex(known: str = "") -> _Start:
 
 def _codex_oss(home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
     """As it finds Ollama."""
-    command = [str(NPM / ".bin" / "codex"), "exec", "--json", "--skip-git-repo-check"]
+    command = [str(NPM / ".bin" / "codex"), "exec", *_CODEX_OPTIONS]
     command += ["--sandbox", "danger-full-access", "--oss", "--local-provider", "ollama"]
     environment = {"CODEX_HOME": str(home), "CODEX_OSS_BASE_URL": f"{url}/v1"}
     return [[*command, "--model", model, QUESTION]], environment
@@ -103,6 +104,50 @@ def configuration(models: Mapping[str, Path]) -> str:
     )
 
 
+# How each is asked by `bulkhead launch`, behind `--`.
+LAUNCHED: dict[str, tuple[str, ...]] = {
+    "claude": ("--print", *_CLAUDE_OPTIONS),
+    "codex": ("exec", *_CODEX_OPTIONS, "--sandbox", "danger-full-access"),
+    "opencode": ("run", "--format", "json"),
+}
+OWN_FILES = {
+    "claude": ".claude/settings.json",
+    "codex": ".codex/bulkhead.config.toml",
+    "opencode": ".config/opencode/opencode.json",
+}
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """Of a process that sees a clean home, the agents, and nothing but this machine."""
+    inherited = {each: os.environ[each] for each in ("LANG", "TMPDIR") if each in os.environ}
+    path = os.pathsep.join([str(NPM / ".bin"), os.environ["PATH"]])
+    return {**inherited, **_PROXIES, "HOME": str(home), "PATH": path, **more}
+
+
+def run(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder with some cargo.
+
+    Raises:
+        AssertionError: it failed, and says why.
+    """
+    (folder / "cargo.txt").write_text(f"{CARGO}\n")
+    (folder / "cargo.png").write_bytes(png(RED))
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_ANSWER_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
 def ask(name: str, home: Path, folder: Path, url: str, model: str) -> str:
     """All that an agent prints as events, asked in a folder with some cargo; the last time, if it
     is asked again.
@@ -110,25 +155,9 @@ def ask(name: str, home: Path, folder: Path, url: str, model: str) -> str:
     Raises:
         AssertionError: it failed, and says why.
     """
-    (folder / "cargo.txt").write_text(f"{CARGO}\n")
-    (folder / "cargo.png").write_bytes(png(RED))
     home.mkdir(parents=True)
-    commands, environment = AGENTS[name](home, url, model)
-    inherited = {
-        each: os.environ[each] for each in ("PATH", "LANG", "TMPDIR") if each in os.environ
-    }
+    commands, settings = AGENTS[name](home, url, model)
     said = ""
     for command in commands:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**inherited, **_PROXIES, "HOME": str(home), **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        said = done.stdout
+        said = run(command, folder, environment(home, **settings)).stdout
     return said

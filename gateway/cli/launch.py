@@ -1,0 +1,243 @@
+"""bulkhead launch"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+from msgspec import Struct
+
+from gateway.cli.child_gateway import ChildGateway, end_in_order, serving
+from gateway.cli.client import GatewayClient
+from gateway.cli.completion import complete_model
+from gateway.cli.failure import CommandError, NobodyListensError, WrongUseError
+from gateway.cli.gateway_access import find_gateway, local_settings
+from gateway.cli.launch_model import find_model, load_for, present_context
+from gateway.cli.launch_process import become, run
+from gateway.cli.options import check_key, gathers, names_gateway, reaches_gateway, read_key
+from gateway.cli.output import printable
+from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent
+from gateway.clients.connection import Connection
+from gateway.clients.lines import EDITORS, agent_lines, editor_lines
+from gateway.clients.own_file import OwnFileError, undo, write
+from gateway.config.model_folders import find_folder, locate
+from gateway.config.model_settings import ModelSettings
+from gateway.config.settings import Settings
+
+_ARGUMENTS: Final = "bulkhead.arguments"
+_UNKNOWN_CONTEXT: Final = ModelSettings("").context_tokens
+
+
+class NotInstalledError(CommandError):
+    """The agent isn't there. The exit status is that of shells."""
+
+    exit_code = 127
+
+
+class _LaunchCommand(click.Command):
+    """A command that leaves everything after `--` to the program that it starts."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+class LaunchOptions(Struct, frozen=True):
+    """`api_key_file` is the key in that file, which comes before `api_key`. At most one of `lines`,
+    `into_file` and `undone` is true: then nothing is started.
+    """
+
+    context_tokens: int | None
+    api_key: str | None
+    api_key_file: str | None
+    lines: bool
+    into_file: bool
+    undone: bool
+
+    @property
+    def key(self) -> str | None:
+        return self.api_key_file or self.api_key
+
+
+_takes_options: Final = gathers(
+    LaunchOptions,
+    click.option(
+        "--context",
+        "context_tokens",
+        type=click.IntRange(1),
+        help="Tokens of context [as many as the agent works well with, if they fit].",
+    ),
+    click.option(
+        "--api-key",
+        envvar=KEY_VARIABLE,
+        callback=check_key,
+        help="The agent's API key, where the gateway has keys; others on this machine can see it "
+        f"in the list of processes [{KEY_VARIABLE}].",
+    ),
+    click.option(
+        "--api-key-file",
+        type=click.Path(path_type=Path),
+        callback=read_key,
+        help="A file with the agent's API key, which others may not read.",
+    ),
+    click.option("--print", "lines", is_flag=True, help="Print lines to copy; start nothing."),
+    click.option(
+        "--write",
+        "into_file",
+        is_flag=True,
+        help="Write the settings into the agent's own file; start nothing.",
+    ),
+    click.option("--undo", "undone", is_flag=True, help="Take back what --write has written."),
+)
+
+
+@click.command("launch", cls=_LaunchCommand)
+@click.argument("client", metavar="AGENT", type=click.Choice([*AGENTS, *EDITORS]))
+@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
+@reaches_gateway
+@_takes_options
+def launch_command(
+    options: LaunchOptions, gateway: GatewayClient, *, client: str, model: str | None
+) -> None:
+    """Start a coding agent with a model of the gateway.
+
+    AGENT is claude (Claude Code), codex or opencode. What follows -- goes to the agent. MODEL may
+    be left out if there is only one. If no gateway runs, one is started for this run.
+
+    The model is loaded with the context that the agent needs. The agent gets its settings by
+    variables and arguments, for this run alone; its own files are changed only by --write.
+
+    With --print AGENT may also be zed, continue or other, which are set by hand.
+    """
+    agent = AGENTS.get(client)
+    if sum((options.lines, options.into_file, options.undone)) > 1:
+        raise WrongUseError("Give one of --print, --write and --undo.")
+    if options.lines:
+        found = _set_by_hand(gateway, model, options)
+        lines = editor_lines(EDITORS[client], found) if agent is None else agent_lines(agent, found)
+        click.echo(f"{lines.title}, {lines.place}:", err=True)
+        if lines.remark is not None:
+            click.echo(printable(lines.remark), err=True)
+        click.echo(printable(lines.text))
+    elif agent is None:
+        raise WrongUseError(
+            f"{EDITORS[client].title} can't be launched: `bulkhead launch {client} --print` has "
+            "the lines to copy."
+        )
+    elif options.undone:
+        _undo(agent)
+    elif options.into_file:
+        _write(agent, _set_by_hand(gateway, model, options))
+    else:
+        _start(gateway, agent, model, options)
+
+
+def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOptions) -> Connection:
+    """The connection for a client that somebody starts later. Nothing is loaded for it."""
+    key, tokens = options.key, options.context_tokens
+    try:
+        model = find_model(gateway, name, key)
+    except NobodyListensError:
+        if name is None or names_gateway():
+            raise
+        click.echo("No gateway runs, so the model and its context aren't checked.", err=True)
+        return Connection(gateway.url, name, tokens or _UNKNOWN_CONTEXT, key)
+    tokens = tokens or present_context(gateway, model) or _UNKNOWN_CONTEXT
+    return Connection(gateway.url, model.id, tokens, key)
+
+
+def _write(agent: Agent, connection: Connection) -> None:
+    try:
+        written = write(agent, connection, os.environ)
+    except (OwnFileError, OSError) as error:
+        raise CommandError(f"Nothing was written: {error}.") from error
+    click.echo(
+        f"{written.path} has the settings now, and {written.backup} what was there before. "
+        f"Start {agent.title} with `{agent.file.start}`; "
+        f"`bulkhead launch {agent.name} --undo` takes the settings back."
+    )
+    if (remark := agent_lines(agent, connection).remark) is not None:
+        click.echo(printable(remark), err=True)
+
+
+def _undo(agent: Agent) -> None:
+    try:
+        path = undo(agent, os.environ)
+    except (OwnFileError, OSError) as error:
+        raise CommandError(f"Nothing was changed: {error}.") from error
+    click.echo(f"{path} is without the settings of `bulkhead launch` again.")
+
+
+def _start(gateway: GatewayClient, agent: Agent, name: str | None, options: LaunchOptions) -> None:
+    program = shutil.which(agent.program)
+    if program is None:
+        raise NotInstalledError(f"{agent.title} isn't installed: {agent.install}")
+    with _served(gateway, name) as (client, served_name, child):
+        model = find_model(client, served_name, options.key)
+        tokens = load_for(client, agent, model, options.context_tokens)
+        setup = agent.setup(Connection(client.url, model.id, tokens, options.key))
+        arguments = click.get_current_context().meta[_ARGUMENTS]
+        command = [program, *setup.arguments, *arguments]
+        environment = setup.applied(os.environ)
+        if child is None:
+            become(command, environment)
+        status = run(command, environment)
+        click.echo(f"The gateway of this run (pid {child.pid}) ends.", err=True)
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _served(
+    gateway: GatewayClient, name: str | None
+) -> Iterator[tuple[GatewayClient, str | None, ChildGateway | None]]:
+    """A client of the gateway, and the model's name there. If no gateway runs, and none was named,
+    one runs until the context ends: the third value.
+    """
+    try:
+        gateway.get("/livez")
+    except NobodyListensError:
+        if names_gateway():
+            raise
+    else:
+        yield gateway, name, None
+        return
+    settings, state_dir = local_settings(None)
+    end_in_order()
+    with tempfile.TemporaryDirectory(prefix="bulkhead-") as folder:
+        log_path = Path(folder) / "gateway.log"
+        flags = ["--state-dir", str(state_dir.path)]
+        # The gateway has another working folder.
+        if configured := os.environ.get("BULKHEAD_CONFIG"):
+            flags += ["--config", str(Path(configured).expanduser().absolute())]
+        source = None if name is None else _unserved(name, settings)
+        if name is not None and source is not None:
+            name = Path(name).name
+            flags += ["--model", f"{source}={name}"]
+        with serving(log_path, *flags) as child:
+            try:
+                url = child.address()
+            except CommandError as error:
+                raise CommandError(f"{error.message}\n{child.log_tail()}") from error
+            click.echo(f"No gateway ran: one serves on {url} for this run.", err=True)
+            with find_gateway(None, None, settings, state_dir).client() as client:
+                yield client, name, child
+
+
+def _unserved(name: str, settings: Settings) -> str | None:
+    """The place of a model that is named by its folder or its repository, and isn't configured."""
+    if any(name == model_id or name in each.aliases for model_id, each in settings.models.items()):
+        return None
+    try:
+        source = locate(name)
+        find_folder(source)
+    except (ValueError, OSError):
+        return None
+    return source

@@ -1,0 +1,121 @@
+"""Lines to copy: for a shell that starts an agent, and for editors that are set by hand."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent
+from gateway.clients.connection import Connection
+
+
+class Lines(Struct, frozen=True):
+    """The lines of a client, and where they belong. `remark` says why the client won't work well
+    with the model as it is.
+    """
+
+    client: str
+    title: str
+    place: str
+    text: str
+    remark: str | None = None
+
+
+class Editor(Struct, frozen=True):
+    """An editor, or its extension, that is set by hand."""
+
+    name: str
+    title: str
+    place: str
+    text: Callable[[Connection], str]
+
+
+def agent_lines(agent: Agent, connection: Connection) -> Lines:
+    """Lines that start the agent by hand, in a shell of their own."""
+    setup = agent.setup(connection)
+    lines = [f"unset {' '.join(setup.removed)}"] if setup.removed else []
+    lines += [f"export {name}={shlex.quote(each)}" for name, each in setup.environment.items()]
+    lines.append(shlex.join([agent.program, *setup.arguments]))
+    place = f"into a terminal, with {agent.title} installed ({agent.install})"
+    return Lines(agent.name, agent.title, place, "\n".join(lines), _remark(agent, connection))
+
+
+def _remark(agent: Agent, connection: Connection) -> str | None:
+    if connection.context_tokens >= agent.least_tokens:
+        return None
+    return (
+        f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {connection.model} has "
+        f"{connection.context_tokens:,}: set context_tokens of the model in the configuration, or "
+        f"start the agent with `bulkhead launch {agent.name} {shlex.quote(connection.model)}`, "
+        "which loads the model with more if it can."
+    )
+
+
+def _zed(connection: Connection) -> str:
+    model = {
+        "name": connection.model,
+        "max_tokens": connection.context_tokens,
+        "max_output_tokens": connection.answer_tokens,
+    }
+    provider = {"api_url": connection.base_url, "available_models": [model]}
+    settings = {"language_models": {"openai_compatible": {"Bulkhead": provider}}}
+    return json.dumps(settings, indent=2, ensure_ascii=False)
+
+
+def _continue(connection: Connection) -> str:
+    name = json.dumps(connection.model, ensure_ascii=False)
+    return "\n".join(
+        (
+            "models:",
+            f"  - name: {name}",
+            "    provider: openai",
+            f"    model: {name}",
+            f"    apiBase: {connection.base_url}",
+            f"    apiKey: {connection.shown_key}",
+            "    defaultCompletionOptions:",
+            f"      contextLength: {connection.context_tokens}",
+            f"      maxTokens: {connection.answer_tokens}",
+        )
+    )
+
+
+def _others(connection: Connection) -> str:
+    return "\n".join(
+        (
+            f"OpenAI's base URL     {connection.base_url}",
+            f"Anthropic's base URL  {connection.url}",
+            f"Ollama's host         {connection.url}",
+            f"API key               {connection.shown_key}",
+            f"model                 {connection.model}",
+            f"context               {connection.context_tokens} tokens",
+        )
+    )
+
+
+EDITORS: Final = {
+    each.name: each
+    for each in (
+        Editor(
+            "zed",
+            "Zed",
+            f"into settings.json; the key goes into the variable {KEY_VARIABLE}, or any text",
+            _zed,
+        ),
+        Editor("continue", "Continue", "into ~/.continue/config.yaml", _continue),
+        Editor("other", "other clients", "into the client's own settings", _others),
+    )
+}
+
+
+def editor_lines(editor: Editor, connection: Connection) -> Lines:
+    return Lines(editor.name, editor.title, editor.place, editor.text(connection))
+
+
+def all_lines(connection: Connection) -> list[Lines]:
+    """The lines of every agent and editor."""
+    agents = [agent_lines(each, connection) for each in AGENTS.values()]
+    return [*agents, *(editor_lines(each, connection) for each in EDITORS.values())]

@@ -1,0 +1,65 @@
+"""The settings of clients, as lines to copy."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from gateway.access.keys import ApiKeys
+from gateway.clients.connection import Connection
+from gateway.clients.lines import Lines, all_lines
+from gateway.http.auth import caller_of
+from gateway.http.bodies import json_response
+from gateway.http.openapi import NAMES_MODEL, Operation, Query, Routes
+from gateway.memory.estimator import UnreadableFilesError
+from gateway.models.compartment import Compartment
+from gateway.models.fleet import Fleet
+
+client_routes = Routes("operation")
+
+# A page shows no keys: each person has one.
+_A_KEY = "YOUR_KEY"
+
+
+class ClientLines(Struct):
+    """The lines of every client for a model, with the context that they name."""
+
+    model: str
+    context_tokens: int
+    clients: list[Lines]
+
+
+@client_routes.get(
+    "/models/{model_id:path}/clients",
+    Operation(
+        "Lines that connect agents and editors",
+        answer=ClientLines,
+        query=[Query("url", "string", "The gateway's address for these clients; else as asked.")],
+        refusals=NAMES_MODEL,
+    ),
+)
+async def list_lines(request: HttpRequest) -> Response:
+    fleet: Fleet = request.app.state.fleet
+    keys: ApiKeys = request.app.state.keys
+    await keys.look()
+    compartment = fleet.roster.find(request.path_params["model_id"], caller_of(request))
+    tokens = await _context_tokens(fleet, compartment)
+    url = request.query_params.get("url") or str(request.base_url)
+    connection = Connection(
+        url.rstrip("/"), compartment.model.id, tokens, _A_KEY if keys.all else None
+    )
+    return json_response(ClientLines(compartment.model.id, tokens, all_lines(connection)))
+
+
+async def _context_tokens(fleet: Fleet, compartment: Compartment) -> int:
+    """The context in force; of a model that isn't loaded, the one it would be loaded with."""
+    worker = compartment.worker
+    if worker is not None and worker.report.context_tokens is not None:
+        return worker.report.context_tokens
+    configured_tokens = compartment.model.settings.context_tokens
+    try:
+        found = await fleet.scheduler.forecast(compartment.model_memory, configured_tokens)
+    except UnreadableFilesError:
+        return configured_tokens
+    return configured_tokens if found.outline is None else found.outline.granted_context_tokens
