@@ -36,6 +36,9 @@ class DirectWriter(Protocol):
     def write(self, body: bytes) -> None:
         """Write now. Call this only while `writable`."""
 
+    def cut(self) -> None:
+        """Break the response off, so that the client knows that it isn't whole."""
+
 
 def direct_writer_of(scope: Scope) -> DirectWriter | None:
     """The writer of the request's response. None: the server has none."""
@@ -114,6 +117,10 @@ class Exchange(RequestResponseCycle):
         # An empty chunk would end the body.
         if body:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+    def cut(self) -> None:
+        self.disconnected = True
+        self.transport.abort()
 
     async def receive(self) -> ASGIReceiveEvent:
         """Raises: Refusal: the body ended early, is too slow, or is no HTTP."""
