@@ -44,9 +44,10 @@ async def _address(request: Request) -> str:
 async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     traffic = _traffic()
     first, last, urgent = _passage("1"), _passage("2"), _passage("3", priority=5)
+    traffic.connect(_connection(_nothing_is_sent))
     for each in (first, last, urgent):
         traffic.submit(each)
-    traffic.connect(_connection(_nothing_is_sent))
+        traffic.dispatch()
     assert await _address(first) == ADDRESS
     assert (traffic.queue.running, traffic.queue.waiting) == (1, 2)
     traffic.passed(first, Usage(3, 4))
