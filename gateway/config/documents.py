@@ -77,6 +77,9 @@ def schema() -> dict[str, Any]:
     _, tables = msgspec.json.schema_components([Settings], ref_template="#/$defs/{name}")
     tables = _as_toml(tables)
     top = tables.pop(Settings.__name__)
+    model = tables[ModelSettings.__name__]
+    del model["required"]
+    model["anyOf"] = [{"required": ["path"]}, {"required": ["command"]}]
     del top["properties"]["discovery"]
     # The name of a key in [models] may also be the id of a model.
     top["properties"][MODELS]["properties"] = {

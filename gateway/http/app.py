@@ -20,6 +20,7 @@ from gateway.http import (
     openapi,
     page,
     responses,
+    servers,
     status,
     vectors,
 )
@@ -48,6 +49,7 @@ ROUTES: Final = (
     *messages.routes,
     *responses.routes,
     *vectors.routes,
+    *servers.routes,
     *ollama.routes,
     *admin.routes,
     *openapi.routes,
@@ -110,6 +112,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.upgrade = upgrade
     app.state.pictures = PictureReader()
     app.state.page = Page()
+    app.state.command_clients = servers.CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()

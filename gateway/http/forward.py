@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -108,17 +109,22 @@ class Forwarded(Response):
         self,
         opened: AbstractAsyncContextManager[Answer],
         server: str,
+        usage: UsageReader,
         *,
         silence_s: float,
         framing: Framing | None = None,
+        whole: asyncio.Event | None = None,
     ) -> None:
-        """The answer may pause for `silence_s`."""
+        """The answer may pause for `silence_s`. `whole` is set when the body of the request has
+        been read; None: it has been read before.
+        """
         self.background = None
         self._opened = opened
         self._server = server
         self._silence_s = silence_s
         self._framing = framing
-        self._usage = UsageReader()
+        self._usage = usage
+        self._whole = whole
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,6 +134,9 @@ class Forwarded(Response):
 
         async def watch_client() -> None:
             nonlocal left
+            if self._whole is not None:
+                # What comes now is the body, which somebody else reads.
+                await self._whole.wait()
             await until_gone(receive)
             left = True
             task.cancel()
@@ -151,6 +160,8 @@ class Forwarded(Response):
                 await self._write_answer(answer, scope, send)
         except Refusal as refusal:
             await self._end(refusal, scope, receive, send)
+        except ClientDisconnect:
+            note_outcome(scope, CLIENT_LEFT)
         except AnswerError as error:
             await self._end(refusal_of(error, self._server), scope, receive, send)
 

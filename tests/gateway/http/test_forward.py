@@ -53,7 +53,9 @@ class Relay:
         begin_record(scope)
         while (await receive()).get("more_body"):
             pass
-        forwarded = Forwarded(self.opened(), "The server", silence_s=10.0, framing=self.framing)
+        forwarded = Forwarded(
+            self.opened(), "The server", UsageReader(), silence_s=10.0, framing=self.framing
+        )
         await forwarded(scope, receive, send)
         self.usage = record_of(scope).usage
 
