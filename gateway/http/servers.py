@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from gateway.models.fleet import Fleet
 from gateway.requests import refusals
 from gateway.requests.progress import Passage
 from gateway.requests.request import Request
-from gateway.system.http_client import Answer, HttpClient, Question, Server
+from gateway.system.http_client import Answer, AnswerError, HttpClient, Question, Server
 from gateway.system.refusal import Refusal
 from protocol.answers import Text
 
@@ -34,6 +35,9 @@ routes = Routes("OpenAI")
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 _VIA: Final = "bulkhead"
+# How often a server that can't be reached is asked, and the pauses between.
+_TRIES: Final = 20
+_AGAIN_S: Final = 0.2
 
 
 class _Peeked(Struct):
@@ -165,25 +169,45 @@ class _CommandCall(ModelCall):
         form: Form | None,
         usage: UsageReader,
     ) -> AsyncGenerator[Answer]:
-        clients: CommandClients = self.http.app.state.command_clients
         try:
-            address = await self._turn(request, waits=form is not None)
-            told = self.told_model
-            question = Question(
-                self.http.method.encode(),
-                target,
-                passed_on(self.http.scope["headers"], _VIA),
-                body if form is None else form.body(told),
-                None if form is None else form.length(told),
-            )
-            client = clients.at(self.model.id, address)
-            answer = await client.ask(question, self.model.settings.silence_s)
+            tries = 0
+            while True:
+                address = await self._turn(request, waits=form is not None)
+                tries += 1
+                try:
+                    answer = await self._ask(address, target, body, form)
+                    break
+                except AnswerError as error:
+                    # Its server has just ended, and the guard is about to say so: wait for the next
+                    # one, as nothing was sent.
+                    if error.sent or tries >= _TRIES:
+                        raise
+                self.compartment.traffic.passed(request, None)
+                await asyncio.sleep(_AGAIN_S)
+                request = Request(request.task, request.terms, request.arrived_at)
+                self.fleet.submit(self.compartment, request)
             try:
                 yield answer
             finally:
                 answer.close()
         finally:
             self.compartment.traffic.passed(request, usage.usage)
+
+    async def _ask(
+        self, address: str, target: bytes, body: bytes | bytearray, form: Form | None
+    ) -> Answer:
+        """Raises: AnswerError."""
+        clients: CommandClients = self.http.app.state.command_clients
+        told = self.told_model
+        question = Question(
+            self.http.method.encode(),
+            target,
+            passed_on(self.http.scope["headers"], _VIA),
+            body if form is None else form.body(told),
+            None if form is None else form.length(told),
+        )
+        client = clients.at(self.model.id, address)
+        return await client.ask(question, self.model.settings.silence_s)
 
     async def _turn(self, request: Request, *, waits: bool) -> str:
         """Wait until the request may be passed on. Returns the server's address. `waits`: the rest

@@ -10,9 +10,10 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.config.model import Model
 from gateway.config.model_folders import expand_home
-from gateway.memory.fitting import Learned
+from gateway.config.model_settings import ModelSettings
+from gateway.memory.estimate import EstimateLine
+from gateway.memory.fitting import Learned, Outline
 
 # The memory of a program beside its files, and more than most programs need beside a small model.
 _PROGRAM_BYTES: Final = 500_000_000
@@ -44,14 +45,13 @@ class CommandEstimate(Struct, frozen=True):
                 return "an assumption, as it has neither run yet nor names its memory or files"
 
 
-def estimate_command(model: Model, learned: Learned) -> CommandEstimate:
+def estimate_of_command(settings: ModelSettings, learned: Learned) -> CommandEstimate:
     """Estimate a command. Blocks while its files are looked at.
 
     Raises:
         OSError: a file or folder can't be looked at.
     """
-    settings = model.settings
-    key = _key(model)
+    key = _key(settings)
     if settings.memory_bytes is not None:
         return CommandEstimate(settings.memory_bytes, "configured", key)
     if (measured_bytes := learned.fixed_bytes(key)) is not None:
@@ -62,10 +62,30 @@ def estimate_command(model: Model, learned: Learned) -> CommandEstimate:
     return CommandEstimate(_ASSUMED_BYTES, "assumed", key)
 
 
-def _key(model: Model) -> str:
+def outline_of_command(
+    found: CommandEstimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+) -> Outline:
+    """The outline of a command, of which only its memory is known."""
+    return Outline(
+        context_tokens=0,
+        parts=(EstimateLine("command", found.bytes, found.why),),
+        floor_bytes=found.bytes,
+        idle_bytes=found.bytes,
+        measured_idle_bytes=found.bytes if found.basis == "measured" else None,
+        token_bytes=0,
+        rows={},
+        verdict="fits" if found.bytes <= possible_bytes else "doesn't fit",
+        needed_bytes=found.bytes,
+        possible_bytes=possible_bytes,
+        kept_bytes=kept_bytes,
+        granted_context_tokens=0,
+        company=company,
+    )
+
+
+def _key(settings: ModelSettings) -> str:
     """A digest, as the environment may have secrets."""
-    settings = model.settings
-    told = (model.source, settings.command[1:], settings.environment, settings.files)
+    told = (settings.command, settings.environment, settings.files)
     return f"command|{hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]}"
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.memory.admission import Admission
-from gateway.memory.commands import CommandEstimate, estimate_command
+from gateway.memory.commands import CommandEstimate, estimate_of_command, outline_of_command
 from gateway.memory.estimate import Estimate
 from gateway.memory.fitting import Learned, Outline, guess, outline_of, shortened, whole
 from gateway.memory.weights import options_of
@@ -60,7 +60,7 @@ def _estimate(
     settings = model.settings
     if model.is_command:
         try:
-            return estimate_command(model, learned)
+            return estimate_of_command(settings, learned)
         except OSError as error:
             raise UnreadableFilesError(f"{error.filename}: {error.strerror}.") from error
     for place in _places(model):
@@ -197,17 +197,19 @@ class Estimator:
         return shortened(found.estimate, possible_bytes).floor_bytes
 
     async def outline(self, model: Model, company: dict[str, int]) -> Outline | None:
-        """The outline of a model; None if its files aren't understood, or if it is a command.
+        """The outline of a model; None if its files aren't understood.
 
         Raises:
             UnreadableFilesError: the files can't be read now.
         """
         found = await self._estimate(model)
-        if not isinstance(found, Estimated):
+        if isinstance(found, RoughEstimate):
             return None
         ledger = self._admission.ledger
         possible_bytes = ledger.possible_for(model.id)
         kept_bytes = ledger.usable_bytes - possible_bytes
+        if isinstance(found, CommandEstimate):
+            return outline_of_command(found, max(0, possible_bytes), kept_bytes, company)
         return outline_of(found.estimate, max(0, possible_bytes), kept_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:

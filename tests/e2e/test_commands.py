@@ -12,8 +12,8 @@ import openai
 import psutil
 import pytest
 
-from tests.support.commands import processes_of, table, wait_for
-from tests.support.gateway import Gateway
+from tests.support.commands import all_gone, guarded, serving, table
+from tests.support.gateway import Gateway, eventually
 
 MEMORY = {"memory": "200MB"}
 
@@ -30,22 +30,8 @@ def gateway() -> Iterator[Gateway]:
         + table("one", max_concurrency=1, environment={"OWN": "at {port}"}, **MEMORY)
     )
     secret = {"BULKHEAD_ADMIN_KEY": "secret-1", "SOME_TOKEN": "secret-2"}
-    with Gateway(config=config, models=(), environment=secret) as gateway:
+    with serving(config, environment=secret) as gateway:
         yield gateway
-        pid = gateway.pid
-    assert not [each for each in processes_of(pid) if _of(each, pid)]
-
-
-def _of(process: psutil.Process, gateway_pid: int) -> bool:
-    return any(each.pid == gateway_pid for each in process.parents())
-
-
-def _guarded(gateway: Gateway, model: str) -> list[psutil.Process]:
-    return psutil.Process(gateway.worker_pid(model)).children(recursive=True)
-
-
-def _gone(processes: list[psutil.Process]) -> bool:
-    return not any(each.is_running() and each.status() != "zombie" for each in processes)
 
 
 def test_chats_pass_as_they_are(gateway: Gateway) -> None:
@@ -87,7 +73,7 @@ def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> N
 
 def test_a_command_gets_no_secret_and_its_own_variables(gateway: Gateway) -> None:
     gateway.load("one")
-    environment = _guarded(gateway, "one")[0].environ()
+    environment = guarded(gateway, "one")[0].environ()
     assert environment["OWN"].startswith("at ")
     assert not [name for name, each in environment.items() if "secret-" in each]
     assert "HF_HUB_OFFLINE" not in environment or "HF_HUB_OFFLINE" in os.environ
@@ -99,8 +85,11 @@ def test_a_socket_does_as_well(gateway: Gateway) -> None:
 
 def test_what_needs_a_worker_of_ours_is_refused_by_name(gateway: Gateway) -> None:
     for path, body in (
-        ("/api/chat", {"model": "plain", "messages": []}),
-        ("/v1/messages/count_tokens", {"model": "plain", "messages": []}),
+        ("/api/chat", {"model": "plain", "messages": [{"role": "user", "content": "hi"}]}),
+        (
+            "/v1/messages/count_tokens",
+            {"model": "plain", "messages": [{"role": "user", "content": "hi"}]},
+        ),
     ):
         refused = gateway.client.post(path, json=body)
         assert refused.status_code == 400
@@ -112,17 +101,18 @@ def test_what_needs_a_worker_of_ours_is_refused_by_name(gateway: Gateway) -> Non
 def test_every_process_ends_with_an_unload(gateway: Gateway) -> None:
     for model in ("plain", "daemon", "stubborn"):
         gateway.load(model)
-        guarded = _guarded(gateway, model)
-        assert len(guarded) >= (2 if model != "daemon" else 1)
+        processes = guarded(gateway, model)
+        assert len(processes) >= (2 if model != "daemon" else 1)
         gateway.order("unload", model).raise_for_status()
-        assert _gone(guarded), model
+        assert all_gone(processes), model
         assert gateway.model(model)["last_exit"]["reason"] == "stopped as asked"
 
 
 def test_requests_wait_in_turn(gateway: Gateway) -> None:
-    body = {"model": "one", "stream": True, "max_tokens": 40, "messages": []}
+    body = {"model": "one", "stream": True, "max_tokens": 100, "pause_s": 0.1, "messages": []}
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as first:
-        next(first.iter_bytes())
+        pieces = first.iter_bytes()
+        next(pieces)
         late = {"x-deadline-s": "0.2"}
         refused = gateway.chat("hi", "one", headers=late)
         assert refused.json()["error"]["code"] == "deadline_exceeded"
@@ -133,8 +123,8 @@ def test_a_flood_of_output_is_bounded(gateway: Gateway) -> None:
     gateway.load("flood")
     time.sleep(3)
     assert gateway.say("hi", "flood") == "flood"
-    log = gateway.client.get("/admin/v1/models/flood/logs?lines=1000").text
-    assert "were too much at once" in log
+    (log,) = (gateway.state_dir / "logs").rglob("flood.log")
+    assert log.stat().st_size < 8 << 20
     gateway.order("unload", "flood")
 
 
@@ -149,43 +139,42 @@ def test_the_death_of_a_server_is_said_and_another_one_starts(gateway: Gateway) 
     refused = gateway.chat("hi", "plain", die=3)
     assert refused.status_code == 502
     assert "The server of 'plain'" in refused.json()["error"]["message"]
-    wait_for(lambda: gateway.model("plain")["restarts"] == 1 or bool(gateway.say("hi", "plain")))
     assert gateway.say("hi", "plain") == "there"
 
 
 @pytest.mark.parametrize("victim", ["guard", "server"])
 def test_a_stream_whose_server_is_killed_ends_with_an_error(gateway: Gateway, victim: str) -> None:
     gateway.load("plain")
-    guarded = _guarded(gateway, "plain")
+    processes = guarded(gateway, "plain")
     body = {"model": "plain", "stream": True, "max_tokens": 1000, "messages": []}
     with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
         guard = gateway.worker_pid("plain")
-        os.kill(guard if victim == "guard" else guarded[0].pid, signal.SIGKILL)
+        os.kill(guard if victim == "guard" else processes[0].pid, signal.SIGKILL)
         rest = list(lines)
     assert "event: error" in rest
     event = json.loads(rest[rest.index("event: error") + 1].removeprefix("data: "))
     assert event["error"]["code"] == "bad_gateway"
-    wait_for(lambda: _gone(guarded))
+    eventually(lambda: all_gone(processes))
     assert gateway.say("hi", "plain") == "there"
 
 
 def test_a_gateway_that_is_killed_leaves_nothing() -> None:
     config = table("plain", "--child", **MEMORY) + table("daemon", "--daemon", **MEMORY)
-    with Gateway(config=config, models=()) as gateway:
+    with serving(config) as gateway:
         gateway.load("plain")
         gateway.load("daemon")
-        left = [*_guarded(gateway, "plain"), *_guarded(gateway, "daemon")]
+        left = [*guarded(gateway, "plain"), *guarded(gateway, "daemon")]
         left += [psutil.Process(gateway.worker_pid(each)) for each in ("plain", "daemon")]
         gateway.process.kill()
-        wait_for(lambda: _gone(left))
+        eventually(lambda: all_gone(left))
 
 
 def test_a_server_that_is_never_ready_or_talks_nonsense_is_given_up() -> None:
     config = "[workers]\nload_timeout_s = 3\n" + table("never", "--never", **MEMORY)
     config += table("nonsense", "--nonsense", **MEMORY)
-    with Gateway(config=config, models=()) as gateway:
+    with serving(config) as gateway:
         for model in ("never", "nonsense"):
             refused = gateway.chat("hi", model)
             assert refused.status_code == 503, refused.text
@@ -194,10 +183,10 @@ def test_a_server_that_is_never_ready_or_talks_nonsense_is_given_up() -> None:
 
 def test_a_server_that_hangs_is_replaced() -> None:
     config = "[workers]\nstall_timeout_s = 3\n" + table("w", silence_s=4, **MEMORY)
-    with Gateway(config=config, models=()) as gateway:
+    with serving(config) as gateway:
         gateway.load("w")
-        os.kill(_guarded(gateway, "w")[0].pid, signal.SIGSTOP)
-        wait_for(lambda: bool(gateway.events("hang")))
+        os.kill(guarded(gateway, "w")[0].pid, signal.SIGSTOP)
+        eventually(lambda: bool(gateway.events("hang")))
         assert gateway.say("hi", "w") == "w"
 
 
@@ -209,7 +198,7 @@ def test_a_port_that_is_taken_is_no_place(gateway: Gateway) -> None:
     for model in ("plain", "one"):
         (port,) = [
             each.laddr.port
-            for each in _guarded(gateway, model)[0].net_connections()
+            for each in guarded(gateway, model)[0].net_connections()
             if each.status == psutil.CONN_LISTEN
         ]
         ports.add(port)

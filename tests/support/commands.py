@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from protocol.process_tree import MARK
+from tests.support.gateway import Gateway, gone
 
 PROGRAM = str(Path(__file__).with_name("command_server.py"))
 
@@ -30,8 +31,8 @@ def _written(value: Any) -> str:
     return json.dumps(value)
 
 
-def processes_of(gateway_pid: int) -> list[psutil.Process]:
-    """All processes of commands that run on this machine for this gateway's user."""
+def marked_by_anyone() -> list[psutil.Process]:
+    """All processes of commands on this machine."""
     found = []
     for each in psutil.process_iter():
         try:
@@ -42,8 +43,19 @@ def processes_of(gateway_pid: int) -> list[psutil.Process]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.05)
+@contextmanager
+def serving(config: str, **more: Any) -> Iterator[Gateway]:
+    gateway = Gateway(config=config, models=(), **more)
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+def guarded(gateway: Gateway, model: str) -> list[psutil.Process]:
+    """The processes of a command, its first one first."""
+    return psutil.Process(gateway.worker_pid(model)).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return all(gone(each.pid) for each in processes)

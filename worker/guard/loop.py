@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from typing import Final, NoReturn
@@ -46,6 +47,7 @@ def run(address: str, key: bytes, parent_pid: int, incarnation: int, mark: str) 
     adopt_orphans()
     guard = Guard(address, key, incarnation, mark)
     begin_process(guard.request_stop)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: guard.note_child())
     guard.watch = ParentWatch(parent_pid, guard.request_stop, guard.orphan_grace_s)
     try:
         status = guard.run()
@@ -96,6 +98,7 @@ class Guard:
         self._began_at = 0.0
         self._told_ready = False
         self._stops = 0
+        self._child_changed = False
         self._link.send(
             Hello(
                 protocol_version=PROTOCOL_VERSION,
@@ -115,6 +118,13 @@ class Guard:
         self._stops += 1
         self._link.wake()
 
+    def note_child(self) -> None:
+        """Look whether the server lives, as a child has changed its state. A signal handler calls
+        this.
+        """
+        self._child_changed = True
+        self._link.wake()
+
     def orphan_grace_s(self) -> float:
         held = 0 if self._server is None else held_bytes(self._server.processes())
         return grace_s(held) + _SPARE_S
@@ -129,13 +139,16 @@ class Guard:
             if (parent_pid := self._link.settle()) is not None and self.watch is not None:
                 self.watch.follow(parent_pid)
             self._tell_ready()
-            if time.monotonic() < heartbeat_at:
-                continue
-            heartbeat_at = time.monotonic() + _HEARTBEAT_S
-            if self._server is not None and not self._server.alive():
-                logger.error("%s", self._server.obituary())
-                return 1
-            self._send_heartbeat()
+            due = time.monotonic() >= heartbeat_at
+            if due or self._child_changed:
+                self._child_changed = False
+                ready = self._health is not None and self._health.ready
+                if self._server is not None and not self._server.alive(ready=ready):
+                    logger.error("%s", self._server.obituary())
+                    return 1
+            if due:
+                heartbeat_at = time.monotonic() + _HEARTBEAT_S
+                self._send_heartbeat()
         return 0
 
     def end_server(self) -> None:

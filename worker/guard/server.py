@@ -23,6 +23,7 @@ from worker.guard.output import Output
 # How often all processes are looked through for marked ones, which takes longer than the others.
 _MARKED_S: Final = 10.0
 _LOOK_S: Final = 0.02
+_CONNECT_S: Final = 2.0
 
 
 class PlaceError(Exception):
@@ -85,9 +86,25 @@ class CommandServer:
         found = {each.pid: each for each in (*self._strays, *below(os.getpid()))}
         return [each for each in found.values() if each.is_running()]
 
-    def alive(self) -> bool:
-        """Whether any process lives. The first one may end before the others."""
-        return self._first.poll() is None or bool(self._everyone())
+    def alive(self, *, ready: bool) -> bool:
+        """Whether the server lives. Its first process may leave others behind, which serve, or will
+        once they are `ready`.
+        """
+        if (code := self._first.poll()) is None:
+            return True
+        if not self._everyone():
+            return False
+        return self._listens() if ready else code == 0
+
+    def _listens(self) -> bool:
+        connection = _Connection(self._socket, self._port, _CONNECT_S)
+        try:
+            connection.connect()
+        except OSError:
+            return False
+        finally:
+            connection.close()
+        return True
 
     def _everyone(self) -> list[psutil.Process]:
         self._reap()
