@@ -94,7 +94,7 @@ def test_two_commands_take_turns_within_a_budget_for_one(
     config = f"[memory]\nbudget = {budget_bytes}\n[queue]\nmax_wait_s = 2\n"
     config += table("a", "--eat", "200", memory="260MB")
     config += table("b", "--eat", "200", memory="260MB")
-    config += table("greedy", memory="50MB")
+    config += table("greedy", memory="50MB") + table("large", memory="3GB")
     most_bytes = 0
     over = threading.Event()
 
@@ -109,27 +109,32 @@ def test_two_commands_take_turns_within_a_budget_for_one(
         watcher.start()
         turns = 0
         until = time.monotonic() + seconds
-        while time.monotonic() < until or turns < 4:
-            name = "ab"[turns % 2]
-            assert gateway.say("hi", name) == name
-            turns += 1
-        refused = gateway.chat("hi", "greedy", eat=600)
-        assert refused.status_code in (200, 502)
-        eventually(lambda: gateway.model("greedy")["last_exit"] is not None)
-        assert gateway.say("hi", "a") == "a"
+        try:
+            while time.monotonic() < until or turns < 4:
+                name = "ab"[turns % 2]
+                assert gateway.say("hi", name) == name
+                turns += 1
+        finally:
+            over.set()
+            watcher.join()
+        assert most_bytes < budget_bytes, "never both"
+        ended = gateway.chat("hi", "greedy", eat=600, hang=60)
+        assert ended.status_code == 502
+        assert gateway.say("hi", "a") == "a", "it takes nobody along for long"
         kinds = Counter(each["event"] for each in gateway.events())
         assert kinds["evict"] >= turns - 1
-        assert kinds["overgrown"] >= 1
+        assert kinds["overgrown"] == 1
+        refused = gateway.chat("hi", "large")
+        assert refused.status_code == 507
+        assert "3.0 GB" in refused.text, "with the numbers"
         for name in ("a", "b", "greedy"):
             gateway.order("unload", name)
         assert gateway.status()["memory"]["granted_bytes"] == 0, "all of it comes back"
-        over.set()
-        watcher.join()
     tell(turns=turns, most_mb=most_bytes >> 20)
 
 
 def _held_bytes(gateway_pid: int) -> int:
-    """The bytes of all servers below a gateway that are not the greedy one's."""
+    """The resident bytes of all servers below a gateway."""
     held = 0
     for each in psutil.Process(gateway_pid).children(recursive=True):
         try:

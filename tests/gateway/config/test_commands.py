@@ -32,7 +32,7 @@ def test_a_program_takes_the_place_of_a_folder(tmp_path: Path) -> None:
     ("table", "said"),
     [
         ('command = ["sh", "serve"]', "neither {port} nor {socket}"),
-        ("command = []", "path: it is missing"),
+        ("command = []", "path: It is empty"),
         ('command = ["no-such-program-here", "{port}"]', "no program"),
         ('command = ["sh", "{port}"]\nkv_bits = 4', "kv_bits: only a model with a path"),
         ('path = "demo"\nmemory = "1GB"', "memory: only a model with a command"),
