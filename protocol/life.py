@@ -168,6 +168,18 @@ class Load(Message, frozen=True, tag="load"):
     awaited: bool = False
 
 
+class RunCommand(Message, frozen=True, tag="run-command"):
+    """Run the server of a command, in place of `Load`. In the texts of `command` and `environment`
+    {port} and {socket} stand for the place to listen at. The server is ready once `health` answers
+    with 200; None: once it answers at all.
+    """
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    folder: str
+    health: str | None
+
+
 class LoadProgress(Message, frozen=True, tag="load-progress"):
     loaded_bytes: int
     total_bytes: int
@@ -178,7 +190,8 @@ class Ready(Message, frozen=True, tag="ready"):
     the model's own context, and the longest sequence that has room in the memory.
 
     `fingerprint` changes when weights, tokenizer or template change. A request that has begun may
-    go on only in a worker with the same fingerprint.
+    go on only in a worker with the same fingerprint. The server of a command listens at `address`:
+    host:port, or the path of a socket.
     """
 
     load_s: float
@@ -189,6 +202,7 @@ class Ready(Message, frozen=True, tag="ready"):
     memory: MlxMemory
     abilities: tuple[Ability, ...] = ("text",)
     sampling: SamplingDefaults = SamplingDefaults()
+    address: str = ""
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):

@@ -6,6 +6,8 @@ to a delta with a finish reason, and every `Embed` by one `Embedded` or several.
 may take the place of either answer. `Heartbeat` flows all the while. `Drain` or `Stop` ends the
 conversation.
 
+A worker that guards the server of a command gets `RunCommand` in place of `Load`, and no requests.
+
 A gateway that is replaced hands its workers over: it says `Move`, and `Moved` is the worker's last
 message on this channel. The worker holds back further messages until the next gateway says `Settle`
 on another channel, or the old gateway says `Stay`. So no message is lost, and none is sent twice.
@@ -33,6 +35,7 @@ from protocol.life import (
     PromptCacheCleared,
     RankLost,
     Ready,
+    RunCommand,
     Settle,
     Stay,
     Stop,
@@ -42,6 +45,7 @@ from protocol.requests import Cancel, Embed, Generate
 
 GatewayMessage: TypeAlias = (
     Load
+    | RunCommand
     | Generate
     | Embed
     | Cancel

@@ -1,7 +1,8 @@
 """Start of a worker process: `python -P .../worker/__main__.py --endpoint ... --parent ...`.
 
-With `--follow` the process computes as a rank other than 0. With the name of an errand it runs the
-errand and ends. With `device` it prints the device and ends.
+With `--guard` the process runs the server of a command. With `--follow` it computes as a rank other
+than 0. With the name of an errand it runs the errand and ends. With `device` it prints the device
+and ends.
 
 The gateway starts this file by its path, because the search path can't be trusted: a folder called
 `worker` in the current directory or on PYTHONPATH must not shadow this package. `worker` and
@@ -17,6 +18,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -51,9 +53,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _pin_packages() -> None:
-    for package in ("protocol", "worker"):
-        _pin_package(package, Path(__file__).resolve().parent.parent)
-
+    _pin_own()
     for name, value in _BACK_END.items():
         # A variable that the operator has set keeps its value.
         os.environ.setdefault(name, value)
@@ -61,6 +61,25 @@ def _pin_packages() -> None:
     from worker.transformers import keep_import_structure
 
     keep_import_structure()
+
+
+def _pin_own() -> None:
+    for package in ("protocol", "worker"):
+        _pin_package(package, Path(__file__).resolve().parent.parent)
+
+
+def _guard() -> None:
+    parser = argparse.ArgumentParser(prog="bulkhead-worker")
+    parser.add_argument("--guard", required=True, help="the mark of the command's processes")
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--parent", type=int, required=True, help="pid of the gateway")
+    parser.add_argument("--incarnation", type=int, required=True)
+    arguments = parser.parse_args()
+    key = _ready_with_key(arguments.parent, _pin_own)
+
+    from worker.guard.loop import run
+
+    run(arguments.endpoint, key, arguments.parent, arguments.incarnation, arguments.guard)
 
 
 def _serve() -> None:
@@ -86,11 +105,11 @@ def _follow() -> None:
     run(arguments.follow, key, arguments.rank, arguments.silence, arguments.parent)
 
 
-def _ready_with_key(parent_pid: int) -> bytes:
+def _ready_with_key(parent_pid: int, pin: Callable[[], None] = _pin_packages) -> bytes:
     # Checked before the slow imports, so that an orphan ends at once.
     if os.getppid() != parent_pid:
         sys.exit(f"The gateway (pid {parent_pid}) is gone.")
-    _pin_packages()
+    pin()
 
     from protocol.channel import KEY_BYTES
 
@@ -127,5 +146,7 @@ if __name__ == "__main__":
             _run_errand(errand)
         case _ if "--follow" in sys.argv:
             _follow()
+        case _ if "--guard" in sys.argv:
+            _guard()
         case _:
             _serve()

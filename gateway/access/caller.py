@@ -114,6 +114,8 @@ def counts(method: str, path: str) -> bool:
     """Whether a request counts against the limits of its key. Requests that make a model work
     count. Requests that the gateway answers by itself don't.
     """
+    if path.startswith("/servers/"):
+        return True
     return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
 
 

@@ -21,6 +21,7 @@ from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.command_bodies import Status
 from gateway.library.description import describe
+from gateway.memory.commands import estimate_of_command, outline_of_command
 from gateway.memory.estimate import MOST_ROWS
 from gateway.memory.fitting import Learned, Outline, Verdict, budget_bytes, outline_of, whole
 from gateway.memory.forecast import Forecast, possible_beside
@@ -173,6 +174,8 @@ def _calculated(
     running: _Running | None,
 ) -> _Estimate:
     configured = _configured(model, settings)
+    if configured.command:
+        return _of_command(model, configured, settings, state_dir, running)
     tokens = context_tokens or configured.context_tokens
     try:
         folder = find_folder(locate(configured.path))
@@ -196,10 +199,33 @@ def _calculated(
     return _Estimate(outline, bool(settings.groups), about, failure, None)
 
 
+def _of_command(
+    model: str,
+    configured: ModelSettings,
+    settings: Settings,
+    state_dir: StateDir,
+    running: _Running | None,
+) -> _Estimate:
+    learned = Learned(state_dir.learned_path)
+    try:
+        found = estimate_of_command(configured, learned)
+    except OSError as error:
+        raise CommandError(f"There is no estimate for {model}: {error}") from error
+    usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
+    possible = possible_beside(configured, settings, usable_bytes, learned)
+    outline = outline_of_command(found, possible.bytes, possible.kept_bytes, possible.companions)
+    about = None if running is None else running.about
+    failure = None if running is None else running.failure
+    return _Estimate(outline, bool(settings.groups), about, failure, None)
+
+
 def _problem(model: str, settings: Settings) -> str | None:
     """Why the model can't be loaded, by its files; None if they show no reason."""
     try:
-        return describe(find_folder(locate(_configured(model, settings).path))).problem
+        configured = _configured(model, settings)
+        if configured.command:
+            return None
+        return describe(find_folder(locate(configured.path))).problem
     except (ValueError, OSError):
         return None
 
@@ -248,11 +274,16 @@ def _printed(model: str, answer: _Estimate) -> EstimateReport:
 
 def _print(model: str, answer: _Estimate) -> None:
     found = answer.outline
-    click.echo(f"{model}, {found.context_tokens:,} tokens of context\n")
+    # A command has no context that would be known here.
+    of = f", {found.context_tokens:,} tokens of context" if found.context_tokens else ""
+    click.echo(f"{model}{of}\n")
     for line in found.parts:
         click.echo(f"  {line.name:<{_WIDTH}} {format_size(line.bytes):>8}  {line.detail}")
     click.echo(f"  {'floor':<{_WIDTH}} {format_size(found.floor_bytes):>8}  needed for a load\n")
-    if (measured := found.measured_idle_bytes) is None:
+    measured = found.measured_idle_bytes
+    if not found.context_tokens:
+        pass
+    elif measured is None:
         click.echo("Not measured yet: the model has not been loaded with this state folder.")
     else:
         calculated = found.idle_bytes

@@ -138,6 +138,11 @@ def arguments(about: str, **said: Any) -> Meta:
     return _meta(Key(about, expected, prepare=_check_json, **said))
 
 
+def variables(about: str, **said: Any) -> Meta:
+    """The annotation of a dict of texts: environment variables."""
+    return _meta(Key(about, 'a table of texts, as { LANG = "C" }', **said))
+
+
 def rank_places(about: str, most: int, **said: Any) -> Meta:
     """The annotation of a tuple of `RankPlace`, with at most `most` elements."""
     expected = (

@@ -95,6 +95,10 @@ def label_of(group: Group) -> str:
 # The keys that a worker gets only at its load. It gets the folders of files at its load, too.
 _TOLD_AT_LOAD: Final = (
     "python",
+    "command",
+    "environment",
+    "folder",
+    "health",
     "context_tokens",
     "max_concurrency",
     "kv_bits",
@@ -110,7 +114,8 @@ _TOLD_AT_LOAD: Final = (
 
 class Model(Struct, frozen=True):
     """A model that can be served. A worker loads `source`: an absolute folder, or a repository in
-    the Hugging Face cache. `adapter` and `draft` are absolute folders.
+    the Hugging Face cache. `adapter` and `draft` are absolute folders. Of a model with a command
+    `source` is the program.
     """
 
     id: str
@@ -118,6 +123,11 @@ class Model(Struct, frozen=True):
     settings: ModelSettings
     adapter: str | None = None
     draft: str | None = None
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a server of its own serves the model, and requests are passed on to it."""
+        return bool(self.settings.command)
 
     @property
     def told(self) -> dict[str, str]:

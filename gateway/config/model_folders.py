@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -209,6 +211,26 @@ def find_adapter(path: str, allowed: Iterable[str]) -> str:
                 f"{path} holds no adapter: there is no {name}.", str(folder.absolute())
             )
     return located
+
+
+def find_program(name: str, folder: str | None) -> str:
+    """The absolute path of a program, as a shell in `folder` finds it, or beside the gateway's own
+    interpreter.
+
+    Raises:
+        NotThereError: there is no such program, or it may not be run.
+    """
+    at = expand_home(folder or "~")
+    if os.sep in name:
+        found = shutil.which(str(at / expand_home(name)))
+    else:
+        beside = str(Path(sys.executable).parent)
+        found = shutil.which(name) or shutil.which(name, path=beside)
+    if found is None:
+        raise NotThereError(
+            f"There is no program {name} that may be run: name its path, or install it.", name
+        )
+    return found
 
 
 def find_pictures(path: str) -> str:

@@ -9,8 +9,10 @@ from msgspec import Meta, Struct, field
 from gateway.config.key import (
     Count,
     Section,
+    Size,
     Text,
     arguments,
+    byte_size,
     choice,
     count,
     rank_places,
@@ -18,9 +20,11 @@ from gateway.config.key import (
     text,
     texts,
     time,
+    variables,
     whole,
 )
 from gateway.config.model_folders import expand_home
+from gateway.system.notation import parse_size
 from protocol.life import RankBackend, RankSplit
 
 # The name of the gateway's own machine among the hosts.
@@ -47,7 +51,8 @@ class ModelSettings(Section, frozen=True):
     path: Annotated[
         Text,
         text(
-            "The model's folder, a repository in the Hugging Face cache, or demo.",
+            "The model's folder, a repository in the Hugging Face cache, or demo. A model with a "
+            "command has none.",
             "a model's folder, or a repository in the Hugging Face cache",
             example="demo",
         ),
@@ -164,6 +169,86 @@ class ModelSettings(Section, frozen=True):
         ),
     ] = None
 
+    command: Annotated[
+        tuple[Text, ...],
+        texts(
+            "A program that serves the model by HTTP on this machine, and its arguments, in place "
+            "of a path. In them {port} is the port to listen at, or {socket} a Unix socket.",
+            'texts, as ["llama-server", "--port", "{port}"]',
+            example=("whisper-server", "--port", "{port}"),
+        ),
+    ] = ()
+    environment: Annotated[
+        dict[str, Text],
+        variables("Variables for the command. Of the gateway's own it gets no key and no secret."),
+    ] = field(default_factory=dict)
+    folder: Annotated[
+        Text | None,
+        text(
+            "The folder that the command works in.",
+            "a folder",
+            example="~/servers",
+            unset="the home folder",
+        ),
+    ] = None
+    health: Annotated[
+        Text | None,
+        text(
+            "The path at which the command's server answers with 200 once it is ready. While it "
+            "lives, it answers there with anything.",
+            "a path, as /health",
+            example="/health",
+            unset="/, where any answer will do",
+        ),
+    ] = None
+    name: Annotated[
+        Text | None,
+        text(
+            "The model's name at the command's server, which gets it in place of the name here.",
+            "a name",
+            example="default_model",
+            unset="the model's id",
+        ),
+    ] = None
+    paths: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Other paths of the command's server, each with all below it, that are passed on at "
+            "/servers/ID. Those of OpenAI's API are passed on anyway.",
+            "paths, as /system_stats",
+        ),
+    ] = ()
+    silence_s: Annotated[
+        float,
+        time(
+            "An answer of the command's server may be silent for so long, and so may the server "
+            "while it answers.",
+            1.0,
+        ),
+    ] = 600.0
+    memory: Annotated[
+        Size | None,
+        byte_size(
+            "The memory to ask for before the command starts; else as an earlier run has held, and "
+            "before the first by the size of the files.",
+            example="8GB",
+            unset="as measured before",
+        ),
+    ] = None
+    files: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Files and folders that the command loads. Their size is asked for before its first "
+            "run.",
+            "files and folders",
+        ),
+    ] = ()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory that the operator wants asked for; None: the operator hasn't said."""
+        return None if self.memory is None else parse_size(self.memory)
+
     @property
     def places(self) -> tuple[RankPlace, ...]:
         """The place of each rank of the model, rank 0 first."""
@@ -177,6 +262,16 @@ class ModelSettings(Section, frozen=True):
     def interpreter(self) -> str | None:
         """`python`, with the home folder in place of `~`."""
         return None if self.python is None else str(expand_home(self.python))
+
+
+# The keys that only models have that workers compute, and those that only commands have.
+COMPUTED_KEYS: Final = (
+    *("path", "context_tokens", "kv_bits", "adapter", "draft_model", "draft_tokens", "guesses"),
+    *("pictures", "local", "ranks", "backend", "split", "template_arguments", "python"),
+)
+COMMAND_KEYS: Final = (
+    *("environment", "folder", "health", "name", "paths", "silence_s", "memory", "files"),
+)
 
 
 class GroupSettings(Section, frozen=True):

@@ -30,7 +30,14 @@ from gateway.config.machine_rules import (
     network_complaints,
     picture_complaints,
 )
-from gateway.config.model_folders import NotThereError, find_adapter, find_draft, find_model
+from gateway.config.model_folders import (
+    NotThereError,
+    find_adapter,
+    find_draft,
+    find_model,
+    find_program,
+)
+from gateway.config.model_settings import ModelSettings
 from gateway.config.rules import complaints, group_complaints
 from gateway.config.settings import DiscoverySettings, Flags, Settings
 from gateway.config.tables import GROUPS, MODELS, NAMED, SECTIONS, TABLES, keys_of, label
@@ -46,7 +53,7 @@ _LOOKS: Final[dict[str, Callable[[str, tuple[str, ...]], str]]] = {
 
 class Located(msgspec.Struct, frozen=True):
     """The absolute folders that a worker loads for the keys `path`, `adapter` and `draft_model`.
-    `path` may also be a repository in the Hugging Face cache.
+    `path` may also be a repository in the Hugging Face cache, and is the program of a command.
     """
 
     path: str
@@ -218,25 +225,33 @@ class _Reading:
             (model_id, key): Sought(key, path)
             for model_id, model in settings.models.items()
             for key in _LOOKS
-            if (path := getattr(model, key)) is not None
+            if not model.command
+            and (path := getattr(model, key)) is not None
             and (MODELS, model_id, key) not in self._wrong
         }
-        found = places.locate(
-            {
-                each: functools.partial(_LOOKS[each.what], each.path, settings.gateway.allow)
-                for each in sought.values()
-            }
-        )
+        looks: dict[Sought, Callable[[], str]] = {
+            each: functools.partial(_LOOKS[each.what], each.path, settings.gateway.allow)
+            for each in sought.values()
+        }
+        for model_id, model in settings.models.items():
+            if model.command and (MODELS, model_id, "command") not in self._wrong:
+                # The program takes the place of the folder.
+                program, folder = model.command[0], model.folder
+                sought[model_id, "path"] = each = Sought(f"program for {folder}", program)
+                looks[each] = functools.partial(find_program, program, folder)
+        found = places.locate(looks)
         located: dict[str, dict[str, str]] = {each: {} for each in settings.models}
         for (model_id, key), each in sought.items():
+            command = settings.models[model_id].command
+            place = (MODELS, model_id, "command" if command and key == "path" else key)
             match found[each]:
                 case NotThereError() as error:
                     located[model_id][key] = error.place
-                    self.absent[model_id] = self._mistake((MODELS, model_id, key), str(error))
+                    self.absent[model_id] = self._mistake(place, str(error))
                 case ValueError() as error:
-                    self._complain((MODELS, model_id, key), str(error))
-                case place:
-                    located[model_id][key] = place
+                    self._complain(place, str(error))
+                case path:
+                    located[model_id][key] = path
         return {
             model_id: Located(**answers)
             for model_id, answers in located.items()
@@ -247,7 +262,11 @@ class _Reading:
         self, settings: Settings, located: Mapping[str, Located], places: Places
     ) -> None:
         """Check the key files of hosts, and whether ranks can share a model's attention heads."""
-        folders = {model_id: each.path for model_id, each in located.items()}
+        folders = {
+            model_id: each.path
+            for model_id, each in located.items()
+            if not settings.models[model_id].command
+        }
         for place, message in key_complaints(settings, places):
             self._complain(place, message)
         # The key `split` may be in a line that isn't TOML.
@@ -300,6 +319,8 @@ class _Reading:
                 element = place if error.index is None else (*place, error.index)
                 self._complain(element, unexpected(keys[name].key, error.value))
         for name, definition in keys.items():
+            if section is ModelSettings and name == "path" and "command" in given:
+                continue
             if definition.required and name not in given:
                 self._wrong.add((*table, name))
                 # The key may be in a line that isn't TOML.

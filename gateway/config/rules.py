@@ -14,9 +14,15 @@ from urllib.parse import quote
 
 from gateway.config.key import toml_text
 from gateway.config.model_folders import expand_home
-from gateway.config.model_settings import LOCAL, GroupSettings
+from gateway.config.model_settings import (
+    COMMAND_KEYS,
+    COMPUTED_KEYS,
+    LOCAL,
+    GroupSettings,
+    ModelSettings,
+)
 from gateway.config.settings import HUGGING_FACE, Settings
-from gateway.config.tables import GROUPS
+from gateway.config.tables import GROUPS, keys_of
 from gateway.config.toml_file import Place
 from gateway.system.notation import nearest
 from gateway.system.tls import parse_fingerprint
@@ -29,6 +35,7 @@ _PAGE_ORIGIN: Final = re.compile(
 )
 _AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PATH: Final = re.compile(r"/[!-~]*")
 _ENDPOINT: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 # File names have at most 255 bytes on macOS and Linux, and a suffix follows the id.
 _LONGEST_ID: Final = 200
@@ -47,6 +54,7 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
     yield from _ranks(settings)
     yield from _hub(settings)
     yield from _hosts(settings)
+    yield from _commands(settings)
 
 
 def _hosts(settings: Settings) -> Iterator[Complaint]:
@@ -208,6 +216,44 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
                 ("models", model_id, "python"),
                 "a model with ranks on other hosts runs in the environments of their agents",
             )
+
+
+_PLACES: Final = ("{port}", "{socket}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _commands(settings: Settings) -> Iterator[Complaint]:
+    for model_id, model in settings.models.items():
+        at = ("models", model_id)
+        for key in COMPUTED_KEYS if model.command else COMMAND_KEYS:
+            definition = keys_of(ModelSettings)[key]
+            usual = "" if definition.required else definition.default
+            if getattr(model, key) != usual:
+                whose = "a path" if model.command else "a command"
+                yield (*at, key), f"only a model with {whose} has this key"
+        if not model.command:
+            continue
+        told = " ".join((*model.command, *model.environment.values()))
+        if not model.command[0].strip():
+            yield (*at, "command"), "its first text is the program"
+        elif not any(each in told for each in _PLACES):
+            yield (
+                (*at, "command"),
+                "it names neither {port} nor {socket}, so the server isn't told where to listen",
+            )
+        for name in model.environment:
+            if not _VARIABLE.fullmatch(name) or name.startswith("BULKHEAD_"):
+                yield (*at, "environment", name), f"{toml_text(name)} is no name for a variable"
+        for index, path in enumerate(model.paths):
+            if not path.startswith("/"):
+                yield (*at, "paths", index), f"{toml_text(path)} doesn't begin with /"
+        if model.health is not None and not _PATH.fullmatch(model.health):
+            yield (*at, "health"), f"{toml_text(model.health)} is no path that begins with /"
+        for key, files in (("folder", (model.folder,)), ("files", model.files)):
+            for index, each in enumerate(files):
+                if each is not None and not expand_home(each).is_absolute():
+                    place = (*at, key, index) if key == "files" else (*at, key)
+                    yield place, f"{toml_text(each)} is not an absolute path"
 
 
 def _is_one_line(text: str) -> bool:

@@ -14,6 +14,7 @@ from gateway.config.model_folders import (
     find_draft,
     find_folder,
     find_model,
+    find_program,
 )
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
@@ -21,6 +22,7 @@ from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import budget_bytes
+from gateway.memory.commands import estimate_of_command
 from gateway.memory.fitting import Fit, Learned, fit, whole
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
@@ -62,6 +64,9 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
         yield ok(_CHECK, "None is configured.")
     located: dict[str, str] = {}
     for model_id, model in models.items():
+        if model.command:
+            yield from _look_at_command(model_id, installation)
+            continue
         try:
             found = _located(model, installation.settings.gateway.allow)
             check_reach(found)
@@ -98,6 +103,38 @@ def look_at_models(installation: Installation) -> Iterator[Finding]:
                 # The model is sound, but the gateway may have fewer rights than this shell.
                 judged = [judge_trouble(model_id, trouble)]
             yield from judged
+
+
+def _look_at_command(model_id: str, installation: Installation) -> Iterator[Finding]:
+    """Whether the program is there, and its memory can be had. Its port comes from the system at
+    each start, so no other program can have taken it.
+    """
+    settings = installation.settings
+    model = settings.models[model_id]
+    learned = Learned(installation.state_dir.learned_path)
+    stranded_bytes = read_stranded(installation.state_dir.stranded_path).bytes
+    usable_bytes = budget_bytes(installation) - stranded_bytes
+    try:
+        program = find_program(model.command[0], model.folder)
+        found = estimate_of_command(model, learned)
+    except (OSError, ValueError) as failure:
+        remedy = f"Correct the command and the files of {model_id}, or install the program."
+        yield error(_CHECK, f"{failure}", remedy, subject=model_id)
+        return
+    possible_bytes = possible_beside(model, settings, usable_bytes, learned).bytes
+    asks = f"asks for {format_size(found.bytes)}, {found.why}"
+    trouble = installation.running().troubles.get(model_id)
+    if found.bytes > possible_bytes:
+        yield error(
+            _CHECK,
+            f"It {asks}, and {format_size(possible_bytes)} can be had.",
+            "Raise memory.budget if the machine has more, or correct its key memory.",
+            subject=model_id,
+        )
+    elif trouble is not None:
+        yield judge_trouble(model_id, trouble)
+    else:
+        yield ok(_CHECK, f"{program} may be run; it {asks}.", subject=model_id)
 
 
 def _located(model: ModelSettings, allowed: tuple[str, ...]) -> str:

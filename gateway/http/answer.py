@@ -96,7 +96,13 @@ _UNBUFFERED: Final = [
     # For nginx.
     (b"x-accel-buffering", b"no"),
 ]
-STREAM_HEADERS: Final = [(b"content-type", EVENTS.media_type), *_UNBUFFERED]
+
+
+def stream_headers(framing: Framing) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", framing.media_type), *_UNBUFFERED]
+
+
+STREAM_HEADERS: Final = stream_headers(EVENTS)
 
 
 def server_sent_event(data: bytes) -> bytes:
@@ -272,7 +278,7 @@ class Answer(Reply):
     async def _start_stream(self, send: Send) -> None:
         own = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
         own += self._unenforced()
-        headers = [(b"content-type", self._framing.media_type), *_UNBUFFERED, *own]
+        headers = [*stream_headers(self._framing), *own]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 

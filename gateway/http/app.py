@@ -20,6 +20,7 @@ from gateway.http import (
     openapi,
     page,
     responses,
+    servers,
     status,
     vectors,
 )
@@ -49,6 +50,7 @@ ROUTES: Final = (
     *messages.routes,
     *responses.routes,
     *vectors.routes,
+    *servers.routes,
     *ollama.routes,
     *admin.routes,
     *openapi.routes,
@@ -112,6 +114,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.pictures = PictureReader()
     app.state.page = Page()
     app.state.hub_search = HubSearch(parts.fleet, parts.library)
+    app.state.command_clients = servers.CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()

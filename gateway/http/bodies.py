@@ -76,6 +76,7 @@ def _listed(values: list[Any]) -> str:
 
 
 MAX_BODY_BYTES: Final = 32 << 20
+_BODY: Final = "body"
 
 # The path at the end of msgspec's errors. Msgspec doesn't name the key of a value in a map.
 _PATH: Final = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*?)(\[\.\.\.\])?`$")
@@ -173,7 +174,7 @@ async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = Fal
     Raises:
         Refusal: the body is too large, not JSON, or not of that type; `param` names the field.
     """
-    body = await _read(request)
+    body = await read_body(request)
     request.state.body_bytes = len(body)
     share = share_of(request.scope)
     return await beside_the_loop(len(body), _decode, body, kind, optional, share)
@@ -284,6 +285,18 @@ def _lone_surrogate(body: bytearray) -> str | None:
                 "both halves of the pair, or neither"
             )
     return None
+
+
+async def read_body(request: HttpRequest) -> bytearray:
+    """The body, which a second call gives again.
+
+    Raises:
+        Refusal: the body is too large, or the client left.
+    """
+    if (known := getattr(request.state, _BODY, None)) is None:
+        known = await _read(request)
+        setattr(request.state, _BODY, known)
+    return known
 
 
 async def _read(request: HttpRequest) -> bytearray:

@@ -218,6 +218,7 @@ class Connection(HttpToolsProtocol):
             return
         exchange = Exchange(
             self._limiter.bodies,
+            self._turn,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -311,7 +312,9 @@ class Connection(HttpToolsProtocol):
         if self.timeouts.doing is Doing.LEAVING:
             return
         if self._exchanges:
-            doing = Doing.SERVED if self._serving or self._exchanges[0].failure else Doing.BODY
+            first = self._exchanges[0]
+            served = self._serving or first.failure or first.held
+            doing = Doing.SERVED if served else Doing.BODY
         else:
             doing = Doing.HEAD if self._in_request else Doing.IDLE
         self._limiter.turn(self, doing)

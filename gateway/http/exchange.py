@@ -36,6 +36,14 @@ class DirectWriter(Protocol):
     def write(self, body: bytes) -> None:
         """Write now. Call this only while `writable`."""
 
+    def hold_body(self, *, held: bool) -> None:
+        """Say that the application reads the rest of the body later, or reads on: the client isn't
+        late with it meanwhile.
+        """
+
+    def cut(self) -> None:
+        """Break the response off, so that the client knows that it isn't whole."""
+
 
 def direct_writer_of(scope: Scope) -> DirectWriter | None:
     """The writer of the request's response. None: the server has none."""
@@ -56,8 +64,10 @@ class Exchange(RequestResponseCycle):
     response is complete, since the prompt stays in memory until then.
     """
 
-    def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
+    def __init__(self, bodies: ByteBudget, on_hold: Callable[[], None], **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
+        self.held = False
+        self._on_hold = on_hold
         self.failure: Refusal | None = None
         self.share = Share(bodies, _FREE_BYTES)
         self._sign_of_life = b""
@@ -114,6 +124,14 @@ class Exchange(RequestResponseCycle):
         # An empty chunk would end the body.
         if body:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+    def hold_body(self, *, held: bool) -> None:
+        self.held = held
+        self._on_hold()
+
+    def cut(self) -> None:
+        self.disconnected = True
+        self.transport.abort()
 
     async def receive(self) -> ASGIReceiveEvent:
         """Raises: Refusal: the body ended early, is too slow, or is no HTTP."""

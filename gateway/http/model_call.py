@@ -19,6 +19,7 @@ from gateway.http.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
 from gateway.http.pictures import PictureReader, Source, check_pictures, left_out_header
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.requests import refusals
 from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import share_of
@@ -45,17 +46,22 @@ class ModelCall:
     request, so the model is looked up once.
     """
 
-    def __init__(self, http: HttpRequest, model: str) -> None:
-        """`model` is an id or an alias.
+    def __init__(self, http: HttpRequest, model: str, *, passes: bool | None = False) -> None:
+        """`model` is an id or an alias. With `passes` the request is passed on as it came, which
+        only a model with a command takes. None: any model may be meant.
 
         Raises:
-            Refusal: there is no such model, or the caller may not use it.
+            Refusal: there is no such model, or the caller may not use it, or it takes no such
+                requests.
         """
         self.http = http
         self.fleet: Fleet = http.app.state.fleet
         self.caller = caller_of(http)
         self.compartment: Compartment = self.fleet.roster.find(model, self.caller)
         self.share = share_of(http.scope)
+        if passes is not None and passes is not self.model.is_command:
+            refuse = refusals.passes_nothing if passes else refusals.only_passes
+            raise refuse(self.model.id)
 
     @property
     def model(self) -> Model:

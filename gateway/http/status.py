@@ -355,6 +355,10 @@ async def health(request: HttpRequest) -> Response:
     return json_response(body, 503 if failed else 200)
 
 
+# A guard asks its server every two seconds.
+_FRESH_S: Final = 10.0
+
+
 async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float) -> DeepHealth:
     """Check that a model generates one token, or a vector or a score if it makes no text. A model
     that isn't loaded fails the check, and is not loaded for it.
@@ -363,6 +367,8 @@ async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float
     reason: str | None = None
     if compartment.state is not State.READY:
         reason = f"it is {compartment.state}"
+    elif compartment.model.is_command:
+        reason = _silence(compartment)
     else:
         task = _probe(compartment)
         generation = Request(task, Terms(deadline_s=limit_s, probe=True), fleet.now())
@@ -379,6 +385,15 @@ async def _generate_token(fleet: Fleet, compartment: Compartment, limit_s: float
             if not generation.over:
                 compartment.traffic.cancel(generation)
     return DeepHealth(compartment.model.id, reason is None, time.monotonic() - began, reason)
+
+
+def _silence(compartment: Compartment) -> str | None:
+    """Why the server of a command counts as silent; None: it has answered just now."""
+    worker = compartment.worker
+    age_s = None if worker is None else worker.report.last_step_age_s
+    if age_s is not None and age_s < _FRESH_S:
+        return None
+    return "its server doesn't answer on its health path"
 
 
 def _probe(compartment: Compartment) -> Task:

@@ -78,8 +78,8 @@ def with_configured(found: list[FoundModel], configuration: Configuration) -> li
     """The found models, and further models that tables of the configuration name. Blocks."""
     known = {each.source for each in found}
     more = []
-    for located in configuration.located.values():
-        if located.path in known:
+    for model_id, located in configuration.located.items():
+        if located.path in known or configuration.settings.models[model_id].command:
             continue
         known.add(located.path)
         try:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
 from gateway.memory.admission import Admission
+from gateway.memory.commands import CommandEstimate, estimate_of_command, outline_of_command
 from gateway.memory.estimate import Estimate
 from gateway.memory.fitting import Learned, Outline, guess, outline_of, shortened, whole
 from gateway.memory.weights import options_of
@@ -52,9 +53,16 @@ class RoughEstimate(Struct, frozen=True):
     why: str
 
 
-def _estimate(model: Model, ordinary_tokens: int, learned: Learned) -> Estimated | RoughEstimate:
+def _estimate(
+    model: Model, ordinary_tokens: int, learned: Learned
+) -> Estimated | RoughEstimate | CommandEstimate:
     """Raises: UnreadableFilesError; OSError: the system lacks resources for reading now."""
     settings = model.settings
+    if model.is_command:
+        try:
+            return estimate_of_command(settings, learned)
+        except OSError as error:
+            raise UnreadableFilesError(f"{error.filename}: {error.strerror}.") from error
     for place in _places(model):
         if (absent := away(place)) is not None:
             raise AbsentError(str(absent))
@@ -135,10 +143,11 @@ class Estimator:
         self.all: dict[str, Estimate] = {}
         self._whole: dict[str, Estimate] = {}
         self._keys: dict[str, str] = {}
+        self.commands: dict[str, CommandEstimate] = {}
         # The most bytes that each loaded model could get in the last round.
         self._attainable: dict[str, int] = {}
 
-    async def _estimate(self, model: Model) -> Estimated | RoughEstimate:
+    async def _estimate(self, model: Model) -> Estimated | RoughEstimate | CommandEstimate:
         """Estimate a model with its whole context.
 
         Raises:
@@ -161,6 +170,10 @@ class Estimator:
             UnreadableFilesError: the model's files can't be read now.
         """
         found = await self._estimate(model)
+        if isinstance(found, CommandEstimate):
+            self.commands[model.id] = found
+            self.all.pop(model.id, None)
+            return found.bytes
         if isinstance(found, RoughEstimate):
             logger.warning("%s: no estimate: %s", model.id, found.why, extra=about(model=model.id))
             self.all.pop(model.id, None)
@@ -178,7 +191,7 @@ class Estimator:
             UnreadableFilesError: the model's files can't be read now.
         """
         found = await self._estimate(model)
-        if isinstance(found, RoughEstimate):
+        if not isinstance(found, Estimated):
             return found.bytes
         possible_bytes = self._admission.ledger.possible_for(model.id)
         return shortened(found.estimate, possible_bytes).floor_bytes
@@ -195,6 +208,8 @@ class Estimator:
         ledger = self._admission.ledger
         possible_bytes = ledger.possible_for(model.id)
         kept_bytes = ledger.usable_bytes - possible_bytes
+        if isinstance(found, CommandEstimate):
+            return outline_of_command(found, max(0, possible_bytes), kept_bytes, company)
         return outline_of(found.estimate, max(0, possible_bytes), kept_bytes, company)
 
     def key_of(self, model_id: str, fixed_bytes: int) -> str | None:

@@ -13,6 +13,7 @@ from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
 from gateway.memory.admission import Admission
+from gateway.memory.commands import estimate_of_command
 from gateway.memory.fitting import Learned, Outline, whole
 from gateway.memory.ledger import Admit, Claim, Decision, Evict, Ledger, Refuse
 from gateway.memory.weights import EstimateError, options_in
@@ -171,6 +172,8 @@ def _ledger(
 def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:
     """The floor of a model. 0 if its files can't be read or understood: `doctor` says why."""
     try:
+        if model.command:
+            return estimate_of_command(model, learned).bytes
         folder = find_folder(locate(model.path))
         _, found = whole(
             folder, model.context_tokens, ordinary_tokens, model.python, learned, options_in(model)

@@ -265,6 +265,14 @@ class MemoryScheduler:
         if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
+    def learn_peak(self, model_id: str, peak_bytes: int) -> None:
+        """Remember the most bytes that a command has held, for its next start."""
+        if (estimated := self._estimator.commands.get(model_id)) is None:
+            return
+        known_bytes = self._learned.fixed_bytes(estimated.key) or 0
+        if peak_bytes > known_bytes * (1 + _SAME):
+            self._write(functools.partial(self._learned.put, estimated.key, peak_bytes), "learn")
+
     def learn_process(self, process_bytes: int) -> None:
         """Remember the bytes of a worker without a model."""
         if not _same(process_bytes, self._learned.measured_process_bytes):

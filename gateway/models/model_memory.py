@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -184,7 +185,8 @@ class ModelMemory:
         if held_bytes is None or worker.ended.is_set():
             return
         ready = self._condition.state is State.READY
-        self._beside_moved = ready and worker.memory.beside_moved
+        is_command = self.model.is_command
+        self._beside_moved = ready and not is_command and worker.memory.beside_moved
         self._scheduler.note_footprint(
             self.model.id,
             held_bytes,
@@ -194,6 +196,23 @@ class ModelMemory:
         if ready and worker.memory.idle_bytes is None:
             worker.memory.idle_bytes = held_bytes
             self._scheduler.learn(self.model.id, held_bytes)
+        if ready and is_command:
+            self._worker = worker
+            self._scheduler.learn_peak(self.model.id, worker.memory.peak_footprint_bytes)
+            self._answer_for(worker)
+
+    def _answer_for(self, worker: Worker) -> None:
+        """Answer in place of a command, which knows nothing of limits: it needs all that it holds.
+        Memory that is called back from it comes back only if it holds less than its limit.
+        """
+        held_bytes = worker.memory.held_bytes
+        if held_bytes is None or self.granted_bytes is None or worker.ended.is_set():
+            return
+        worker.memory.granted_bytes = self.granted_bytes
+        worker.memory.keeps_to(self.granted_bytes)
+        kept_bytes = min(held_bytes, self.granted_bytes)
+        need = MemoryNeed(used_bytes=kept_bytes, wanted_bytes=held_bytes, least_bytes=kept_bytes)
+        self._scheduler.note_need(self.model.id, need, self.granted_bytes)
 
     def needs(self, worker: Worker, need: Need) -> None:
         """Pass on what the worker could use, and which limit it keeps to."""
@@ -261,6 +280,11 @@ class ModelMemory:
         """
         worker = self._worker
         if worker is None or worker.ended.is_set() or self.granted_bytes is None:
+            return
+        if self.model.is_command:
+            if worker.memory.granted_bytes != self.granted_bytes:
+                # Not within the decision that has changed the limit.
+                asyncio.get_running_loop().call_soon(self._answer_for, worker)
             return
         told = worker.memory.granted_bytes, self._told_bound
         bound = self._scheduler.bound(self.model.id)

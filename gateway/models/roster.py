@@ -42,6 +42,16 @@ class Roster:
         """All compartments, also those of removed models."""
         return [*self.configured.values(), *self._leaving.values()]
 
+    @property
+    def has_commands(self) -> bool:
+        """Whether any configured model is a command."""
+        return self._has_commands
+
+    def is_command(self, name: str) -> bool:
+        """Whether the model with this id or alias, if there is one, is a command."""
+        compartment = self._by_name.get(name) or self._by_name.get(name.removesuffix(LATEST))
+        return compartment is not None and compartment.model.is_command
+
     def find(self, name: str, caller: Caller) -> Compartment:
         """The compartment of the model with this id or alias. `name` may end with the tag of
         Ollama's lists.
@@ -119,6 +129,7 @@ class Roster:
         self._by_name = self._names()
 
     def _names(self) -> dict[str, Compartment]:
+        self._has_commands = any(each.model.is_command for each in self.configured.values())
         names = dict(self.configured)
         for compartment in self.configured.values():
             for alias in compartment.model.settings.aliases:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from gateway.config.model import Model
+from gateway.config.model_folders import expand_home
 from gateway.models.lifecycle import ImpossibleTransitionError, ModelEvent, State
 from gateway.models.model_memory import GatewayParts, ModelParts
 from gateway.requests import refusals
@@ -31,6 +32,7 @@ from protocol.life import (
     Need,
     PromptCacheCleared,
     Ready,
+    RunCommand,
 )
 from protocol.messages import WorkerMessage
 
@@ -93,10 +95,16 @@ class WorkerSupervisor:
 
     @property
     def _timeouts_s(self) -> tuple[float, float]:
-        """The timeouts of heartbeats and of steps, in seconds."""
+        """The timeouts of heartbeats and of steps, in seconds. The server of a command may be
+        silent for longer while it answers.
+        """
         workers = self._in_force.settings.workers
-        loading = self._condition.state is State.LOADING
-        return workers.heartbeat_timeout_s, math.inf if loading else workers.stall_timeout_s
+        stall_s = workers.stall_timeout_s
+        if self._condition.state is State.LOADING:
+            stall_s = math.inf
+        elif self._model.is_command and self._traffic.queue.running:
+            stall_s = max(stall_s, self._model.settings.silence_s)
+        return workers.heartbeat_timeout_s, stall_s
 
     def tick(self, now: float) -> None:
         """End the worker if it hangs. To be called a few times a second."""
@@ -104,6 +112,10 @@ class WorkerSupervisor:
             return
         # Requests that wait for memory make no steps.
         has_work = self._traffic.queue.running > self.worker.report.short_of_memory
+        if self._model.is_command:
+            # Its steps are its answers on the health path.
+            self._hang.set_timeouts(*self._timeouts_s)
+            has_work = True
         reason = self._hang.judge(now, has_work=has_work)
         if reason is not None:
             if self.worker.followers is not None:
@@ -136,6 +148,7 @@ class WorkerSupervisor:
             self._model.settings.context_tokens,
             said.abilities,
             said.sampling,
+            said.address,
         )
 
     def settle(self) -> None:
@@ -161,6 +174,18 @@ class WorkerSupervisor:
         if not self._still(State.LOADING) or (followers is not None and ranks is None):
             return
         worker, estimated = self.worker, self._model_memory.estimate
+        if self._model.is_command:
+            settings = self._model.settings
+            program = self._model.source
+            worker.send(
+                RunCommand(
+                    command=(program, *settings.command[1:]),
+                    environment=settings.environment,
+                    folder=str(expand_home(settings.folder or "~")),
+                    health=settings.health,
+                )
+            )
+            return
         worker.memory.baseline_bytes = worker.memory.held_bytes or 0
         self._model_memory.started(worker)
         worker.send(

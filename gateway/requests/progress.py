@@ -5,14 +5,14 @@ request for embeddings.
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from protocol.answers import Embedded, Guesses
-from protocol.message import BYTES_PER_TOKEN, pack, unpack
-from protocol.requests import ChatPrompt, Embed, Generate, Prompt, Task, TextPrompt, TokenPrompt
+from protocol.message import BYTES_PER_TOKEN, Message, pack, unpack
+from protocol.requests import ChatPrompt, Embed, Generate, Prompt, TextPrompt, TokenPrompt
 
 # A request is to blame if another worker dies within so many tokens after the first death.
 SUSPECT_TOKENS: Final = 32
@@ -22,6 +22,19 @@ SUSPECT_TOKENS: Final = 32
 # anything else.
 _MOST_PER_TOKEN: Final = 4096
 _MOST_BESIDE: Final = 1 << 16
+
+
+class Passage(Message, frozen=True, tag="passage"):
+    """A request that goes to the server of a command as it came, once it may run. Its text is the
+    server's address, and it runs until `Traffic.passed` ends it.
+    """
+
+    request_id: str
+    priority: int = 0
+
+
+# A request's task, for a worker or for the server of a command.
+Task: TypeAlias = Generate | Embed | Passage
 
 
 class ModelChangedError(Exception):
@@ -103,7 +116,9 @@ class RequestProgress:
     @property
     def rendered(self) -> bool:
         """Whether the token ids of the whole prompt are known, or aren't needed."""
-        if self._rendered is not None or isinstance(self._task, Embed) or self._task.counts:
+        if self._rendered is not None or not isinstance(self._task, Generate):
+            return True
+        if self._task.counts:
             return True
         return isinstance(self._task.prompt, TokenPrompt)
 
@@ -143,7 +158,7 @@ class RequestProgress:
             self._rendered = None
         self._attempts += 1
         self._parts.clear()
-        if isinstance(self._task, Embed):
+        if not isinstance(self._task, Generate):
             return msgspec.structs.replace(self._task, request_id=self.wire_id, priority=priority)
         prompt: Prompt = self._rendered or self._task.prompt
         if isinstance(self._task.prompt, ChatPrompt) and self._task.prompt.pictures:

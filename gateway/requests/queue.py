@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.requests.progress import Task
 from gateway.requests.request import Request
-from protocol.requests import Embed, Task
+from protocol.requests import Generate
 
 
 class QueueFullError(Exception):
@@ -238,7 +239,7 @@ class Quarantine:
 
 def _content(task: Task) -> Task:
     """The task, without the parts that differ when a client sends the same body again."""
-    if isinstance(task, Embed):
+    if not isinstance(task, Generate):
         return msgspec.structs.replace(task, request_id="")
     sampling = msgspec.structs.replace(task.sampling, seed=0)
     return msgspec.structs.replace(task, request_id="", sampling=sampling, cache_salt="")

@@ -61,6 +61,34 @@ def unable(model_id: str, wanted: Ability) -> Refusal:
     return Refusal("invalid_request_error", _inability(model_id, wanted), param="model")
 
 
+def only_passes(model_id: str) -> Refusal:
+    """For a request that a command's server can't get, as it would have to be written anew."""
+    return Refusal(
+        "invalid_request_error",
+        f"{model_id!r} is a server of its own, which gets requests as they come: it can't be asked "
+        "in this way. docs/commands.md has the paths on which it can.",
+        param="model",
+    )
+
+
+def passes_nothing(model_id: str) -> Refusal:
+    """For a path on which only the servers of commands answer."""
+    return Refusal(
+        "invalid_request_error",
+        f"{model_id!r} is no model with a command, and only these answer on this path.",
+        param="model",
+    )
+
+
+def broke_off(model_id: str) -> Refusal:
+    """For a request that ran when the server of a command ended."""
+    return Refusal(
+        "bad_gateway",
+        f"The server of {model_id!r} ended before its answer was complete, and the rest is lost: "
+        "send the request again.",
+    )
+
+
 def _deadly(model_id: str, what: str) -> Refusal:
     return Refusal(
         "worker_crashed",

@@ -9,7 +9,13 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.requests.progress import ProgressState, RequestProgress, Vectors, likely_tokens
+from gateway.requests.progress import (
+    ProgressState,
+    RequestProgress,
+    Task,
+    Vectors,
+    likely_tokens,
+)
 from gateway.requests.use import Timing
 from gateway.system.refusal import Refusal
 from protocol.answers import (
@@ -23,7 +29,7 @@ from protocol.answers import (
     Usage,
     merged,
 )
-from protocol.requests import ChatPrompt, Embed, Generate, SamplingDefaults, Task
+from protocol.requests import ChatPrompt, Embed, Generate, SamplingDefaults
 
 # How long a client's connection may be silent before it gets an SSE comment.
 REMINDER_S: Final = 5.0

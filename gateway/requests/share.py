@@ -76,6 +76,15 @@ class Share:
             self.size_bytes = size_bytes
             self._held_bytes += wanted_bytes
 
+    def pass_on(self, passed_bytes: int) -> None:
+        """Give bytes back that were counted, and have gone."""
+        with self._budget.lock:
+            self.size_bytes = max(0, self.size_bytes - passed_bytes)
+            surplus_bytes = self._held_bytes - max(0, self.size_bytes - self._free_bytes)
+            if self._holders and surplus_bytes > 0:
+                self._held_bytes -= surplus_bytes
+                self._budget.give_back(surplus_bytes)
+
     def hold(self) -> None:
         """Add a holder, which must call `release`."""
         with self._budget.lock:

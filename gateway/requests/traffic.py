@@ -9,14 +9,14 @@ from typing import Protocol
 from msgspec import Struct
 
 from gateway.requests import refusals
-from gateway.requests.progress import ImplausibleError, ModelChangedError
+from gateway.requests.progress import ImplausibleError, ModelChangedError, Passage
 from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request
 from gateway.requests.use import ModelMeter, Use
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
-from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.answers import Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
 from protocol.life import Ability
 from protocol.message import Message
 from protocol.messages import ProtocolError
@@ -24,13 +24,16 @@ from protocol.requests import Cancel, Embed, SamplingDefaults
 
 
 class WorkerConnection(Struct, frozen=True):
-    """The worker that gets the requests. `send` raises ProtocolError for a message too large."""
+    """The worker that gets the requests. `send` raises ProtocolError for a message too large. If
+    the worker guards the server of a command, requests are passed on to its `address` instead.
+    """
 
     send: Callable[[Message], None]
     fingerprint: str
     context_tokens: int
     abilities: tuple[Ability, ...] = ("text",)
     sampling: SamplingDefaults = SamplingDefaults()
+    address: str = ""
 
 
 class ProtocolBreachError(Exception):
@@ -152,9 +155,18 @@ class Traffic:
             self._successor.cancel(request)
             return
         if self.queue.remove(request):
-            self._send(Cancel(request_id=request.progress.wire_id))
+            if not isinstance(request.task, Passage):
+                self._send(Cancel(request_id=request.progress.wire_id))
             self.dispatch()
         self._host.notify()
+
+    def passed(self, request: Request, usage: Usage | None) -> None:
+        """End a passage, whose answer took `usage` as far as the server has told."""
+        if usage is not None:
+            self.meter.prompt_tokens += usage.prompt_tokens
+            self.meter.generated_tokens += usage.completion_tokens
+        self.cancel(request)
+        self._note_use(request)
 
     def tick(self, now: float, remind_after_s: float) -> None:
         """Refuse overdue requests, and remind the readers of all other requests that time passes.
@@ -266,7 +278,8 @@ class Traffic:
                 self.meter.resumed += 1
                 self._emit("resume", request)
             try:
-                connection.send(message)
+                if not isinstance(message, Passage):
+                    connection.send(message)
             except ProtocolError:
                 self._refuse(request, refusals.too_large())
                 continue
@@ -274,6 +287,10 @@ class Traffic:
             self.queue.run(request)
             now = self._loop.time()
             request.start(now)
+            if isinstance(message, Passage):
+                address = Delta(message.request_id, (), (Text(connection.address),))
+                if request.deliver(address, now):
+                    request.tell(now)
             if not request.terms.probe:
                 self.meter.sent(request.timing, now)
 
@@ -321,16 +338,19 @@ class Traffic:
         self._connection = None
         now = self._loop.time()
         parked = []
-        running = self.queue.take_running()
-        for request in running:
+        convicted = False
+        for request in self.queue.take_running():
             request.park(now)
+            if isinstance(request.task, Passage):
+                self._refuse(request, refusals.broke_off(self._model_id))
+                continue
             if blame and request.progress.note_death():
                 self._quarantine.add(request.task, now)
                 self._refuse(request, refusals.died_twice(self._model_id))
+                convicted = True
             else:
                 parked.append(request)
                 self._note_park(request)
-        convicted = any(each.over for each in running)
         self.queue.park(parked)
         self._host.notify()
         return convicted
@@ -355,9 +375,13 @@ class Traffic:
 
     def _inability(self, request: Request) -> Refusal | None:
         wanted: Ability = "text"
+        passes = isinstance(request.task, Passage)
+        if self._connection is not None and bool(self._connection.address) is not passes:
+            refuse = refusals.passes_nothing if passes else refusals.only_passes
+            return refuse(self._model_id)
         if isinstance(request.task, Embed):
             wanted = "embedding" if request.task.query is None else "score"
-        if self.abilities is None or wanted in self.abilities:
+        if passes or self.abilities is None or wanted in self.abilities:
             return None
         return refusals.unable(self._model_id, wanted)
 

@@ -20,13 +20,17 @@ from gateway.system.memory_reading import FootprintError
 from gateway.system.processes import ProcessIdentity, alive, descendants, send
 from gateway.system.state_file import read_state, write_state
 from gateway.workers import ladder
+from protocol.process_tree import kill_marked
 
 
 class WorkerRecord(Struct, frozen=True):
-    """The record of a worker's process. `name` is its model or purpose, for people."""
+    """The record of a worker's process. `name` is its model or purpose, for people. The processes
+    of a command have a `mark`.
+    """
 
     process: ProcessIdentity
     name: str
+    mark: str | None = None
 
 
 class WorkerRecords:
@@ -66,6 +70,7 @@ class WorkerRecords:
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
+_MARKED_S: Final = 10.0
 _AT_ONCE: Final = 8
 
 
@@ -89,8 +94,11 @@ def sweep(records: WorkerRecords) -> list[Swept]:
     for record in records.leftovers():
         if alive(record.process):
             leftovers.append(record)
-        else:
-            records.remove(record.process.pid)
+            continue
+        if record.mark is not None:
+            # The guard has ended; what it guarded may be left.
+            kill_marked(record.mark, _MARKED_S)
+        records.remove(record.process.pid)
     if not leftovers:
         return []
     below = descendants(each.process.pid for each in leftovers)
@@ -115,6 +123,8 @@ def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Swept:
             break
     for child in children:
         send(child, signal.SIGKILL)
+    if record.mark is not None:
+        kill_marked(record.mark, _MARKED_S)
     seconds = time.monotonic() - began
     ended = not alive(process)
     if ended:

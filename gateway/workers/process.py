@@ -52,8 +52,12 @@ _SECRETS: Final = re.compile(r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASSWORDS?|CREDENTIA
 _REMOVED: Final = "MLX_METAL_FAST_SYNCH"
 
 
-def worker_environment() -> dict[str, str]:
-    """The environment variables of a worker that this process starts."""
+def worker_environment(*, foreign: bool = False) -> dict[str, str]:
+    """The environment variables of a worker that this process starts. A `foreign` program gets no
+    settings that are meant for our own.
+    """
+    if foreign:
+        return {k: v for k, v in os.environ.items() if _passed(k)}
     settings = _SET if back_end() is BackEnd.CUDA else _SET | _GIVEN_BACK
     return {k: v for k, v in os.environ.items() if _passed(k)} | settings
 
@@ -86,7 +90,8 @@ class ProcessOrder(Struct, frozen=True, kw_only=True):
     The machine that starts the process adds the interpreter (or takes `python`, a path there),
     `--parent` with the starter's pid, and the variables that all workers get; `environment`
     overrides those. `secret` goes to the process by standard input, as other processes can read
-    environments and arguments. `name` is the process's model or purpose, for people.
+    environments and arguments. `name` is the process's model or purpose, for people. With `mark`
+    the process guards the server of a command, whose processes have this mark.
     """
 
     name: str
@@ -95,6 +100,7 @@ class ProcessOrder(Struct, frozen=True, kw_only=True):
     secret: bytes
     environment: dict[str, str] = {}
     python: str | None = None
+    mark: str | None = None
 
 
 class WorkerProcess:
@@ -134,7 +140,7 @@ class WorkerProcess:
             raise
         # Without its record a worker is missed only if the gateway is killed.
         with contextlib.suppress(ProcessGoneError, OSError):
-            records.add(WorkerRecord(identify(self.pid), order.name))
+            records.add(WorkerRecord(identify(self.pid), order.name, order.mark))
         log.begin(self.pid, order.incarnation)
         begun.set_result(self._popen)
 
@@ -226,7 +232,7 @@ def _start(order: ProcessOrder) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**worker_environment(), **order.environment},
+        env={**worker_environment(foreign=order.mark is not None), **order.environment},
         close_fds=False,
     )
     if popen.stdin is not None:

@@ -170,7 +170,8 @@ class WorkerReport:
     """The last report of a worker. Once a model is loaded, `fingerprint`, `abilities` and
     `sampling` are the model's, and `context_tokens` is the context in force. `short_of_memory`
     counts requests that wait for memory in the worker. The worker computes at most `rows` sequences
-    at a time; 0: it hasn't said. `tokens_per_s` is of the last window.
+    at a time; 0: it hasn't said. `tokens_per_s` is of the last window. The server of a command
+    listens at `address`.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -181,6 +182,7 @@ class WorkerReport:
         self.abilities: tuple[Ability, ...] = ("text",)
         self.sampling = SamplingDefaults()
         self.tokens_per_s: float | None = None
+        self.address = ""
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._last_step_at: float | None = None
@@ -203,10 +205,11 @@ class WorkerReport:
                     self._last_step_at = self._loop.time() - age_s
             case Ready():
                 self._memory.loaded(message.weight_bytes, message.memory)
-                self.context_tokens = message.context_tokens
+                self.context_tokens = message.context_tokens or None
                 self.fingerprint = message.fingerprint
                 self.abilities = message.abilities
                 self.sampling = message.sampling
+                self.address = message.address
             case Need(context_tokens=context_tokens, held=held, rows=rows):
                 self.context_tokens = context_tokens
                 self.rows = rows
@@ -275,3 +278,5 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults
     # The number of orders to drop prompts that the worker hasn't answered yet.
     clears: int
+    mark: str | None = None
+    address: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -97,10 +98,15 @@ class Starter:
             if each.host != LOCAL
         }
         python = model.settings.interpreter
-        adopted = self.spares.take() if python is None else None
-        if adopted is None:
-            worker = self._new(python, log, supervisor, name=model.id, spare=False)
+        adopted = self.spares.take() if python is None and not model.is_command else None
+        if model.is_command:
+            worker = self._new(
+                None, log, supervisor, name=model.id, mark=secrets.token_hex(8), spare=False
+            )
             kind: Kind = "start"
+        elif adopted is None:
+            worker = self._new(python, log, supervisor, name=model.id, spare=False)
+            kind = "start"
         else:
             worker, hello = adopted
             worker.adopt(supervisor, log)
@@ -138,6 +144,7 @@ class Starter:
             lambda _, on_exit: AdoptedProcess(state.process, output, log, self._records, on_exit),
             incarnation=state.incarnation,
             keys=Keys(channel.workers_key, channel.gateways_key),
+            mark=state.mark,
         )
         worker.restore(state)
         return worker
@@ -184,7 +191,9 @@ class Starter:
         *,
         name: str,
         spare: bool,
+        mark: str | None = None,
     ) -> Worker:
+        """With `mark` the worker guards the server of a command."""
         _check_room()
         incarnation = next(self._incarnations)
 
@@ -196,14 +205,16 @@ class Starter:
                     *("--endpoint", link.address),
                     *("--incarnation", str(incarnation)),
                     *(("--spare",) if spare else ()),
+                    *(("--guard", mark) if mark else ()),
                 ),
                 secret=link.key,
                 python=python,
+                mark=mark,
             )
             return WorkerProcess(order, log, self._records, on_exit)
 
         path = self._state_dir.socket_path(incarnation)
-        return Worker(self._context, path, supervisor, start, incarnation=incarnation)
+        return Worker(self._context, path, supervisor, start, incarnation=incarnation, mark=mark)
 
 
 def _check_room() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
+import psutil
 import zmq
 
 from gateway.system.clock import until_set
@@ -17,6 +19,7 @@ from gateway.system.lane import Lane
 from gateway.system.log_lines import about
 from gateway.system.memory import FootprintGauge
 from gateway.system.memory_reading import Footprint, together
+from gateway.system.memory_tree import TreeGauge
 from gateway.system.processes import Descendants
 from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
@@ -42,6 +45,7 @@ from protocol.life import (
 from protocol.message import Message
 from protocol.messages import ProtocolError, VersionError, WorkerMessage
 from protocol.process import DUMP_STACKS
+from protocol.process_tree import kill_marked
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ _EXIT_FOLLOWS_S: Final = 2.0
 _READING_S: Final = 5.0
 # After a worker's death ZeroMQ's thread may still read its last frames for this time.
 _LAST_FRAMES_S: Final = 0.5
+# The wait after SIGKILL for processes that a guard has left.
+_KILL_S: Final = 10.0
 
 
 class Listener(Protocol):
@@ -89,14 +95,19 @@ class Worker:
         *,
         incarnation: int,
         keys: Keys | None = None,
+        mark: str | None = None,
     ) -> None:
         """Listen at `path`, and `start` the process. `keys` are those of a worker that an earlier
-        gateway hands over; None: the worker is new.
+        gateway hands over; None: the worker is new. The processes of a command have a `mark`.
 
         Raises:
             OSError: the process can't be started.
         """
         self.incarnation = incarnation
+        self.mark = mark
+        # A guard that was killed may leave processes.
+        self._cleared = mark is None
+        self._clearing = False
         self.started_at = time.time()
         self.memory = WorkerMemory()
         # The footprint of this process alone, without its followers.
@@ -127,7 +138,7 @@ class Worker:
         except BaseException:
             self._link.close()
             raise
-        self._footprint = FootprintGauge(self.pid)
+        self._footprint = FootprintGauge(self.pid) if mark is None else TreeGauge(self.pid, mark)
         self.descendants = Descendants(self.pid, self._lane)
 
     @property
@@ -161,6 +172,8 @@ class Worker:
             abilities=self.report.abilities,
             sampling=self.report.sampling,
             clears=len(self._clears),
+            mark=self.mark,
+            address=self.report.address,
         )
 
     @property
@@ -178,6 +191,7 @@ class Worker:
         self.report.abilities = state.abilities
         self.report.sampling = state.sampling
         self._clears = PromptClears(state.clears)
+        self.report.address = state.address
 
     def read_output(self, begun: bytes) -> None:
         """Read the output of an adopted worker from now on. `begun` is the part of a line that was
@@ -395,6 +409,23 @@ class Worker:
         if self._exit_status is None:
             self._misbehaved("it closed its connection, or sent a frame over the size limit")
 
+    async def _clear(self) -> None:
+        """Kill the processes of the command that the guard has left."""
+        assert self.mark is not None
+        self._clearing = True
+        try:
+            kill = functools.partial(kill_marked, self.mark, _KILL_S)
+            if not await self._lane.run(kill, _KILL_S * 2, "the list of processes"):
+                logger.error(
+                    "Processes that worker %d has guarded survived SIGKILL",
+                    self.pid,
+                    extra=about(pid=self.pid),
+                )
+        except (OSError, psutil.Error) as error:
+            logger.warning("Processes of worker %d can't be ended: %s", self.pid, error)
+        self._clearing = False
+        self._finish()
+
     def _on_exit_in_thread(self, status: ExitStatus) -> None:
         self._loop.call_soon_threadsafe(self._on_exit, status)
 
@@ -411,6 +442,12 @@ class Worker:
 
     def _finish(self) -> None:
         if self.ended.is_set() or self._exit_status is None:
+            return
+        if not self._cleared:
+            self._cleared = True
+            self._tasks.start(self._clear(), "end of what was guarded")
+            return
+        if self._clearing:
             return
         if self.followers is not None:
             if not self.followers.fate.over:

@@ -1,0 +1,312 @@
+"""Requests to models that are commands: they are passed on to the command's server as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.http.access_log import unique
+from gateway.http.answer import EVENTS
+from gateway.http.bodies import beside_the_loop, read_body
+from gateway.http.errors import invalid
+from gateway.http.exchange import direct_writer_of
+from gateway.http.forms import Form
+from gateway.http.forward import Forwarded, UsageReader, passed_on
+from gateway.http.model_call import ModelCall
+from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
+from gateway.models.fleet import Fleet
+from gateway.requests import refusals
+from gateway.requests.progress import Passage
+from gateway.requests.request import Request
+from gateway.system.http_client import Answer, AnswerError, HttpClient, Question, Server
+from gateway.system.refusal import Refusal
+from protocol.answers import Text
+
+routes = Routes("OpenAI")
+
+Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
+_VIA: Final = "bulkhead"
+# How often a server that can't be reached is asked, and the pauses between.
+_TRIES: Final = 20
+_AGAIN_S: Final = 0.2
+
+
+class _Peeked(Struct):
+    """The fields of a JSON body that matter here."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+class CommandClients:
+    """The client of each command's server."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, tuple[str, HttpClient]] = {}
+
+    def at(self, model_id: str, address: str) -> HttpClient:
+        """The client for the server that listens at `address`."""
+        known = self._clients.get(model_id)
+        if known is not None and known[0] == address:
+            return known[1]
+        if known is not None:
+            known[1].close()
+        client = HttpClient(_server(address))
+        self._clients[model_id] = address, client
+        return client
+
+
+def _server(address: str) -> Server:
+    if address.startswith("/"):
+        return Server("localhost", socket=address)
+    host, _, port = address.rpartition(":")
+    return Server(host, int(port))
+
+
+def to_commands(handler: Handler) -> Handler:
+    """Have a route with a JSON body pass requests on whose model is a command."""
+
+    @functools.wraps(handler)
+    async def handle(http: HttpRequest) -> Response:
+        fleet: Fleet = http.app.state.fleet
+        if not fleet.roster.has_commands:
+            return await handler(http)
+        body = await read_body(http)
+        call = await _call(http, body)
+        if call is None:
+            return await handler(http)
+        return await _pass_json(call, body)
+
+    return handle
+
+
+async def _call(http: HttpRequest, body: bytearray) -> _CommandCall | None:
+    """The call of a command. None: the body names no command, or can't be read."""
+    try:
+        peeked = await beside_the_loop(len(body), _peek, body)
+    except msgspec.DecodeError:
+        return None
+    if peeked.model is None or not http.app.state.fleet.roster.is_command(peeked.model):
+        return None
+    return _CommandCall(http, peeked.model, stream=bool(peeked.stream))
+
+
+def _peek(body: bytearray) -> _Peeked:
+    return msgspec.json.decode(body, type=_Peeked)
+
+
+async def _pass_json(call: _CommandCall, body: bytearray) -> Response:
+    told = call.told_model
+    if told != call.asked:
+        body = await beside_the_loop(len(body), _with_model, body, told)
+    return call.forward(_target(call.http), body)
+
+
+def _with_model(body: bytearray, model: str) -> bytearray:
+    fields = msgspec.json.decode(body, type=dict[str, Raw])
+    fields["model"] = Raw(msgspec.json.encode(model))
+    return bytearray(msgspec.json.encode(fields))
+
+
+def _target(http: HttpRequest) -> bytes:
+    path: bytes = http.scope["raw_path"]
+    query: bytes = http.scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+class _CommandCall(ModelCall):
+    """A call of a model that is a command. `asked` is the name by which the client calls it."""
+
+    def __init__(self, http: HttpRequest, asked: str, *, stream: bool = False) -> None:
+        """Raises: Refusal: the caller may not use the model, or it is no command."""
+        super().__init__(http, asked, passes=True)
+        self.asked = asked
+        self._stream = stream
+
+    @property
+    def told_model(self) -> str:
+        """The model's name at the server."""
+        return self.model.settings.name or self.model.id
+
+    def forward(
+        self, target: bytes, body: bytes | bytearray, form: Form | None = None
+    ) -> Forwarded:
+        """Put the request into the model's queue, to be passed on in its turn.
+
+        Raises:
+            Refusal: the queue is full, or the limits of the key don't allow the request now.
+        """
+        terms = self.terms(None, None, {})
+        request = Request(Passage(unique(terms.id)), terms, self.fleet.now())
+        self.count([request])
+        self.fleet.submit(self.compartment, request)
+        usage = UsageReader()
+        silence_s = self.model.settings.silence_s
+        return Forwarded(
+            self._opened(request, target, body, form, usage),
+            f"The server of {self.model.id!r}",
+            usage,
+            silence_s=silence_s,
+            framing=EVENTS if self._stream else None,
+            whole=None if form is None else form.whole,
+        )
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        request: Request,
+        target: bytes,
+        body: bytes | bytearray,
+        form: Form | None,
+        usage: UsageReader,
+    ) -> AsyncGenerator[Answer]:
+        try:
+            tries = 0
+            while True:
+                address = await self._turn(request, waits=form is not None)
+                tries += 1
+                try:
+                    answer = await self._ask(address, target, body, form)
+                    break
+                except AnswerError as error:
+                    # Its server has just ended, and the guard is about to say so: wait for the next
+                    # one, as nothing was sent.
+                    if error.sent or tries >= _TRIES:
+                        raise
+                self.compartment.traffic.passed(request, None)
+                await asyncio.sleep(_AGAIN_S)
+                request = Request(request.task, request.terms, request.arrived_at)
+                self.fleet.submit(self.compartment, request)
+            try:
+                yield answer
+            finally:
+                answer.close()
+        finally:
+            self.compartment.traffic.passed(request, usage.usage)
+
+    async def _ask(
+        self, address: str, target: bytes, body: bytes | bytearray, form: Form | None
+    ) -> Answer:
+        """Raises: AnswerError."""
+        clients: CommandClients = self.http.app.state.command_clients
+        told = self.told_model
+        question = Question(
+            self.http.method.encode(),
+            target,
+            passed_on(self.http.scope["headers"], _VIA),
+            body if form is None else form.body(told),
+            None if form is None else form.length(told),
+        )
+        client = clients.at(self.model.id, address)
+        return await client.ask(question, self.model.settings.silence_s)
+
+    async def _turn(self, request: Request, *, waits: bool) -> str:
+        """Wait until the request may be passed on. Returns the server's address. `waits`: the rest
+        of the body waits meanwhile, and the client isn't late with it.
+        """
+        writer = direct_writer_of(self.http.scope) if waits else None
+        if writer is not None:
+            writer.hold_body(held=True)
+        try:
+            while True:
+                for part in (await request.take()).parts:
+                    if isinstance(part, Text):
+                        return part.text
+        finally:
+            if writer is not None:
+                writer.hold_body(held=False)
+
+
+class SpeechBody(Struct):
+    """The fields that matter here; the server gets all of them."""
+
+    model: str
+    stream: bool | None = None
+
+
+async def _json_only(http: HttpRequest) -> Response:
+    """A path on which only commands answer."""
+    body = await read_body(http)
+    call = await _call(http, body)
+    if call is not None:
+        return await _pass_json(call, body)
+    try:
+        model = _peek(body).model
+    except msgspec.DecodeError as error:
+        raise Refusal("invalid_request_error", f"The body is not valid JSON: {error}.") from error
+    if model is None:
+        raise invalid("model is missing.", "model")
+    raise refusals.passes_nothing(ModelCall(http, model, passes=None).model.id)
+
+
+@routes.post(
+    "/v1/audio/speech",
+    Operation("Speak a text", body=SpeechBody, stream=EVENT_STREAM, refusals=GENERATES),
+)
+async def create_speech(http: HttpRequest) -> Response:
+    return await _json_only(http)
+
+
+@routes.post(
+    "/v1/images/generations",
+    Operation("Make pictures", body=SpeechBody, stream=EVENT_STREAM, refusals=GENERATES),
+)
+async def create_image(http: HttpRequest) -> Response:
+    return await _json_only(http)
+
+
+@routes.post(
+    "/v1/audio/transcriptions",
+    Operation("Write down what is said", stream=EVENT_STREAM, refusals=GENERATES),
+)
+async def create_transcription(http: HttpRequest) -> Response:
+    form = Form(http)
+    call = _CommandCall(http, await form.model())
+    return call.forward(_target(http), b"", form)
+
+
+_PREFIX: Final = "/servers/"
+
+
+async def ask_server(http: HttpRequest) -> Response:
+    """Ask a command's server on a path of its own."""
+    fleet: Fleet = http.app.state.fleet
+    path: str = http.scope["path"][len(_PREFIX) :]
+    model = next(
+        (
+            each
+            for each in sorted(fleet.roster.configured, key=len, reverse=True)
+            if path.startswith(f"{each}/")
+        ),
+        path.partition("/")[0],
+    )
+    call = _CommandCall(http, model)
+    rest = path[len(model) :]
+    if ".." in rest.split("/") or not any(
+        rest == each or rest.startswith(each.rstrip("/") + "/")
+        for each in call.model.settings.paths
+    ):
+        raise Refusal(
+            "not_found",
+            f"{rest or '/'} of {model!r} isn't passed on: its key paths names the paths that are.",
+        )
+    query: bytes = http.scope["query_string"]
+    raw: bytes = http.scope["raw_path"]
+    # The id may be encoded in the address; the server gets the rest as the client wrote it.
+    target = b"/" + raw[len(_PREFIX) :].split(b"/", model.count("/") + 1)[-1]
+    body = await read_body(http)
+    return call.forward(target + b"?" + query if query else target, body)
+
+
+# A server's own paths are nothing that /openapi.json could describe.
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+routes.append(Route("/servers/{path:path}", ask_server, methods=_METHODS))

@@ -1,0 +1,97 @@
+"""The memory to ask for before a command starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.model_folders import expand_home
+from gateway.config.model_settings import ModelSettings
+from gateway.memory.estimate import EstimateLine
+from gateway.memory.fitting import Learned, Outline
+
+# The memory of a program beside its files, and more than most programs need beside a small model.
+_PROGRAM_BYTES: Final = 500_000_000
+_ASSUMED_BYTES: Final = 2_000_000_000
+
+Basis: TypeAlias = Literal["configured", "measured", "files", "assumed"]
+
+
+class CommandEstimate(Struct, frozen=True):
+    """The bytes to ask for, what they are based on, and the `key` by which the command's
+    measurements are kept.
+    """
+
+    bytes: int
+    basis: Basis
+    key: str
+
+    @property
+    def why(self) -> str:
+        """Where the number comes from, as the end of a sentence."""
+        match self.basis:
+            case "configured":
+                return "as the key memory says"
+            case "measured":
+                return "the most that an earlier run has held"
+            case "files":
+                return "the size of its files, and more for the program"
+            case "assumed":
+                return "an assumption, as it has neither run yet nor names its memory or files"
+
+
+def estimate_of_command(settings: ModelSettings, learned: Learned) -> CommandEstimate:
+    """Estimate a command. Blocks while its files are looked at.
+
+    Raises:
+        OSError: a file or folder can't be looked at.
+    """
+    key = _key(settings)
+    if settings.memory_bytes is not None:
+        return CommandEstimate(settings.memory_bytes, "configured", key)
+    if (measured_bytes := learned.fixed_bytes(key)) is not None:
+        return CommandEstimate(measured_bytes, "measured", key)
+    if settings.files:
+        file_bytes = sum(_size(expand_home(each)) for each in settings.files)
+        return CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
+    return CommandEstimate(_ASSUMED_BYTES, "assumed", key)
+
+
+def outline_of_command(
+    found: CommandEstimate, possible_bytes: int, kept_bytes: int, company: dict[str, int]
+) -> Outline:
+    """The outline of a command, of which only its memory is known."""
+    return Outline(
+        context_tokens=0,
+        parts=(EstimateLine("command", found.bytes, found.why),),
+        floor_bytes=found.bytes,
+        idle_bytes=found.bytes,
+        measured_idle_bytes=found.bytes if found.basis == "measured" else None,
+        token_bytes=0,
+        rows={},
+        verdict="fits" if found.bytes <= possible_bytes else "doesn't fit",
+        needed_bytes=found.bytes,
+        possible_bytes=possible_bytes,
+        kept_bytes=kept_bytes,
+        granted_context_tokens=0,
+        company=company,
+    )
+
+
+def _key(settings: ModelSettings) -> str:
+    """A digest, as the environment may have secrets."""
+    told = (settings.command, settings.environment, settings.files)
+    return f"command|{hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:32]}"
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(
+        (Path(folder) / name).stat().st_size for folder, _, names in os.walk(path) for name in names
+    )

@@ -1,0 +1,223 @@
+"""Models that are commands: any server, with the life of a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.support.commands import all_gone, guarded, serving, table
+from tests.support.gateway import Gateway, eventually
+
+MEMORY = {"memory": "200MB"}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    config = (
+        table("plain", "--child", name="there", paths=["/own"], **MEMORY)
+        + table("pipe", place="--socket={socket}", **MEMORY)
+        + table("slow", "--slow-start", "3", **MEMORY)
+        + table("flood", "--flood", **MEMORY)
+        + table("daemon", "--daemon", **MEMORY)
+        + table("stubborn", "--ignore-sigterm", "--child", **MEMORY)
+        + table("broken", "--fail", **MEMORY)
+        + table("one", max_concurrency=1, environment={"OWN": "at {port}"}, **MEMORY)
+    )
+    secret = {"BULKHEAD_ADMIN_KEY": "secret-1", "SOME_TOKEN": "secret-2"}
+    with serving(config, environment=secret) as gateway:
+        yield gateway
+
+
+def test_chats_pass_as_they_are(gateway: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+        message = {"role": "user", "content": "hi"}
+        whole = client.chat.completions.create(model="plain", messages=[message])
+        assert whole.choices[0].message.content == "there", "the model's name at the server"
+        assert whole.usage.total_tokens == 5
+        stream = client.chat.completions.create(model="plain", messages=[message], stream=True)
+        texts = [each.choices[0].delta.content or "" for each in stream if each.choices]
+        assert "".join(texts) == "0 1 2 3 4 "
+
+
+def test_sound_goes_there_and_back(gateway: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+        sound = b"\0" * 3_000_000
+        heard = client.audio.transcriptions.create(model="plain", file=("a.wav", sound))
+        assert heard.text == "heard"
+        spoken = client.audio.speech.create(model="plain", voice="v", input="hello")
+        assert len(spoken.content) == 4000
+    files = {"file": ("a.wav", sound), "model": (None, "plain")}
+    answer = gateway.client.post("/v1/audio/transcriptions", files=files).json()
+    assert answer["model"] == "there", "the model may come after the file"
+
+
+def test_a_form_streams_through_within_bounds_of_its_own(gateway: Gateway) -> None:
+    def transcribe(*fields: tuple[str, tuple[str | None, str | bytes]]) -> httpx.Response:
+        return gateway.client.post("/v1/audio/transcriptions", files=list(fields))
+
+    model = ("model", (None, "slow"))
+    cold = transcribe(model, ("file", ("a.wav", b"\0" * 20_000_000)))
+    assert cold.json()["bytes"] > 20_000_000, "it waits for the load, and nobody is late"
+    before = psutil.Process(gateway.pid).memory_info().rss
+    large = transcribe(model, ("file", ("a.wav", b"\0" * 200_000_000)))
+    assert large.json()["bytes"] > 200_000_000
+    assert psutil.Process(gateway.pid).memory_info().rss - before < 60_000_000
+    late = transcribe(("file", ("a.wav", b"\0" * 40_000_000)), model)
+    assert "send it first" in late.text
+    assert "no field model" in transcribe(("other", (None, "x"))).text
+
+
+def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> None:
+    headers = {"authorization": "Bearer x", "cookie": "a=b", "x-own": "kept"}
+    answer = gateway.client.get("/servers/plain/own/a%20b?c=d", headers=headers)
+    assert answer.headers["content-security-policy"] == "sandbox"
+    got = answer.json()
+    assert got["path"] == "/own/a%20b?c=d"
+    names = {each.lower() for each in got["headers"]}
+    assert "x-own" in names
+    assert not {"authorization", "cookie"} & names
+    for other in ("/servers/plain/health", "/servers/plain/own/../health", "/servers/no/own"):
+        assert gateway.client.get(other).status_code == 404
+    assert gateway.client.get("/servers/plain/ownership").status_code == 404
+
+
+def test_a_command_gets_no_secret_and_its_own_variables(gateway: Gateway) -> None:
+    gateway.load("one")
+    environment = guarded(gateway, "one")[0].environ()
+    assert environment["OWN"].startswith("at ")
+    assert not [name for name, each in environment.items() if "secret-" in each]
+    assert "HF_HUB_OFFLINE" not in environment or "HF_HUB_OFFLINE" in os.environ
+
+
+def test_a_socket_does_as_well(gateway: Gateway) -> None:
+    assert gateway.say("hi", "pipe") == "pipe"
+
+
+def test_what_needs_a_worker_of_ours_is_refused_by_name(gateway: Gateway) -> None:
+    for path, body in (
+        ("/api/chat", {"model": "plain", "messages": [{"role": "user", "content": "hi"}]}),
+        (
+            "/v1/messages/count_tokens",
+            {"model": "plain", "messages": [{"role": "user", "content": "hi"}]},
+        ),
+    ):
+        refused = gateway.client.post(path, json=body)
+        assert refused.status_code == 400
+        assert "server of its own" in refused.text
+    speech = {"model": "demo", "input": "x"}
+    assert gateway.client.post("/v1/audio/speech", json=speech).status_code == 404
+
+
+def test_every_process_ends_with_an_unload(gateway: Gateway) -> None:
+    for model in ("plain", "daemon", "stubborn"):
+        gateway.load(model)
+        processes = guarded(gateway, model)
+        assert len(processes) >= (2 if model != "daemon" else 1)
+        gateway.order("unload", model).raise_for_status()
+        assert all_gone(processes), model
+        assert gateway.model(model)["last_exit"]["reason"] == "stopped as asked"
+
+
+def test_requests_wait_in_turn(gateway: Gateway) -> None:
+    body = {"model": "one", "stream": True, "max_tokens": 100, "pause_s": 0.1, "messages": []}
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body) as first:
+        pieces = first.iter_bytes()
+        next(pieces)
+        late = {"x-deadline-s": "0.2"}
+        refused = gateway.chat("hi", "one", headers=late)
+        assert refused.json()["error"]["code"] == "deadline_exceeded"
+    assert gateway.say("hi", "one") == "one", "the client that left makes room"
+
+
+def test_a_flood_of_output_is_bounded(gateway: Gateway) -> None:
+    gateway.load("flood")
+    time.sleep(3)
+    assert gateway.say("hi", "flood") == "flood"
+    (log,) = (gateway.state_dir / "logs").rglob("flood.log")
+    assert log.stat().st_size < 8 << 20
+    gateway.order("unload", "flood")
+
+
+def test_a_command_that_ends_at_once_says_why(gateway: Gateway) -> None:
+    refused = gateway.chat("hi", "broken")
+    assert refused.status_code == 503
+    assert "this server can't start" in refused.text
+
+
+def test_the_death_of_a_server_is_said_and_another_one_starts(gateway: Gateway) -> None:
+    gateway.load("plain")
+    refused = gateway.chat("hi", "plain", die=3)
+    assert refused.status_code == 502
+    assert "The server of 'plain'" in refused.json()["error"]["message"]
+    assert gateway.say("hi", "plain") == "there"
+
+
+@pytest.mark.parametrize("victim", ["guard", "server"])
+def test_a_stream_whose_server_is_killed_ends_with_an_error(gateway: Gateway, victim: str) -> None:
+    gateway.load("plain")
+    processes = guarded(gateway, "plain")
+    body = {"model": "plain", "stream": True, "max_tokens": 1000, "messages": []}
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        guard = gateway.worker_pid("plain")
+        os.kill(guard if victim == "guard" else processes[0].pid, signal.SIGKILL)
+        rest = list(lines)
+    assert "event: error" in rest
+    event = json.loads(rest[rest.index("event: error") + 1].removeprefix("data: "))
+    assert event["error"]["code"] == "bad_gateway"
+    eventually(lambda: all_gone(processes))
+    assert gateway.say("hi", "plain") == "there"
+
+
+def test_a_gateway_that_is_killed_leaves_nothing() -> None:
+    config = table("plain", "--child", **MEMORY) + table("daemon", "--daemon", **MEMORY)
+    with serving(config) as gateway:
+        gateway.load("plain")
+        gateway.load("daemon")
+        left = [*guarded(gateway, "plain"), *guarded(gateway, "daemon")]
+        left += [psutil.Process(gateway.worker_pid(each)) for each in ("plain", "daemon")]
+        gateway.process.kill()
+        eventually(lambda: all_gone(left))
+
+
+def test_a_server_that_is_never_ready_or_talks_nonsense_is_given_up() -> None:
+    config = "[workers]\nload_timeout_s = 3\n" + table("never", "--never", **MEMORY)
+    config += table("nonsense", "--nonsense", **MEMORY)
+    with serving(config) as gateway:
+        for model in ("never", "nonsense"):
+            refused = gateway.chat("hi", model)
+            assert refused.status_code == 503, refused.text
+            assert "was not loaded within 3 s" in refused.text
+
+
+def test_a_server_that_hangs_is_replaced() -> None:
+    config = "[workers]\nstall_timeout_s = 3\n" + table("w", silence_s=4, **MEMORY)
+    with serving(config) as gateway:
+        gateway.load("w")
+        os.kill(guarded(gateway, "w")[0].pid, signal.SIGSTOP)
+        eventually(lambda: bool(gateway.events("hang")))
+        assert gateway.say("hi", "w") == "w"
+
+
+def test_a_port_that_is_taken_is_no_place(gateway: Gateway) -> None:
+    """Spare ports come from the system, so two servers never get one of each other's."""
+    gateway.load("plain")
+    gateway.load("one")
+    ports = set()
+    for model in ("plain", "one"):
+        (port,) = [
+            each.laddr.port
+            for each in guarded(gateway, model)[0].net_connections()
+            if each.status == psutil.CONN_LISTEN
+        ]
+        ports.add(port)
+    assert len(ports) == 2

@@ -1,0 +1,234 @@
+"""Forwarding a request to a server, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from gateway.http.access_log import begin_record, record_of
+from gateway.http.answer import EVENTS, LINES, Framing
+from gateway.http.forward import Forwarded, UsageReader, WholeEvents, passed_back, passed_on
+from gateway.system.http_client import HttpClient, Question, Server
+from gateway.system.refusal import Refusal
+from protocol.answers import Usage
+from tests.support.raw_server import CHUNKED, chunk, serving, whole
+
+EVENT_STREAM = b"text/event-stream"
+
+
+class Relay:
+    """An application that forwards every request to one server, after `before`."""
+
+    def __init__(self, server: Server, framing: Framing | None) -> None:
+        self.client = HttpClient(server)
+        self.framing = framing
+        self.before: Refusal | float = 0.0
+        self.usage: Usage | None = None
+        self.closed = asyncio.Event()
+
+    @asynccontextmanager
+    async def opened(self):
+        try:
+            if isinstance(self.before, Refusal):
+                raise self.before
+            await asyncio.sleep(self.before)
+            answer = await self.client.ask(Question(b"GET", b"/"), 10.0)
+            try:
+                yield answer
+            finally:
+                answer.close()
+        finally:
+            self.closed.set()
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            return
+        begin_record(scope)
+        while (await receive()).get("more_body"):
+            pass
+        forwarded = Forwarded(
+            self.opened(), "The server", UsageReader(), silence_s=10.0, framing=self.framing
+        )
+        await forwarded(scope, receive, send)
+        self.usage = record_of(scope).usage
+
+
+@asynccontextmanager
+async def relaying(handler, framing: Framing | None = None) -> AsyncIterator[tuple[Relay, str]]:
+    async with serving(handler) as (_, server):
+        relay = Relay(server, framing)
+        config = uvicorn.Config(relay, log_level="error", lifespan="off")
+        front = uvicorn.Server(config)
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        task = asyncio.create_task(front.serve([listening]))
+        try:
+            yield relay, f"http://127.0.0.1:{port}/v1/x"
+        finally:
+            front.should_exit = True
+            await task
+
+
+async def test_an_answer_comes_back_whole_with_its_usage() -> None:
+    body = json.dumps({"usage": {"prompt_tokens": 3, "completion_tokens": 4, "details": {"a": 1}}})
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(body.encode(), status=b"201 Made"))
+
+    async with relaying(answer) as (relay, url), httpx.AsyncClient() as client:
+        response = await client.get(url)
+        assert (response.status_code, response.text) == (201, body)
+        assert response.headers["content-length"] == str(len(body))
+        assert relay.usage == Usage(3, 4)
+
+
+async def test_an_event_comes_before_the_next_one_is_made() -> None:
+    seen = asyncio.Event()
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(CHUNKED % EVENT_STREAM + chunk(b"data: 1\n\n"))
+        await writer.drain()
+        await seen.wait()
+        writer.write(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+
+    async with (
+        relaying(answer) as (_, url),
+        httpx.AsyncClient() as client,
+        client.stream("GET", url) as response,
+    ):
+        pieces = response.aiter_text()
+        assert await anext(pieces) == "data: 1\n\n"
+        seen.set()
+        assert "".join([each async for each in pieces]) == "data: 2\n\n"
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(CHUNKED % EVENT_STREAM + chunk(b'data: 1\n\ndata: {"ha'))
+        await writer.drain()
+        writer.close()
+
+    async with relaying(answer) as (_, url), httpx.AsyncClient() as client:
+        first, _, event, data = (await client.get(url)).text.strip().split("\n")
+        assert first == "data: 1"
+        assert event == "event: error"
+        assert json.loads(data.removeprefix("data: "))["error"]["code"] == "bad_gateway"
+
+
+async def test_another_answer_that_breaks_off_is_cut() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(CHUNKED % b"application/json" + chunk(b'{"ha'))
+        await writer.drain()
+        writer.close()
+
+    async with relaying(answer) as (_, url), httpx.AsyncClient() as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(url)
+
+
+async def test_nonsense_is_a_bad_gateway() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(b"hello\r\n\r\n")
+
+    async with relaying(answer) as (_, url), httpx.AsyncClient() as client:
+        response = await client.get(url)
+        assert response.status_code == 502
+        assert response.json()["error"]["code"] == "bad_gateway"
+
+
+async def test_a_stream_that_waits_begins_with_comments(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.http.forward.REMINDER_S", 0.05)
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(b"data: 1\n\n", EVENT_STREAM))
+
+    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient() as client:
+        relay.before = 0.3
+        text = (await client.get(url)).text
+        assert text.startswith(": waiting\n\n: waiting\n\n")
+        assert text.endswith("data: 1\n\n")
+
+
+async def test_a_failure_after_comments_is_an_event(monkeypatch) -> None:
+    monkeypatch.setattr("gateway.http.forward.REMINDER_S", 0.05)
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(b"no such voice", status=b"400 Bad"))
+
+    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient() as client:
+        relay.before = 0.2
+        text = (await client.get(url)).text
+        assert "event: error" in text
+        assert "no such voice" in text
+
+
+async def test_a_refusal_keeps_its_status() -> None:
+    async def answer(head, reader, writer) -> None:
+        pass
+
+    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient() as client:
+        relay.before = Refusal("queue_full", "Full.", retry_after_s=3)
+        response = await client.get(url)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+
+
+async def test_a_client_that_leaves_lets_the_server_go() -> None:
+    gone = asyncio.Event()
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(CHUNKED % EVENT_STREAM + chunk(b"data: 1\n\n"))
+        await writer.drain()
+        await reader.read()
+        gone.set()
+
+    async with relaying(answer) as (relay, url), httpx.AsyncClient() as client:
+        async with client.stream("GET", url) as response:
+            await anext(response.aiter_text())
+        async with asyncio.timeout(10):
+            await gone.wait()
+            await relay.closed.wait()
+
+
+def test_secrets_and_cookies_stay_here() -> None:
+    kept = [(b"content-type", b"a/b"), (b"x-own", b"1"), (b"x-priority", b"2")]
+    dropped = b"authorization x-api-key cookie host content-length x-forwarded-for sec-fetch-mode"
+    named = [(b"connection", b"close, X-Hop"), (b"x-hop", b"1")]
+    headers = [*kept, *((name, b"secret") for name in dropped.split()), *named]
+    assert passed_on([*headers, (b"via", b"1.1 a")], "b") == [*kept, (b"via", b"1.1 a, 1.1 b")]
+    back = passed_back([*kept, (b"set-cookie", b"a=b"), (b"access-control-allow-origin", b"*")])
+    assert back[: len(kept)] == kept
+    assert {name for name, _ in back[len(kept) :]} == {
+        b"content-security-policy",
+        b"x-content-type-options",
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_usage_is_found_however_the_answer_is_cut(size: int) -> None:
+    texts = [
+        b'data: {"text": "\\"usage\\": {\\"prompt_tokens\\": 9}", "usage": null}\n\n',
+        b'data: {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "d": {"c": 1}}}\n\n',
+        b'data: {"usage":{"input_tokens":2,"output_tokens":5}}\n\ndata: [DONE]\n\n',
+    ]
+    reader = UsageReader()
+    stream = b"".join(texts)
+    for begin in range(0, len(stream), size):
+        reader.read(stream[begin : begin + size])
+    assert reader.usage == Usage(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("framing", "end"), [(EVENTS, b"\r\n\r\n"), (EVENTS, b"\n\n"), (LINES, b"\n")]
+)
+def test_an_unfinished_event_is_held_back(framing: Framing, end: bytes) -> None:
+    events = WholeEvents(framing)
+    assert events.add(b"data: 1") == b""
+    assert events.add(end + b"data") == b"data: 1" + end
+    assert events.rest == b"data"

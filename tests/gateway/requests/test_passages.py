@@ -1,0 +1,84 @@
+"""Requests that pass to the server of a command, and what ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.requests.progress import Passage
+from gateway.requests.request import Request, Terms
+from gateway.requests.traffic import QueueBounds, Traffic, WorkerConnection
+from gateway.system.events import EventLog
+from gateway.system.refusal import Refusal
+from protocol.answers import Text, Usage
+from protocol.message import Message
+from protocol.requests import Generate, Sampling, TextPrompt
+from tests.gateway.requests.test_traffic import Waiting
+
+ADDRESS = "127.0.0.1:1"
+
+
+def _traffic() -> Traffic:
+    return Traffic("m", QueueBounds(5, 1, 0), Waiting(), EventLog())
+
+
+def _passage(request_id: str, **terms: int) -> Request:
+    return Request(Passage(request_id), Terms(deadline_s=5.0, **terms), now=100.0)
+
+
+def _connection(sent: Callable[[Message], None], address: str = ADDRESS) -> WorkerConnection:
+    return WorkerConnection(sent, "f", 10, address=address)
+
+
+def _nothing_is_sent(message: Message) -> None:
+    raise AssertionError(f"{message} was sent")
+
+
+async def _address(request: Request) -> str:
+    (part,) = (await request.take()).parts
+    assert isinstance(part, Text)
+    return part.text
+
+
+async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
+    traffic = _traffic()
+    first, last, urgent = _passage("1"), _passage("2"), _passage("3", priority=5)
+    traffic.connect(_connection(_nothing_is_sent))
+    for each in (first, last, urgent):
+        traffic.submit(each)
+        traffic.dispatch()
+    assert await _address(first) == ADDRESS
+    assert (traffic.queue.running, traffic.queue.waiting) == (1, 2)
+    traffic.passed(first, Usage(3, 4))
+    assert await _address(urgent) == ADDRESS
+    traffic.passed(urgent, None)
+    assert await _address(last) == ADDRESS
+    assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 4)
+
+
+async def test_what_runs_ends_with_the_server_and_what_waits_stays() -> None:
+    traffic = _traffic()
+    running, waiting = _passage("1"), _passage("2")
+    traffic.submit(running)
+    traffic.submit(waiting)
+    traffic.connect(_connection(_nothing_is_sent))
+    await _address(running)
+    assert not traffic.park(blame=True), "no request is to blame for the end of a server"
+    with pytest.raises(Refusal, match="send the request again") as caught:
+        await running.take()
+    assert (caught.value.status, caught.value.lasting) == (502, False)
+    traffic.connect(_connection(_nothing_is_sent, "127.0.0.1:2"))
+    assert await _address(waiting) == "127.0.0.1:2"
+
+
+async def test_prompts_do_not_pass_and_passages_are_not_computed() -> None:
+    traffic = _traffic()
+    generate = Generate(request_id="g", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
+    traffic.connect(_connection(_nothing_is_sent))
+    with pytest.raises(Refusal, match="server of its own"):
+        traffic.submit(Request(generate, Terms(deadline_s=5.0), now=100.0))
+    traffic.park(blame=False)
+    traffic.connect(_connection(_nothing_is_sent, ""))
+    with pytest.raises(Refusal, match="no model with a command"):
+        traffic.submit(_passage("1"))

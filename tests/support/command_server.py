@@ -1,0 +1,193 @@
+"""A model server that a configuration names as a command, and that misbehaves by flags. Standard
+library alone, since nothing but its own environment may matter to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+EATEN: list[bytearray] = []
+
+
+def eat(megabytes: int) -> None:
+    """Take memory, and touch all of it."""
+    block = bytearray(megabytes << 20)
+    block[::4096] = b"\1" * len(block[::4096])
+    EATEN.append(block)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return "client"
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/environment"):
+            self._json(dict(os.environ))
+        elif self.path.startswith("/own"):
+            self._json({"path": self.path, "headers": dict(self.headers.items())})
+        else:
+            self._json({"data": []})
+
+    def do_POST(self) -> None:
+        body = self._body()
+        kind = self.headers.get("content-type", "")
+        if kind.startswith("multipart/"):
+            self._json({"bytes": len(body), "model": self._field(body), "text": "heard"})
+            return
+        asked = json.loads(body or b"{}")
+        if asked.get("eat"):
+            eat(asked["eat"])
+        if asked.get("die"):
+            os._exit(asked["die"])
+        if asked.get("hang"):
+            time.sleep(asked["hang"])
+        if self.path.endswith("/speech"):
+            self._bytes(b"RIFF" * 1000, "audio/wav")
+        elif asked.get("stream"):
+            self._stream(asked)
+        else:
+            usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+            message = {"role": "assistant", "content": asked.get("model")}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            self._json(
+                {
+                    "id": "x",
+                    "object": "chat.completion",
+                    "created": 1,
+                    "model": asked.get("model"),
+                    "choices": [choice],
+                    "usage": usage,
+                    "headers": dict(self.headers.items()),
+                }
+            )
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("transfer-encoding", ""):
+            return self.rfile.read(int(self.headers.get("content-length", 0)))
+        found = b""
+        while size := int(self.rfile.readline(), 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
+    def _field(self, body: bytes) -> str:
+        value = body.partition(b'name="model"')[2].partition(b"\r\n\r\n")[2]
+        return value.partition(b"\r\n")[0].decode()
+
+    def _stream(self, asked: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for number in range(int(asked.get("max_tokens", 5))):
+            delta = {"content": f"{number} "}
+            choice = {"index": 0, "delta": delta, "finish_reason": None}
+            self._event({"id": "x", "object": "chat.completion.chunk", "choices": [choice]})
+            time.sleep(asked.get("pause_s", 0.01))
+        choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+        self._event({"object": "chat.completion.chunk", "choices": [choice], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def _json(self, body: Any) -> None:
+        self._bytes(json.dumps(body).encode(), "application/json")
+
+    def _bytes(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def talk_nonsense(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        while True:
+            connection, _ = listening.accept()
+            with contextlib.suppress(OSError), connection:
+                connection.recv(65536)
+                connection.sendall(b"SSH-2.0-nonsense\r\n\r\n")
+
+
+def flood() -> None:
+    while True:
+        print("a line of a flood " * 20, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--socket")
+    parser.add_argument("--slow-start", type=float, default=0.0)
+    parser.add_argument("--eat", type=int, default=0, help="megabytes, before it is ready")
+    for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "fail"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    flags = parser.parse_args()
+    if flags.fail:
+        sys.exit("this server can't start")
+    if flags.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if flags.child:
+        # In a session of its own, without the environment of its parent's session leader.
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    if flags.daemon and os.fork():
+        os._exit(0)
+    if flags.daemon:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    if flags.flood:
+        threading.Thread(target=flood, daemon=True).start()
+    if flags.eat:
+        eat(flags.eat)
+    time.sleep(flags.slow_start)
+    while flags.never:
+        time.sleep(1)
+    if flags.nonsense:
+        talk_nonsense(flags.port)
+    server = (
+        UnixServer(flags.socket, Handler)
+        if flags.socket
+        else Server(("127.0.0.1", flags.port), Handler)
+    )
+    print("serves", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

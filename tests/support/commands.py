@@ -1,0 +1,61 @@
+"""Gateways whose models are commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from protocol.process_tree import MARK
+from tests.support.gateway import Gateway, gone
+
+PROGRAM = str(Path(__file__).with_name("command_server.py"))
+
+
+def table(model_id: str, /, *flags: str, place: str = "--port={port}", **keys: Any) -> str:
+    """A table of a configuration, whose command is the server program with these flags."""
+    command = [sys.executable, PROGRAM, place, *flags]
+    lines = [f"[models.{model_id}]", f"command = {json.dumps(command)}"]
+    lines += [f"{key} = {_written(value)}" for key, value in keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
+
+
+def marked_by_anyone() -> list[psutil.Process]:
+    """All processes of commands on this machine."""
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if MARK in each.environ() and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+@contextmanager
+def serving(config: str, **more: Any) -> Iterator[Gateway]:
+    gateway = Gateway(config=config, models=(), **more)
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+def guarded(gateway: Gateway, model: str) -> list[psutil.Process]:
+    """The processes of a command, its first one first."""
+    return psutil.Process(gateway.worker_pid(model)).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return all(gone(each.pid) for each in processes)

@@ -1,0 +1,24 @@
+"""What a guard lets pass of a command's output."""
+
+from __future__ import annotations
+
+from worker.guard.output import Bound
+
+
+def test_a_burst_passes_and_a_flood_does_not() -> None:
+    bound = Bound(0.0)
+    line = b"x" * 1024
+    passed = sum(len(bound.pass_on(line, 0.0)) for _ in range(10_000))
+    assert passed == 1 << 20
+    flood = sum(len(bound.pass_on(line, at / 1000)) for at in range(20_000))
+    assert flood < 20.5 * (256 << 10), "256 KiB a second"
+    assert flood > 10 * (256 << 10)
+
+
+def test_what_was_left_out_is_said_once() -> None:
+    bound = Bound(0.0)
+    assert bound.pass_on(b"x" * (2 << 20), 0.0) == b""
+    later = bound.pass_on(b"on", 10.0)
+    assert b"2048 KiB" in later
+    assert later.endswith(b"on")
+    assert bound.pass_on(b"more", 10.0) == b"more"

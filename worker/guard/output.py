@@ -1,0 +1,64 @@
+"""The output of a command's processes, with a bound on its rate: a flood would keep the gateway's
+log busy, and the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Final
+
+_READ_BYTES: Final = 64 << 10
+_BYTES_PER_S: Final = 256 << 10
+_AT_ONCE_BYTES: Final = 1 << 20
+_TAIL_BYTES: Final = 2000
+_REST_S: Final = 0.5
+
+
+class Bound:
+    """Lets so many bytes a second pass, and more at once after a pause."""
+
+    def __init__(self, now: float) -> None:
+        self._left = float(_AT_ONCE_BYTES)
+        self._at = now
+        self._dropped = 0
+
+    def pass_on(self, output: bytes, now: float) -> bytes:
+        """The bytes to print now. What is left out is said before the next output."""
+        self._left = min(_AT_ONCE_BYTES, self._left + (now - self._at) * _BYTES_PER_S)
+        self._at = now
+        if self._left < len(output) or (self._dropped and self._left < _AT_ONCE_BYTES / 2):
+            self._dropped += len(output)
+            return b""
+        self._left -= len(output)
+        said = b""
+        if self._dropped:
+            said = b"\n-- %d KiB of output were too much at once --\n" % (self._dropped >> 10)
+            self._dropped = 0
+        return said + output
+
+
+class Output:
+    """Prints what comes from the descriptor `source`, in a thread, until its writers are gone."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._tail = b""
+        self._thread = threading.Thread(target=self._print, name="output", daemon=True)
+        self._thread.start()
+
+    def last_line(self) -> str:
+        """The last line that isn't empty. Waits a moment for the rest of the output."""
+        self._thread.join(_REST_S)
+        lines = self._tail.decode("utf-8", "replace").split("\n")
+        return next((each.strip() for each in reversed(lines) if each.strip()), "")
+
+    def _print(self) -> None:
+        bound = Bound(time.monotonic())
+        while output := os.read(self._source, _READ_BYTES):
+            self._tail = (self._tail + output)[-_TAIL_BYTES:]
+            left = memoryview(bound.pass_on(output, time.monotonic()))
+            while left:
+                left = left[os.write(1, left) :]
+        os.close(self._source)

@@ -1,0 +1,185 @@
+"""The server of a command: its start, its processes, its end, and its answers on a health path."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+
+from protocol.life import RunCommand
+from protocol.process import grace_s
+from protocol.process_tree import MARK, below, held_bytes, marked, send
+from worker.guard.bonds import bound_to
+from worker.guard.output import Output
+
+# How often all processes are looked through for marked ones, which takes longer than the others.
+_MARKED_S: Final = 10.0
+_LOOK_S: Final = 0.02
+_CONNECT_S: Final = 2.0
+
+
+class PlaceError(Exception):
+    """The command can't be started; the text says why."""
+
+
+class CommandServer:
+    """The processes of one command, which carry `mark`."""
+
+    def __init__(self, order: RunCommand, mark: str, socket_path: str) -> None:
+        """Start the command in the calling thread, which must live as long as this process.
+
+        Raises:
+            PlaceError: it can't be started.
+        """
+        self._mark = mark
+        self._health = order.health
+        told = " ".join((*order.command, *order.environment.values()))
+        self._socket = socket_path if "{socket}" in told else None
+        self._port = 0 if self._socket else _spare_port()
+        read, write = os.pipe()
+        try:
+            self._first = subprocess.Popen(
+                [self._filled(each) for each in order.command],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                cwd=order.folder,
+                env=os.environ
+                | {name: self._filled(each) for name, each in order.environment.items()}
+                | {MARK: mark},
+                start_new_session=True,
+                preexec_fn=bound_to(os.getpid()),
+            )
+        except (OSError, ValueError) as error:
+            os.close(read)
+            raise PlaceError(f"{order.command[0]} can't be started: {error}") from error
+        finally:
+            os.close(write)
+        self._output = Output(read)
+        self._looked_at = 0.0
+        self._strays: list[psutil.Process] = []
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{port}", str(self._port)).replace("{socket}", self._socket or "")
+
+    @property
+    def address(self) -> str:
+        return self._socket or f"127.0.0.1:{self._port}"
+
+    # Its processes
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes that live. Those that have lost their parents may be missed for a while."""
+        self._reap()
+        now = time.monotonic()
+        if now - self._looked_at >= _MARKED_S:
+            self._looked_at = now
+            self._strays = marked(self._mark)
+        found = {each.pid: each for each in (*self._strays, *below(os.getpid()))}
+        return [each for each in found.values() if each.is_running()]
+
+    def alive(self, *, ready: bool) -> bool:
+        """Whether the server lives. Its first process may leave others behind, which serve, or will
+        once they are `ready`.
+        """
+        if (code := self._first.poll()) is None:
+            return True
+        if not self._everyone():
+            return False
+        return self._listens() if ready else code == 0
+
+    def _listens(self) -> bool:
+        connection = _Connection(self._socket, self._port, _CONNECT_S)
+        try:
+            connection.connect()
+        except OSError:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    def _everyone(self) -> list[psutil.Process]:
+        self._reap()
+        found = {each.pid: each for each in (*marked(self._mark), *below(os.getpid()))}
+        return list(found.values())
+
+    def _reap(self) -> None:
+        """Take the exit statuses of adopted processes. Popen takes that of the first process."""
+        self._first.poll()
+        for each in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, OSError):
+                if each.pid != self._first.pid and each.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(each.pid, os.WNOHANG)
+
+    def obituary(self) -> str:
+        """How the command has ended, and what it said last."""
+        code = self._first.returncode or 0
+        how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        said = self._output.last_line()
+        return f"The command ended {how}" + (f" and said last: {said}" if said else "")
+
+    def end(self, hurry: Callable[[], bool]) -> None:
+        """End all processes: by SIGTERM, and after a while, or in a hurry, by SIGKILL. Returns when
+        there are none.
+        """
+        everyone = self._everyone()
+        over_at = time.monotonic() + grace_s(held_bytes(everyone))
+        send(everyone, signal.SIGTERM, signal.SIGCONT)
+        while everyone and time.monotonic() < over_at and not hurry():
+            time.sleep(_LOOK_S)
+            everyone = self._everyone()
+        while everyone:
+            send(everyone, signal.SIGKILL)
+            time.sleep(_LOOK_S)
+            everyone = self._everyone()
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._socket)  # noqa: PTH108
+
+    # Its answers
+
+    def answers(self, timeout_s: float) -> int | None:
+        """Ask on the health path. Returns the status of the answer; None: it is none, or none comes
+        in time.
+        """
+        connection = _Connection(self._socket, self._port, timeout_s)
+        try:
+            connection.request("GET", self._health or "/", headers={"Connection": "close"})
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def is_ready(self, status: int | None) -> bool:
+        if status is None:
+            return False
+        return self._health is None or 200 <= status < 300
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, socket_path: str | None, port: int, timeout_s: float) -> None:
+        super().__init__("127.0.0.1", port or None, timeout=timeout_s)
+        self._socket_path = socket_path
+
+    def connect(self) -> None:
+        if self._socket_path is None:
+            super().connect()
+            return
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._socket_path)
+
+
+def _spare_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
