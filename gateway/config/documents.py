@@ -15,7 +15,12 @@ import msgspec
 
 from gateway.config.key import Section, toml_text, written_value
 from gateway.config.model_folders import DEMO_ID
-from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
+from gateway.config.model_settings import (
+    GroupSettings,
+    HostSettings,
+    ModelSettings,
+    UpstreamSettings,
+)
 from gateway.config.settings import Settings
 from gateway.config.tables import HEADINGS, MODELS, KeyDefinition, about, keys_of
 from gateway.system.notation import TIME_PATTERN
@@ -23,12 +28,13 @@ from gateway.system.notation import TIME_PATTERN
 _COLUMNS: Final = 78
 _NAMES: Final[dict[type[Section], str]] = {
     HostSettings: "[hosts.studio2]",
+    UpstreamSettings: "[upstreams.box]",
     ModelSettings: f"[models.{toml_text(DEMO_ID)}]",
     GroupSettings: "[groups.coding]",
 }
 # The example has these tables as comments, as there may be no other machine, and no models to
 # group.
-_NOT_IN_FORCE: Final = (HostSettings, GroupSettings)
+_NOT_IN_FORCE: Final = (HostSettings, UpstreamSettings, GroupSettings)
 
 
 def example() -> str:

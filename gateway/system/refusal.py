@@ -29,6 +29,7 @@ Code: TypeAlias = Literal[
     "deadline_exceeded",
     "insufficient_memory",
     "storage_unavailable",
+    "loop_detected",
 ]
 
 _STATUS: dict[Code, int] = {
@@ -54,6 +55,7 @@ _STATUS: dict[Code, int] = {
     "shutting_down": 503,
     "deadline_exceeded": 504,
     "insufficient_memory": 507,
+    "loop_detected": 508,
 }
 
 
