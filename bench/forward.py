@@ -3,7 +3,8 @@
 A server that answers at once, and that streams at a steady pace, is asked directly and through a
 gateway whose model it is, in turns. The time of a request is that of one client after another; the
 rate is that of 32 streams, whose events come 100 times a second each, as an engine would make them,
-and as fast as the server can.
+and as fast as the server can. The gateway's processor time is told beside, as it doesn't depend on
+what else the machine does.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import psutil
 import uvloop
 
-from bench.machine import describe_machine
+from bench.machine import cpu_s, describe_machine
 from gateway.system.http_client import HttpClient, Question, Server
 
 _SILENCE_S: Final = 60.0
 _STREAMS: Final = 32
+_EVENTS: Final = 200
 _EVENT: Final = b'data: {"choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
 _WHOLE: Final = (
@@ -105,8 +108,8 @@ async def _rate(client: HttpClient, events: int, every_s: float) -> float:
 
 
 @contextmanager
-def _gateway(folder: str) -> Iterator[int]:
-    """A gateway whose model w is this server; yields the gateway's port."""
+def _gateway(folder: str) -> Iterator[tuple[int, int]]:
+    """A gateway whose model w is this server; yields the gateway's port and pid."""
     root = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-m", "bench.forward", "--serve", "{port}"]
     config = Path(folder) / "config.toml"
@@ -123,38 +126,38 @@ def _gateway(folder: str) -> Iterator[int]:
     )
     try:
         assert gateway.stdout is not None
-        yield int(gateway.stdout.readline().rpartition(":")[2].strip().rstrip("/"))
+        port = int(gateway.stdout.readline().rpartition(":")[2].strip().rstrip("/"))
+        yield port, gateway.pid
     finally:
         gateway.terminate()
         gateway.wait()
 
 
-def _server_port(port: int) -> int:
+def _server_port(gateway_pid: int) -> int:
     """The port of the server behind the gateway."""
-    import psutil
-
-    for each in psutil.process_iter():
-        try:
-            words = each.cmdline()
-        except psutil.Error:
-            continue
-        if "bench.forward" in words and "--serve" in words:
-            return int(words[-1])
-    raise AssertionError(f"no server behind {port}")
+    found = (each.cmdline() for each in psutil.Process(gateway_pid).children(recursive=True))
+    return next(int(words[-1]) for words in found if "--serve" in words)
 
 
-async def _measure(gateway_port: int, requests: int, rounds: int) -> None:
-    through = HttpClient(Server("127.0.0.1", gateway_port))
+async def _measure(port: int, gateway_pid: int, requests: int, rounds: int) -> None:
+    through = HttpClient(Server("127.0.0.1", port))
     await _ask(through)
-    direct = HttpClient(Server("127.0.0.1", _server_port(gateway_port)))
+    direct = HttpClient(Server("127.0.0.1", _server_port(gateway_pid)))
+    pids = {"gateway": gateway_pid}
+    spent_s = {"request": 0.0, "event": 0.0}
     clients = {"directly": direct, "through the gateway": through}
     times: dict[str, list[float]] = {each: [] for each in clients}
     steady: dict[str, list[float]] = {each: [] for each in clients}
     fast: dict[str, list[float]] = {each: [] for each in clients}
     for _ in range(rounds):
         for name, client in clients.items():
+            before_s = cpu_s(pids)["gateway"]
             times[name] += await _latency_ms(client, requests)
-            steady[name].append(await _rate(client, 200, 0.01))
+            between_s = cpu_s(pids)["gateway"]
+            steady[name].append(await _rate(client, _EVENTS, 0.01))
+            if client is through:
+                spent_s["request"] += between_s - before_s
+                spent_s["event"] += cpu_s(pids)["gateway"] - between_s
             fast[name].append(await _rate(client, 1000, 0.0))
     print("| | a request (ms) | 32 streams of 100 events/s | as fast as they come |")
     print("| --- | ---: | ---: | ---: |")
@@ -163,6 +166,11 @@ async def _measure(gateway_port: int, requests: int, rounds: int) -> None:
             f"| {name} | {statistics.median(times[name]):.3f} "
             f"| {statistics.median(steady[name]):.0f} | {statistics.median(fast[name]):.0f} |"
         )
+    each_ms = 1000 * spent_s["request"] / (rounds * requests)
+    event_us = 1e6 * spent_s["event"] / (rounds * _STREAMS * _EVENTS)
+    print(
+        f"\nThe gateway's processor time: {each_ms:.3f} ms a request, {event_us:.0f} µs an event."
+    )
 
 
 def main() -> int:
@@ -174,8 +182,11 @@ def main() -> int:
     if arguments.serve:
         uvloop.run(_serve(arguments.serve))
     print(describe_machine())
-    with tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as folder, _gateway(folder) as port:
-        uvloop.run(_measure(port, arguments.requests, arguments.rounds))
+    with (
+        tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as folder,
+        _gateway(folder) as (port, pid),
+    ):
+        uvloop.run(_measure(port, pid, arguments.requests, arguments.rounds))
     return 0
 
 

@@ -16,6 +16,7 @@ import msgspec
 from gateway.config.key import Section, toml_text, written_value
 from gateway.config.model_folders import DEMO_ID
 from gateway.config.model_settings import (
+    COMMAND_KEYS,
     GroupSettings,
     HostSettings,
     ModelSettings,
@@ -26,6 +27,7 @@ from gateway.config.tables import HEADINGS, MODELS, KeyDefinition, about, keys_o
 from gateway.system.notation import TIME_PATTERN
 
 _COLUMNS: Final = 78
+_COMMAND: Final = "[models.whisper]"
 _NAMES: Final[dict[type[Section], str]] = {
     HostSettings: "[hosts.studio2]",
     UpstreamSettings: "[upstreams.box]",
@@ -47,23 +49,35 @@ def _lines() -> Iterator[str]:
     yield from _comment('Times are seconds, or text such as "500ms", "30s", "5m", "2h" or "7d".')
     for heading, section in HEADINGS.items():
         yield from ("", *_comment(about(section)))
+        if section is ModelSettings:
+            left_out = ("command", *COMMAND_KEYS)
+            yield from (_NAMES[section], *_keys(section, without=left_out))
+            yield from ("", *_comment("A model that is a command: docs/commands.md"))
+            of_workers = (each for each in keys_of(section) if each not in left_out)
+            yield from _commented((_COMMAND, *_keys(section, without=tuple(of_workers))))
+            continue
         lines = (_NAMES.get(section, heading), *_keys(section))
-        if section in _NOT_IN_FORCE:
-            yield from (each if each.startswith("#") or not each else f"# {each}" for each in lines)
-        else:
-            yield from lines
+        yield from _commented(lines) if section in _NOT_IN_FORCE else lines
 
 
-def _keys(section: type[Section]) -> Iterator[str]:
-    for definition in keys_of(section).values():
+def _commented(lines: Iterable[str]) -> Iterator[str]:
+    yield from (each if each.startswith("#") or not each else f"# {each}" for each in lines)
+
+
+def _keys(section: type[Section], without: tuple[str, ...] = ()) -> Iterator[str]:
+    for name, definition in keys_of(section).items():
+        if name in without:
+            continue
         yield from ("", *_comment(definition.key.about), *_comment(definition.key.expectation))
         yield _assignment(definition)
 
 
 def _assignment(definition: KeyDefinition) -> str:
     """The line of a key, with its default. A key without a default has its example, as a comment
-    unless the key is required.
+    unless the key is required. A command without an example would be no command.
     """
+    if definition.name == "command":
+        return f"{definition.name} = {written_value(definition.key.example)}"
     if definition.default is not None:
         return f"{definition.name} = {written_value(definition.default)}"
     written = f"{definition.name} = {written_value(definition.key.example)}"

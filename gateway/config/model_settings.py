@@ -177,6 +177,7 @@ class ModelSettings(Section, frozen=True):
             "A program that serves the model by HTTP on this machine, and its arguments, in place "
             "of a path. In them {port} is the port to listen at, or {socket} a Unix socket.",
             'texts, as ["llama-server", "--port", "{port}"]',
+            example=("whisper-server", "--port", "{port}"),
         ),
     ] = ()
     environment: Annotated[
@@ -199,7 +200,7 @@ class ModelSettings(Section, frozen=True):
             "lives, it answers there with anything.",
             "a path, as /health",
             example="/health",
-            unset="/, where any answer means that it is ready",
+            unset="/, where any answer will do",
         ),
     ] = None
     name: Annotated[
@@ -208,7 +209,7 @@ class ModelSettings(Section, frozen=True):
             "The model's name at the command's server, which gets it in place of the name here.",
             "a name",
             example="default_model",
-            unset="the server gets the model's id",
+            unset="the model's id",
         ),
     ] = None
     paths: Annotated[
@@ -230,9 +231,10 @@ class ModelSettings(Section, frozen=True):
     memory: Annotated[
         Size | None,
         byte_size(
-            "The memory to ask for before the command starts.",
+            "The memory to ask for before the command starts; else as an earlier run has held, and "
+            "before the first by the size of the files.",
             example="8GB",
-            unset="as measured at earlier runs; before the first one by the size of the files",
+            unset="as measured before",
         ),
     ] = None
     files: Annotated[
@@ -262,6 +264,16 @@ class ModelSettings(Section, frozen=True):
     def interpreter(self) -> str | None:
         """`python`, with the home folder in place of `~`."""
         return None if self.python is None else str(expand_home(self.python))
+
+
+# The keys that only models have that workers compute, and those that only commands have.
+COMPUTED_KEYS: Final = (
+    *("path", "context_tokens", "kv_bits", "adapter", "draft_model", "draft_tokens", "guesses"),
+    *("pictures", "local", "ranks", "backend", "split", "template_arguments", "python"),
+)
+COMMAND_KEYS: Final = (
+    *("environment", "folder", "health", "name", "paths", "silence_s", "memory", "files"),
+)
 
 
 class GroupSettings(Section, frozen=True):

@@ -14,7 +14,13 @@ from urllib.parse import quote
 
 from gateway.config.key import toml_text
 from gateway.config.model_folders import expand_home
-from gateway.config.model_settings import LOCAL, GroupSettings, ModelSettings
+from gateway.config.model_settings import (
+    COMMAND_KEYS,
+    COMPUTED_KEYS,
+    LOCAL,
+    GroupSettings,
+    ModelSettings,
+)
 from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.config.tables import GROUPS, keys_of
 from gateway.config.toml_file import Place
@@ -217,14 +223,6 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
             )
 
 
-# The keys of models that a worker computes, and those of models that are commands.
-_COMPUTED: Final = (
-    *("path", "context_tokens", "kv_bits", "adapter", "draft_model", "draft_tokens", "guesses"),
-    *("pictures", "local", "ranks", "backend", "split", "template_arguments", "python"),
-)
-_COMMANDED: Final = (
-    *("environment", "folder", "health", "name", "paths", "silence_s", "memory", "files"),
-)
 _PLACES: Final = ("{port}", "{socket}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -232,7 +230,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def _commands(settings: Settings) -> Iterator[Complaint]:
     for model_id, model in settings.models.items():
         at = ("models", model_id)
-        for key in _COMPUTED if model.command else _COMMANDED:
+        for key in COMPUTED_KEYS if model.command else COMMAND_KEYS:
             definition = keys_of(ModelSettings)[key]
             usual = "" if definition.required else definition.default
             if getattr(model, key) != usual:

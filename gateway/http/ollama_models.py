@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway import VERSION
+from gateway.access.caller import Caller
 from gateway.config.model import Model
 from gateway.config.model_folders import find_folder
 from gateway.http.auth import caller_of
@@ -253,10 +254,15 @@ class Shown(Struct):
     modified_at: str
 
 
+def _offered(fleet: Fleet, caller: Caller) -> list[Compartment]:
+    """The models that answer on Ollama's paths."""
+    return [each for each in fleet.roster.visible(caller) if not each.model.is_command]
+
+
 @model_routes.get("/api/tags", Operation("The models", answer=TagList))
 async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
-    compartments = fleet.roster.visible(caller_of(request))
+    compartments = _offered(fleet, caller_of(request))
     found = await asyncio.gather(*(_files(request, each) for each in compartments))
     return json_response(
         TagList([_tagged(each, files) for each, files in zip(compartments, found, strict=True)])
@@ -266,8 +272,8 @@ async def tags(request: HttpRequest) -> Response:
 @model_routes.get("/api/ps", Operation("The models that are loaded", answer=RunningList))
 async def running(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
-    visible = fleet.roster.visible(caller_of(request))
-    loaded = [each for each in visible if each.state in (State.READY, State.DRAINING)]
+    offered = _offered(fleet, caller_of(request))
+    loaded = [each for each in offered if each.state in (State.READY, State.DRAINING)]
     found = await asyncio.gather(*(_files(request, each) for each in loaded))
     return json_response(
         RunningList([_running(each, files) for each, files in zip(loaded, found, strict=True)])

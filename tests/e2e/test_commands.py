@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -23,6 +24,7 @@ def gateway() -> Iterator[Gateway]:
     config = (
         table("plain", "--child", name="there", paths=["/own"], **MEMORY)
         + table("pipe", place="--socket={socket}", **MEMORY)
+        + table("slow", "--slow-start", "3", **MEMORY)
         + table("flood", "--flood", **MEMORY)
         + table("daemon", "--daemon", **MEMORY)
         + table("stubborn", "--ignore-sigterm", "--child", **MEMORY)
@@ -55,6 +57,22 @@ def test_sound_goes_there_and_back(gateway: Gateway) -> None:
     files = {"file": ("a.wav", sound), "model": (None, "plain")}
     answer = gateway.client.post("/v1/audio/transcriptions", files=files).json()
     assert answer["model"] == "there", "the model may come after the file"
+
+
+def test_a_form_streams_through_within_bounds_of_its_own(gateway: Gateway) -> None:
+    def transcribe(*fields: tuple[str, tuple[str | None, str | bytes]]) -> httpx.Response:
+        return gateway.client.post("/v1/audio/transcriptions", files=list(fields))
+
+    model = ("model", (None, "slow"))
+    cold = transcribe(model, ("file", ("a.wav", b"\0" * 20_000_000)))
+    assert cold.json()["bytes"] > 20_000_000, "it waits for the load, and nobody is late"
+    before = psutil.Process(gateway.pid).memory_info().rss
+    large = transcribe(model, ("file", ("a.wav", b"\0" * 200_000_000)))
+    assert large.json()["bytes"] > 200_000_000
+    assert psutil.Process(gateway.pid).memory_info().rss - before < 60_000_000
+    late = transcribe(("file", ("a.wav", b"\0" * 40_000_000)), model)
+    assert "send it first" in late.text
+    assert "no field model" in transcribe(("other", (None, "x"))).text
 
 
 def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> None:

@@ -1,0 +1,74 @@
+"""Tables of models that are commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.config.layers import ConfigError
+from gateway.config.model import models_of
+from gateway.config.read import Configuration, read_configuration
+from gateway.config.settings import Flags
+from gateway.memory.commands import estimate_of_command
+from gateway.memory.fitting import Learned
+
+
+def _read(folder: Path, table: str) -> Configuration:
+    path = folder / "config.toml"
+    path.write_text(f"[models.w]\n{table}\n", "utf-8")
+    return read_configuration(Flags(config=path), {})
+
+
+def test_a_program_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    configuration = _read(tmp_path, f'command = ["{Path(sys.executable).name}", "{{port}}"]')
+    (model,) = models_of(configuration)
+    assert model.is_command
+    assert Path(model.source).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('command = ["sh", "serve"]', "neither {port} nor {socket}"),
+        ("command = []", "path: It is empty"),
+        ('command = ["no-such-program-here", "{port}"]', "no program"),
+        ('command = ["sh", "{port}"]\nkv_bits = 4', "kv_bits: only a model with a path"),
+        ('path = "demo"\nmemory = "1GB"', "memory: only a model with a command"),
+        ('command = ["sh", "{port}"]\npath = "demo"', "path: only a model with a path"),
+        ('command = ["sh", "{port}"]\nenvironment = { BULKHEAD_X = "1" }', "no name"),
+        ('command = ["sh", "{port}"]\nenvironment = { A = 1 }', "environment"),
+        ('command = ["sh", "{port}"]\nhealth = "health"', "begins with /"),
+        ('command = ["sh", "{port}"]\npaths = ["own"]', "doesn't begin with /"),
+        ('command = ["sh", "{port}"]\nfiles = ["here"]', "not an absolute path"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, table: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _read(tmp_path, table)
+    assert said in str(caught.value)
+
+
+def test_the_memory_is_as_told_else_as_measured_else_of_the_files(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "a").write_bytes(b"x" * 1000)
+    command = 'command = ["sh", "{port}"]\n'
+    learned = Learned(tmp_path / "learned.json")
+
+    def found(table: str) -> tuple[str, int]:
+        (model,) = models_of(_read(tmp_path, command + table))
+        estimated = estimate_of_command(model.settings, learned)
+        return estimated.basis, estimated.bytes
+
+    assert found('memory = "3GB"') == ("configured", 3_000_000_000)
+    files = f'files = ["{weights}"]'
+    basis, size = found(files)
+    assert basis == "files"
+    assert size > 1000
+    assert found("")[0] == "assumed"
+    (model,) = models_of(_read(tmp_path, command + files))
+    learned.put(estimate_of_command(model.settings, learned).key, 77)
+    assert found(files) == ("measured", 77)
+    assert found("")[0] == "assumed", "another command has other measurements"
