@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.http.access_log import unique
 from gateway.http.answer import EVENTS
@@ -349,6 +348,10 @@ async def ask_server(http: HttpRequest) -> Response:
     return call.forward(target + b"?" + query if query else target, body)
 
 
-# A server's own paths are nothing that /openapi.json could describe.
-_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
-routes.append(Route("/servers/{path:path}", ask_server, methods=_METHODS))
+_OWN: Final = Operation(
+    "Ask a command's server on a path of its own",
+    stream=EVENT_STREAM,
+    refusals=(*GENERATES, "not_found"),
+)
+for _declare in (routes.get, routes.post, routes.delete):
+    _declare("/servers/{path:path}", _OWN)(ask_server)
