@@ -327,7 +327,7 @@ class UpstreamSettings(Section, frozen=True):
     certificate: Annotated[
         Text | None,
         text(
-            "The certificate in PEM that has signed its own; only that is trusted.",
+            "The certificate in PEM of the server, or of who has signed it; no other is trusted.",
             "a file",
             example="~/box.crt",
             unset="the authorities that this machine trusts",

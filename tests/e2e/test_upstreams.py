@@ -316,21 +316,22 @@ def _table(name: str, port: int, **keys: Any) -> str:
     return "\n".join([*lines, *(f"{key} = {json.dumps(each)}" for key, each in keys.items()), ""])
 
 
-class TestKeys:
-    @pytest.fixture(scope="class")
-    def keyed(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Gateway]]:
-        """Both have keys: the first shows its own at the upstream, and asks its callers for others."""
-        file = tmp_path_factory.mktemp("keys") / "box.key"
-        with behind(models=("demo",)) as box:
-            _make_key(box, "gateway", file)
-            table = upstreams(box=box) + f'key_file = "{file}"\n'
-            first = Gateway(config=table, models=())
-            try:
-                eventually(lambda: listed(first))
-                yield first, box
-            finally:
-                first.stop()
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Gateway]]:
+    """Both have keys: the first shows its own at the upstream, and asks its callers for others."""
+    file = tmp_path_factory.mktemp("keys") / "box.key"
+    with behind(models=("demo",)) as box:
+        _make_key(box, "gateway", file)
+        table = upstreams(box=box) + f'key_file = "{file}"\n'
+        first = Gateway(config=table, models=())
+        try:
+            eventually(lambda: listed(first))
+            yield first, box
+        finally:
+            first.stop()
 
+
+class TestKeys:
     def test_rights_usage_and_limits_are_those_of_the_first(
         self, keyed: tuple[Gateway, Gateway]
     ) -> None:
@@ -340,14 +341,14 @@ class TestKeys:
         for name, terms in (
             ("may", {"models": ["box/demo"], "rpm": 2}),
             ("bare", {"models": ["demo"]}),
-            ("may not", {"models": ["other"]}),
+            ("others", {"models": ["other"]}),
         ):
             body = {"name": name, **terms}
             answer = first.client.post("/admin/v1/keys", json=body, headers=headers)
             made[name] = {"authorization": f"Bearer {answer.raise_for_status().json()['key']}"}
         assert first.chat("hi", "box/demo").status_code == 401
-        assert first.client.get("/v1/models", headers=made["may not"]).json()["data"] == []
-        assert first.chat("hi", "box/demo", made["may not"]).status_code == 404
+        assert first.client.get("/v1/models", headers=made["others"]).json()["data"] == []
+        assert first.chat("hi", "box/demo", made["others"]).status_code == 404
         for name, model in (("may", "box/demo"), ("may", "demo"), ("bare", "demo")):
             answer = first.chat("hi", model, made[name], max_tokens=3)
             assert answer.status_code == 200, answer.text

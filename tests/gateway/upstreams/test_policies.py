@@ -99,8 +99,11 @@ class TestOffers:
 
     @pytest.mark.parametrize(
         "body",
-        [b"", b"<html>", b"[]", b'{"data": 1}', b'{"data": [{"id": 1}]}', b'{"data": [{}]}']
-        + [b"[" * 100_000, _listing(*({"id": str(each)} for each in range(MOST_MODELS + 1)))],
+        [
+            *(b"", b"<html>", b"[]", b'{"data": 1}', b'{"data": [{"id": 1}]}', b'{"data": [{}]}'),
+            b"[" * 100_000,
+            _listing(*({"id": str(each)} for each in range(MOST_MODELS + 1))),
+        ],
     )
     def test_anything_else_is_told(self, body: bytes) -> None:
         with pytest.raises(ValueError, match=r"^(answered with no list|lists 1,001)"):
