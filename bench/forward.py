@@ -73,7 +73,7 @@ async def _serve(port: int) -> None:
         await listening.serve_forever()
 
 
-async def _ask(client: HttpClient, **more: object) -> int:
+async def ask(client: HttpClient, **more: object) -> int:
     """Ask once, and return the bytes of the answer."""
     body = json.dumps({"model": "w", "messages": [], **more}).encode()
     headers = [(b"content-type", b"application/json")]
@@ -93,7 +93,7 @@ async def _latency_ms(client: HttpClient, requests: int) -> list[float]:
     times = []
     for _ in range(requests):
         began = time.perf_counter()
-        await _ask(client)
+        await ask(client)
         times.append((time.perf_counter() - began) * 1000)
     return times
 
@@ -102,20 +102,23 @@ async def _rate(client: HttpClient, events: int, every_s: float) -> float:
     """Events a second of all streams together."""
     began = time.perf_counter()
     more = {"stream": True, "events": events, "every_s": every_s}
-    sizes = await asyncio.gather(*(_ask(client, **more) for _ in range(_STREAMS)))
+    sizes = await asyncio.gather(*(ask(client, **more) for _ in range(_STREAMS)))
     assert set(sizes) == {events * len(_EVENT)}
     return _STREAMS * events / (time.perf_counter() - began)
 
 
-@contextmanager
-def _gateway(folder: str) -> Iterator[tuple[int, int]]:
-    """A gateway whose model w is this server; yields the gateway's port and pid."""
+def command_table() -> str:
+    """The table of the model w, which is this server."""
     root = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-m", "bench.forward", "--serve", "{port}"]
+    return f'[models.w]\ncommand = {json.dumps(command)}\nfolder = "{root}"\nmemory = "300MB"\n'
+
+
+@contextmanager
+def gateway_with(tables: str, folder: str) -> Iterator[tuple[int, int]]:
+    """A gateway with this configuration; yields its port and pid."""
     config = Path(folder) / "config.toml"
-    config.write_text(
-        f'[models.w]\ncommand = {json.dumps(command)}\nfolder = "{root}"\nmemory = "300MB"\n'
-    )
+    config.write_text(tables)
     arguments = ["serve", "--port", "0", "--spare", "0", "--config", str(config)]
     arguments += ["--state-dir", str(Path(folder) / "state")]
     gateway = subprocess.Popen(
@@ -141,8 +144,15 @@ def _server_port(gateway_pid: int) -> int:
 
 async def _measure(port: int, gateway_pid: int, requests: int, rounds: int) -> None:
     through = HttpClient(Server("127.0.0.1", port))
-    await _ask(through)
+    await ask(through)
     direct = HttpClient(Server("127.0.0.1", _server_port(gateway_pid)))
+    await compare(direct, through, gateway_pid, requests, rounds)
+
+
+async def compare(
+    direct: HttpClient, through: HttpClient, gateway_pid: int, requests: int, rounds: int
+) -> None:
+    """Print the figures of both ways. Both have been asked before."""
     pids = {"gateway": gateway_pid}
     spent_s = {"request": 0.0, "event": 0.0}
     clients = {"directly": direct, "through the gateway": through}
@@ -184,7 +194,7 @@ def main() -> int:
     print(describe_machine())
     with (
         tempfile.TemporaryDirectory("bulkhead", dir="/tmp") as folder,
-        _gateway(folder) as (port, pid),
+        gateway_with(command_table(), folder) as (port, pid),
     ):
         uvloop.run(_measure(port, pid, arguments.requests, arguments.rounds))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import Final
@@ -90,6 +91,9 @@ _PASSED_ON: Final = (
     b"x-original-forwarded-for",
     b"x-real-ip",
 )
+# The beginning of a gateway's name in Via. Another Bulkhead has checked its callers itself.
+BULKHEAD: Final = "bulkhead-"
+_BULKHEADS: Final = re.compile(rb"1\.1 bulkhead-[0-9a-f]{16}(, 1\.1 bulkhead-[0-9a-f]{16})*")
 _PASSED_ON_PREFIXES: Final = (b"cf-", b"fly-", b"tailscale-", b"x-envoy-", b"x-forwarded")
 
 
@@ -123,7 +127,9 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The header that shows that a request came through a proxy, which may be on this machine.
     None: there is no such header. Names of headers are in lower case.
     """
-    for name, _ in headers:
+    for name, value in headers:
+        if name == b"via" and _BULKHEADS.fullmatch(value):
+            continue
         # Some proxies replace hyphens by underscores.
         same = name.replace(b"_", b"-")
         if same in _PASSED_ON or same.startswith(_PASSED_ON_PREFIXES):

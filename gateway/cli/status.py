@@ -34,6 +34,7 @@ from gateway.http.command_bodies import (
     PromptCacheStatus,
     RankStatus,
     Status,
+    UpstreamStatus,
     WorkerStatus,
 )
 from gateway.workers.verdicts import LastExit
@@ -92,12 +93,34 @@ def _print(console: Console, reading: Status, url: str) -> None:
             console.print(line, overflow="fold")
     console.print()
     print_table(console, memory_table(reading))
+    if reading.upstreams:
+        console.print()
+        print_table(console, _upstreams_table(reading.upstreams))
+        for upstream in reading.upstreams:
+            console.print(printable(_upstream_line(upstream)))
     if reading.hosts:
         console.print()
         print_table(console, _hosts_table(reading.hosts))
         for host in reading.hosts:
             if host.reason is not None:
                 console.print(printable(f"{host.name}: {host.reason}"))
+
+
+def _upstreams_table(upstreams: list[UpstreamStatus]) -> Table:
+    table = new_table(1)
+    table.add_column("model of an upstream", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("active", justify="right", no_wrap=True)
+    for upstream in upstreams:
+        for model in upstream.models:
+            name = printable(f"{upstream.name}/{model.id}")
+            table.add_row(name, printable(model.state), str(model.active_requests))
+    return table
+
+
+def _upstream_line(upstream: UpstreamStatus) -> str:
+    text = f"Upstream {upstream.name} ({upstream.url})"
+    return text if upstream.reason is None else f"{text}: {upstream.reason}"
 
 
 def _hosts_table(hosts: list[HostStatus]) -> Table:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gateway.cli.output import share, size
 from gateway.cli.top_tables import age, heading, memory_lines, one_line, row, tail_of, wrapped
-from gateway.http.command_bodies import ModelStatus, Status
+from gateway.http.command_bodies import ModelStatus, Status, UpstreamStatus
 from gateway.system.notation import format_size
 
 # In the line of an event the model's id gets a quarter of the width.
@@ -75,6 +75,16 @@ def _moved(fields: dict[str, Any]) -> str:
     return f"{more}: it may hold {format_size(limit)}; {format_size(max(0, free))} free"
 
 
+def _upstream_line(upstream: UpstreamStatus) -> Text:
+    text = (
+        f"Upstream {upstream.name}: {len(upstream.models)} models, "
+        f"{upstream.active_requests} active"
+    )
+    if upstream.reason is None:
+        return Text(one_line(text))
+    return Text(one_line(f"{text}; {upstream.reason}"), "yellow")
+
+
 def _pair(key: str, value: object) -> str:
     if key.endswith("_bytes") and isinstance(value, int):
         return f"{key.removesuffix('_bytes')}={format_size(value).replace(' ', '')}"
@@ -132,6 +142,7 @@ class View:
             "bold",
         )
         lines = [title, *memory_lines(reading.memory, width), self._totals(reading)]
+        lines += map(_upstream_line, reading.upstreams)
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return [*lines, heading(reading.models, width - _SCROLLBAR)]

@@ -20,6 +20,7 @@ from gateway.config.model_settings import (
     GroupSettings,
     HostSettings,
     ModelSettings,
+    UpstreamSettings,
 )
 from gateway.config.settings import Settings
 from gateway.config.tables import HEADINGS, MODELS, KeyDefinition, about, keys_of
@@ -29,12 +30,13 @@ _COLUMNS: Final = 78
 _COMMAND: Final = "[models.whisper]"
 _NAMES: Final[dict[type[Section], str]] = {
     HostSettings: "[hosts.studio2]",
+    UpstreamSettings: "[upstreams.box]",
     ModelSettings: f"[models.{toml_text(DEMO_ID)}]",
     GroupSettings: "[groups.coding]",
 }
 # The example has these tables as comments, as there may be no other machine, and no models to
 # group.
-_NOT_IN_FORCE: Final = (HostSettings, GroupSettings)
+_NOT_IN_FORCE: Final = (HostSettings, UpstreamSettings, GroupSettings)
 
 
 def example() -> str:

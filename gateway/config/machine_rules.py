@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.config.key import toml_text
 from gateway.config.model_folders import NotThereError, expand_home, find_folder, find_pictures
 from gateway.config.settings import GatewaySettings, Settings
-from gateway.config.tables import HOSTS, MODELS
+from gateway.config.tables import HOSTS, MODELS, UPSTREAMS
 from gateway.config.toml_file import Place
 from gateway.system.lane import Inquiries
 from gateway.system.notation import is_loopback
@@ -87,20 +88,27 @@ def picture_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
 
 
 def key_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
-    """Mistakes in the key files of the configured hosts."""
-    yield from _complaints(
-        places,
-        [
-            (
-                (HOSTS, name, "key_file"),
-                Sought("key_file", host.key_file),
-                functools.partial(_read_key, host.key_file),
-            )
-            for name, host in settings.hosts.items()
-            # A missing `key_file` is reported elsewhere.
-            if host.key_file
-        ],
-    )
+    """Mistakes in the key files of the configured hosts and upstreams, and in certificates."""
+    looks: list[tuple[Place, Sought, Callable[[], str]]] = [
+        (
+            (HOSTS, name, "key_file"),
+            Sought("key_file", host.key_file),
+            functools.partial(
+                _read_key, host.key_file, "copy agent.key from the state folder of the agent"
+            ),
+        )
+        for name, host in settings.hosts.items()
+        # A missing `key_file` is reported elsewhere.
+        if host.key_file
+    ]
+    for name, upstream in settings.upstreams.items():
+        if (file := upstream.key_file) is not None:
+            look = functools.partial(_read_key, file, "write the key of the upstream into it")
+            looks.append(((UPSTREAMS, name, "key_file"), Sought("upstream's key", file), look))
+        if (file := upstream.certificate) is not None:
+            place = (UPSTREAMS, name, "certificate")
+            looks.append((place, Sought("authority", file), functools.partial(_trust, file)))
+    yield from _complaints(places, looks)
 
 
 def heads_complaints(
@@ -130,15 +138,22 @@ def _complaints(
             yield place, str(answer)
 
 
-def _read_key(path: str) -> str:
-    """Raises: ValueError: the key file can't be used."""
+def _trust(path: str) -> str:
+    """Raises: ValueError: the file has no certificate."""
+    try:
+        ssl.create_default_context(cafile=expand_home(path))
+    except ssl.SSLError as error:
+        raise ValueError(f"{path} has no certificate in PEM") from error
+    return ""
+
+
+def _read_key(path: str, hint: str) -> str:
+    """`hint` says how to get the file. Raises: ValueError: the key file can't be used."""
     file = expand_home(path)
     try:
         read_secret(file)
     except FileNotFoundError:
-        raise ValueError(
-            f"there is no file {file}: copy agent.key from the state folder of the agent"
-        ) from None
+        raise ValueError(f"there is no file {file}: {hint}") from None
     except PermissionError as error:
         raise ValueError(f"{file} can't be used: {error.strerror}; `chmod 600 {file}`") from error
     except OSError as error:

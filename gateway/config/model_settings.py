@@ -300,6 +300,42 @@ class GroupSettings(Section, frozen=True):
     ] = False
 
 
+class UpstreamSettings(Section, frozen=True):
+    """Another server of OpenAI's API, such as Bulkhead on another machine; the table's name is the
+    upstream's. Its models are served here as NAME/MODEL, without memory of this machine.
+    """
+
+    url: Annotated[
+        Text,
+        text(
+            "Where its API is.",
+            "an address such as https://box.local:8642/v1",
+            example="https://box.local:8642/v1",
+        ),
+    ]
+    key_file: Annotated[
+        Text | None,
+        text(
+            "A file, with mode 0600, that holds the API key that this gateway shows there.",
+            "a file",
+            example="~/box.key",
+            unset="no key is shown",
+        ),
+    ] = None
+    certificate: Annotated[
+        Text | None,
+        text(
+            "The certificate in PEM of the server, or of who has signed it; no other is trusted.",
+            "a file",
+            example="~/box.crt",
+            unset="the authorities that this machine trusts",
+        ),
+    ] = None
+    silence_s: Annotated[
+        float, time("An answer may be silent for so long, and its beginning may take so long.", 1.0)
+    ] = 600.0
+
+
 class HostSettings(Section, frozen=True):
     """Another machine that models' ranks may run on; the table's name is the host's.
     `bulkhead agent` runs there, and says at its first start what belongs here.

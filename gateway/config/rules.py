@@ -36,7 +36,11 @@ _PAGE_ORIGIN: Final = re.compile(
 _AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATH: Final = re.compile(r"/[!-~]*")
+_UPSTREAM: Final = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[!-~]*)?"
+)
 _ENDPOINT: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+_LAST_PORT: Final = 65535
 # File names have at most 255 bytes on macOS and Linux, and a suffix follows the id.
 _LONGEST_ID: Final = 200
 # Unicode's categories of control characters, surrogates, and ends of lines and paragraphs.
@@ -55,6 +59,7 @@ def complaints(settings: Settings) -> Iterator[Complaint]:
     yield from _hub(settings)
     yield from _hosts(settings)
     yield from _commands(settings)
+    yield from _upstreams(settings)
 
 
 def _hosts(settings: Settings) -> Iterator[Complaint]:
@@ -254,6 +259,26 @@ def _commands(settings: Settings) -> Iterator[Complaint]:
                 if each is not None and not expand_home(each).is_absolute():
                     place = (*at, key, index) if key == "files" else (*at, key)
                     yield place, f"{toml_text(each)} is not an absolute path"
+
+
+def _upstreams(settings: Settings) -> Iterator[Complaint]:
+    for name, upstream in settings.upstreams.items():
+        if not _AGENT_NAME.fullmatch(name):
+            yield (
+                ("upstreams", name),
+                f"{toml_text(name)} is no name of an upstream: 1 to 64 letters, digits or ._- that "
+                "begin with a letter or digit",
+            )
+        url = upstream.url
+        found = _UPSTREAM.fullmatch(url)
+        # A missing `url` is reported elsewhere.
+        if url and (found is None or int(found["port"] or 1) > _LAST_PORT or set(url) & {*"?#@"}):
+            yield (
+                ("upstreams", name, "url"),
+                f"{toml_text(url)} is no address of a server, as https://box.local:8642/v1",
+            )
+        elif upstream.certificate is not None and not url.startswith("https:"):
+            yield ("upstreams", name, "certificate"), "only an address with https has one"
 
 
 def _is_one_line(text: str) -> bool:

@@ -26,7 +26,12 @@ from gateway.config.key import (
     whole,
 )
 from gateway.config.model_folders import expand_home
-from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
+from gateway.config.model_settings import (
+    GroupSettings,
+    HostSettings,
+    ModelSettings,
+    UpstreamSettings,
+)
 from gateway.system.notation import parse_size
 
 
@@ -339,7 +344,7 @@ _Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration. `models` are by id, `hosts` and `groups` by name. `discovery` has
+    """The whole configuration. `models` are by id, other tables by name. `discovery` has
     the keys in the table of the models that are no models.
     """
 
@@ -353,6 +358,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     hosts: Annotated[
         dict[_Name, HostSettings], Meta(description="Other machines by their names.")
+    ] = field(default_factory=dict)
+    upstreams: Annotated[
+        dict[_Name, UpstreamSettings], Meta(description="Other servers by their names.")
     ] = field(default_factory=dict)
     models: Annotated[dict[_Name, ModelSettings], Meta(description="The models by their ids.")] = (
         field(default_factory=dict)

@@ -11,7 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.key import Key, Section, key_of, read_value, toml_key, toml_text, written_value
-from gateway.config.model_settings import GroupSettings, HostSettings, ModelSettings
+from gateway.config.model_settings import (
+    GroupSettings,
+    HostSettings,
+    ModelSettings,
+    UpstreamSettings,
+)
 from gateway.config.settings import DiscoverySettings, Settings
 from gateway.config.toml_file import Place
 
@@ -58,11 +63,13 @@ def keys_of(section: type[Section]) -> dict[str, KeyDefinition]:
 
 
 HOSTS: Final = "hosts"
+UPSTREAMS: Final = "upstreams"
 MODELS: Final = "models"
 GROUPS: Final = "groups"
 # Tables that hold further tables, whose names the user chooses.
 NAMED: Final[dict[str, type[Section]]] = {
     HOSTS: HostSettings,
+    UPSTREAMS: UpstreamSettings,
     MODELS: ModelSettings,
     GROUPS: GroupSettings,
 }
@@ -78,6 +85,7 @@ TABLES: Final = (*SECTIONS, *NAMED)
 HEADINGS: Final[dict[str, type[Section]]] = {
     **{f"[{name}]": section for name, section in SECTIONS.items()},
     f"[{HOSTS}.NAME]": HostSettings,
+    f"[{UPSTREAMS}.NAME]": UpstreamSettings,
     f"[{MODELS}]": DiscoverySettings,
     f"[{MODELS}.ID]": ModelSettings,
     f"[{GROUPS}.NAME]": GroupSettings,
@@ -95,6 +103,8 @@ def tables_of(settings: Settings) -> Iterator[tuple[Place, Section]]:
         yield (name,), getattr(settings, name)
     for host, keys in settings.hosts.items():
         yield (HOSTS, host), keys
+    for name, upstream in settings.upstreams.items():
+        yield (UPSTREAMS, name), upstream
     yield (MODELS,), settings.discovery
     for model_id, model in settings.models.items():
         yield (MODELS, model_id), model
@@ -119,9 +129,9 @@ class Changes(Struct, frozen=True, kw_only=True):
     `changed` has the names of changed keys by ids of models.
 
     `live` and `restart` are other keys with their tables, as `queue.depth`. Live keys can be
-    applied while requests are served, restart keys only by the next start. A changed group is a
-    live key, a changed host a restart key. Models are in the order of the new settings; removed
-    models are in the order of the old settings.
+    applied while requests are served, restart keys only by the next start. A changed group or
+    upstream is a live key, a changed host a restart key. Models are in the order of the new
+    settings; removed models are in the order of the old settings.
     """
 
     added: tuple[str, ...] = ()
@@ -153,10 +163,12 @@ def changes(old: Settings, new: Settings) -> Changes:
         for name in {**old.hosts, **new.hosts}
         if old.hosts.get(name) != new.hosts.get(name)
     ]
-    names = dict.fromkeys((*new.groups, *old.groups))
-    live += [
-        label((GROUPS, name)) for name in names if old.groups.get(name) != new.groups.get(name)
-    ]
+    for table, before, now in (
+        (UPSTREAMS, old.upstreams, new.upstreams),
+        (GROUPS, old.groups, new.groups),
+    ):
+        names = dict.fromkeys((*now, *before))
+        live += [label((table, name)) for name in names if before.get(name) != now.get(name)]
     return Changes(
         added=tuple(each for each in new.models if each not in old.models),
         removed=tuple(each for each in old.models if each not in new.models),

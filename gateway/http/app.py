@@ -27,7 +27,7 @@ from gateway.http import (
 from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
 from gateway.http.auth import AuthMiddleware, OriginMiddleware
 from gateway.http.connection_limits import ConnectionLimiter
-from gateway.http.errors import on_defect, on_http_exception, on_refusal
+from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument
 from gateway.http.page import Page
@@ -39,6 +39,7 @@ from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.refusal import Refusal
+from gateway.upstreams.route import comes_back
 
 ROUTES: Final = (
     *page.routes,
@@ -85,6 +86,25 @@ class Heads:
             return
 
 
+class NoCycles:
+    """Refuses requests that this gateway has passed on before, and that have come back."""
+
+    def __init__(self, app: ASGIApp, instance: str) -> None:
+        self._app = app
+        self._instance = instance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and comes_back(scope["headers"], self._instance):
+            refusal = Refusal(
+                "loop_detected",
+                "The request has been here before: the upstreams of this gateway lead back to it.",
+                lasting=True,
+            )
+            await error_response(refusal, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 class Parts(NamedTuple):
     """The objects that the routes use."""
 
@@ -119,7 +139,10 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()
     keys = parts.keys
-    authorized = AuthMiddleware(Heads(app), keys)
+    authorized = AuthMiddleware(
+        NoCycles(Heads(app), parts.fleet.upstreams.instance),
+        keys,
+    )
     same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)
     return AccessLog(
         same_origin, app.state.http_meter, RoutePaths(ROUTES), parts.spans, parts.fleet.faults

@@ -31,7 +31,7 @@ from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
-from gateway.http.servers import to_commands
+from gateway.http.servers import passing
 from gateway.http.tools import ToolBody, ToolChoiceBody, tools_of
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Generate, Picture
 
@@ -244,7 +244,7 @@ class ChatBody(TemplateBody, kw_only=True):
         refusals=GENERATES,
     ),
 )
-@to_commands
+@passing
 async def create_chat_completion(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ChatBody)
     check_number(len(body.messages))

@@ -172,6 +172,29 @@ class HostStatus(Struct):
     ranks: int | None
 
 
+class OfferStatus(Struct):
+    """A model of an upstream. `active_requests` are those that come from here."""
+
+    id: str
+    state: str
+    reason: str | None
+    active_requests: int
+
+
+class UpstreamStatus(Struct):
+    """Another server with models of its own. `reason` says why requests to it are refused now.
+    `bulkhead`: it is another Bulkhead, which tells the states of its models.
+    """
+
+    name: str
+    url: str
+    reachable: bool
+    reason: str | None
+    bulkhead: bool
+    active_requests: int
+    models: list[OfferStatus]
+
+
 class Status(Struct):
     version: str
     pid: int
@@ -184,6 +207,7 @@ class Status(Struct):
     models: list[ModelStatus]
     hosts: list[HostStatus]
     groups: list[GroupStatus]
+    upstreams: list[UpstreamStatus] = []
 
     def model(self, model_id: str) -> ModelStatus | None:
         return next((each for each in self.models if each.id == model_id), None)
@@ -193,6 +217,8 @@ class ModelBody(Struct):
     """OpenAI's and Anthropic's model object in one.
 
     `input_modalities` (OpenRouter's name) are "text", and "image" for models with vision.
+    A request for the model of an upstream passes the gateways in `via`, by their instances; the
+    last has the model, and the first is this one. Of foreign servers only this one is known.
     `max_model_len` (vLLM's name) is the context in force. `last_used_at` is a Unix time, null if
     the model wasn't used since the gateway's start. The bytes are the model's floor, its loan, and
     the bytes that it wants in all; they are null until it is loaded. `abilities` are the kinds of
@@ -218,6 +244,9 @@ class ModelBody(Struct):
     lent_bytes: int | None
     wanted_bytes: int | None
     prompt_cache: PromptCacheStatus | None
+    active_requests: int | None = None
+    queue_depth: int | None = None
+    via: tuple[str, ...] = ()
 
 
 class ModelListing(Struct):

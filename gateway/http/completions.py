@@ -33,7 +33,7 @@ from gateway.http.generation import (
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.parameters import refusing
-from gateway.http.servers import to_commands
+from gateway.http.servers import passing
 from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import AnswerPiece, Request
 from gateway.system.refusal import Refusal
@@ -199,7 +199,7 @@ class TextCompletion(Struct):
         refusals=GENERATES,
     ),
 )
-@to_commands
+@passing
 async def create_completion(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CompletionBody)
     check_generation(body, "completions")

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +23,7 @@ from gateway.http.answer import LINES, Framing, framing_of, stream_headers, unti
 from gateway.http.errors import CLIENT_LEFT, error_response, note_outcome
 from gateway.http.exchange import direct_writer_of
 from gateway.requests.request import REMINDER_S
-from gateway.system.http_client import Answer, AnswerError, Headers
+from gateway.system.http_client import AnswerError, Headers, Sink
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 
@@ -43,6 +43,8 @@ _THEIR_KINDS: Final = (
     b"strict-transport-",
     b"clear-site-data",
     b"x-request-id",
+    # The limits of the gateway's key at an upstream; the client has its own.
+    b"x-ratelimit-",
 )
 # A page of another server has this gateway's origin. In a sandbox it can't act as the operator.
 _HARMLESS: Final = [
@@ -97,6 +99,16 @@ _LONGEST_USAGE: Final = 4096
 _OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 
 
+class Opened(Protocol):
+    """The answer of another server: its head, and its body, which `read` gives piece by piece."""
+
+    status: int
+    headers: Headers
+
+    async def read(self, silence_s: float, sink: Sink | None = None) -> bytes:
+        """As `Answer.read`. Raises: AnswerError, Refusal."""
+
+
 class Forwarded(Response):
     """The answer of another server, as the response to a client's request.
 
@@ -107,7 +119,7 @@ class Forwarded(Response):
 
     def __init__(
         self,
-        opened: AbstractAsyncContextManager[Answer],
+        opened: AbstractAsyncContextManager[Opened],
         server: str,
         usage: UsageReader,
         *,
@@ -166,7 +178,7 @@ class Forwarded(Response):
             await self._end(refusal_of(error, self._server), scope, receive, send)
 
     @asynccontextmanager
-    async def _waited_for(self, send: Send) -> AsyncGenerator[Answer]:
+    async def _waited_for(self, send: Send) -> AsyncGenerator[Opened]:
         """The opened answer. While it doesn't come, a stream gets comments."""
         framing = self._framing
         if framing is None:
@@ -190,7 +202,7 @@ class Forwarded(Response):
         else:
             await self._opened.__aexit__(None, None, None)
 
-    async def _write_answer(self, answer: Answer, scope: Scope, send: Send) -> None:
+    async def _write_answer(self, answer: Opened, scope: Scope, send: Send) -> None:
         framing = framing_of(answer.headers)
         if self._started and framing is not self._framing:
             # The stream has begun, and the server has answered with something else: a failure.
@@ -213,7 +225,7 @@ class Forwarded(Response):
         rest = b"" if events is None else events.rest
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
-    async def _told(self, answer: Answer) -> Refusal:
+    async def _told(self, answer: Opened) -> Refusal:
         """A failure that the server tells in its answer."""
         text = bytearray()
         while len(text) < _LONGEST_TOLD and (piece := await answer.read(self._silence_s)):

@@ -18,12 +18,13 @@ from gateway.http.bodies import event_stream, json_response, read_json
 from gateway.http.command_bodies import ModelBody, ModelListing
 from gateway.http.errors import invalid
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
-from gateway.http.status import model_status
+from gateway.http.status import model_status, state_of
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.library.library import Library
 from gateway.library.pulls import Pull, Pulls, PullStatus
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
+from gateway.upstreams.upstreams import Way
 
 model_routes = Routes("OpenAI")
 library_routes = Routes("operation")
@@ -35,6 +36,7 @@ async def list_models(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     caller = caller_of(request)
     data = [_body(fleet, each, caller) for each in fleet.roster.visible(caller)]
+    data += [offered(fleet, each) for each in fleet.upstreams.visible(caller)]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return json_response(ModelListing("list", data, False, first, last))
 
@@ -45,9 +47,12 @@ async def list_models(request: HttpRequest) -> Response:
 async def show_model(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     caller = caller_of(request)
-    return json_response(
-        _body(fleet, fleet.roster.find(request.path_params["model_id"], caller), caller)
-    )
+    model_id = request.path_params["model_id"]
+    if not fleet.roster.has(model_id):
+        for way in await fleet.upstreams.ways(model_id, caller):
+            if way.offer is not None:
+                return json_response(offered(fleet, way))
+    return json_response(_body(fleet, fleet.roster.find(model_id, caller), caller))
 
 
 def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
@@ -72,6 +77,41 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,
         prompt_cache=status.prompt_cache if sees_prompts else None,
+        active_requests=status.active_requests,
+        queue_depth=status.queue_depth,
+        via=(fleet.upstreams.instance,),
+    )
+
+
+def offered(fleet: Fleet, way: Way) -> ModelBody:
+    """A model of an upstream in the list. Its aliases are names that lead to it without the name of
+    the upstream, though perhaps to other upstreams that have it as well.
+    """
+    offer, upstream = way.offer, way.upstream
+    assert offer is not None
+    state, reason = state_of(way)
+    return ModelBody(
+        id=way.id,
+        aliases=tuple(each for each in offer.names if not fleet.roster.has(each)),
+        object="model",
+        created=int(fleet.started_at),
+        owned_by=upstream.name,
+        type="model",
+        display_name=way.id,
+        created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
+        input_modalities=list(offer.input_modalities or ("text",)),
+        state=state,
+        reason=reason,
+        max_model_len=offer.max_model_len,
+        last_used_at=None,
+        abilities=None,
+        floor_bytes=None,
+        lent_bytes=None,
+        wanted_bytes=None,
+        prompt_cache=None,
+        active_requests=offer.active_requests,
+        queue_depth=offer.queue_depth,
+        via=(fleet.upstreams.instance, *offer.via),
     )
 
 

@@ -35,7 +35,7 @@ from gateway.http.messages_bodies import (
 from gateway.http.messages_writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
-from gateway.http.servers import to_commands
+from gateway.http.servers import passing
 from gateway.http.tools import (
     ChosenTool,
     FunctionBody,
@@ -175,7 +175,7 @@ class MessagesBody(CountBody, kw_only=True):
         refusals=GENERATES,
     ),
 )
-@to_commands
+@passing
 async def create_message(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, MessagesBody)
     generation = GenerationBody(

@@ -23,7 +23,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.http.access_log import HttpMeter
-from gateway.http.command_bodies import GroupStatus, ModelStatus, Status
+from gateway.http.command_bodies import GroupStatus, ModelStatus, Status, UpstreamStatus
 from gateway.http.connection_limits import ConnectionLimiter, Doing
 from gateway.http.openapi import Operation, Routes
 from gateway.http.status import gateway_status
@@ -115,6 +115,25 @@ def gauges(status: Status) -> Iterator[Metric]:
     )
     yield _prompt_cache(models)
     yield from _groups(status.groups)
+    yield from _upstreams(status.upstreams)
+
+
+def _upstreams(upstreams: Iterable[UpstreamStatus]) -> Iterator[Metric]:
+    reachable = GaugeMetricFamily(
+        "bulkhead_upstream_reachable",
+        "1 if the upstream has listed its models when it was asked last.",
+        labels=("upstream",),
+    )
+    running = GaugeMetricFamily(
+        "bulkhead_upstream_requests_running",
+        "Requests from here that run at the upstream.",
+        labels=("upstream",),
+    )
+    for each in upstreams:
+        reachable.add_metric((each.name,), each.reachable)
+        running.add_metric((each.name,), each.active_requests)
+    yield reachable
+    yield running
 
 
 def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:

@@ -48,7 +48,7 @@ from gateway.http.responses_objects import (
     skeleton,
 )
 from gateway.http.responses_writer import ResponseForm, ResponseFormat, lifecycle_event
-from gateway.http.servers import to_commands
+from gateway.http.servers import passing
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Status, StoredAnswer
 from gateway.mailbox.jobs import LOWEST_PRIORITY, split
 from gateway.mailbox.mailbox import Mailbox
@@ -279,7 +279,7 @@ logger = logging.getLogger(__name__)
         refusals=_GENERATES,
     ),
 )
-@to_commands
+@passing
 async def create_response(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     check_body(body)

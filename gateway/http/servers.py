@@ -1,21 +1,23 @@
-"""Requests to models that are commands: they are passed on to the command's server as they come."""
+"""Requests that are passed on as they come: to the server of a model that is a command, or to an
+upstream.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from gateway.http.access_log import unique
 from gateway.http.answer import EVENTS
+from gateway.http.auth import caller_of
 from gateway.http.bodies import beside_the_loop, read_body
 from gateway.http.errors import invalid
 from gateway.http.exchange import direct_writer_of
@@ -23,18 +25,39 @@ from gateway.http.forms import Form
 from gateway.http.forward import Forwarded, UsageReader, passed_on
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
+from gateway.http.upstream_calls import UpstreamCall
 from gateway.models.fleet import Fleet
 from gateway.requests import refusals
 from gateway.requests.progress import Passage
 from gateway.requests.request import Request
 from gateway.system.http_client import Answer, AnswerError, HttpClient, Question, Server
 from gateway.system.refusal import Refusal
+from gateway.upstreams.route import via_name
 from protocol.answers import Text
 
 routes = Routes("OpenAI")
 
+
+class PassedCall(Protocol):
+    """A call that passes a request on. `asked` is the client's name for the model, `told_model` its
+    name where the request goes, and `left_out` has the fields of the body that don't go there.
+    """
+
+    http: HttpRequest
+    asked: str
+
+    @property
+    def told_model(self) -> str: ...
+
+    @property
+    def left_out(self) -> Collection[str]: ...
+
+    def forward(
+        self, target: bytes, body: bytes | bytearray, form: Form | None = None
+    ) -> Forwarded: ...
+
+
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
-_VIA: Final = "bulkhead"
 # How often a server that can't be reached is asked, and the pauses between.
 _TRIES: Final = 20
 _AGAIN_S: Final = 0.2
@@ -72,13 +95,13 @@ def _server(address: str) -> Server:
     return Server(host, int(port))
 
 
-def to_commands(handler: Handler) -> Handler:
-    """Have a route with a JSON body pass requests on whose model is a command."""
+def passing(handler: Handler) -> Handler:
+    """Have a route with a JSON body pass requests on whose model isn't a worker's."""
 
     @functools.wraps(handler)
     async def handle(http: HttpRequest) -> Response:
         fleet: Fleet = http.app.state.fleet
-        if not fleet.roster.has_commands:
+        if not fleet.roster.has_commands and not fleet.upstreams.by_name:
             return await handler(http)
         body = await read_body(http)
         call = await _call(http, body)
@@ -89,31 +112,46 @@ def to_commands(handler: Handler) -> Handler:
     return handle
 
 
-async def _call(http: HttpRequest, body: bytearray) -> _CommandCall | None:
-    """The call of a command. None: the body names no command, or can't be read."""
+async def _call(http: HttpRequest, body: bytearray) -> PassedCall | None:
+    """The call that passes the request on. None: it isn't passed on, or can't be read."""
     try:
         peeked = await beside_the_loop(len(body), _peek, body)
     except msgspec.DecodeError:
         return None
-    if peeked.model is None or not http.app.state.fleet.roster.is_command(peeked.model):
+    if peeked.model is None:
         return None
-    return _CommandCall(http, peeked.model, stream=bool(peeked.stream))
+    return await _passed(http, peeked.model, stream=bool(peeked.stream))
+
+
+async def _passed(http: HttpRequest, model: str, *, stream: bool = False) -> PassedCall | None:
+    """The call of a model whose requests are passed on; None: it is a worker's, or there is none.
+    The models of this gateway go before those of upstreams.
+    """
+    fleet: Fleet = http.app.state.fleet
+    if fleet.roster.has(model):
+        command = fleet.roster.is_command(model)
+        return _CommandCall(http, model, stream=stream) if command else None
+    ways = await fleet.upstreams.ways(model, caller_of(http))
+    return UpstreamCall(http, model, ways, stream=stream) if ways else None
 
 
 def _peek(body: bytearray) -> _Peeked:
     return msgspec.json.decode(body, type=_Peeked)
 
 
-async def _pass_json(call: _CommandCall, body: bytearray) -> Response:
-    told = call.told_model
-    if told != call.asked:
-        body = await beside_the_loop(len(body), _with_model, body, told)
+async def _pass_json(call: PassedCall, body: bytearray) -> Response:
+    told, left_out = call.told_model, call.left_out
+    if told != call.asked or left_out:
+        body = await beside_the_loop(len(body), _rewritten, body, told, left_out)
     return call.forward(_target(call.http), body)
 
 
-def _with_model(body: bytearray, model: str) -> bytearray:
+def _rewritten(body: bytearray, model: str, left_out: Collection[str]) -> bytearray:
+    """The body with this model, and without these fields."""
     fields = msgspec.json.decode(body, type=dict[str, Raw])
     fields["model"] = Raw(msgspec.json.encode(model))
+    for each in left_out:
+        fields.pop(each, None)
     return bytearray(msgspec.json.encode(fields))
 
 
@@ -124,7 +162,9 @@ def _target(http: HttpRequest) -> bytes:
 
 
 class _CommandCall(ModelCall):
-    """A call of a model that is a command. `asked` is the name by which the client calls it."""
+    """A call of a model that is a command."""
+
+    left_out = ()
 
     def __init__(self, http: HttpRequest, asked: str, *, stream: bool = False) -> None:
         """Raises: Refusal: the caller may not use the model, or it is no command."""
@@ -202,7 +242,7 @@ class _CommandCall(ModelCall):
         question = Question(
             self.http.method.encode(),
             target,
-            passed_on(self.http.scope["headers"], _VIA),
+            passed_on(self.http.scope["headers"], via_name(self.fleet.upstreams.instance)),
             body if form is None else form.body(told),
             None if form is None else form.length(told),
         )
@@ -234,7 +274,7 @@ class SpeechBody(Struct):
 
 
 async def _json_only(http: HttpRequest) -> Response:
-    """A path on which only commands answer."""
+    """A path on which only models answer whose requests are passed on."""
     body = await read_body(http)
     call = await _call(http, body)
     if call is not None:
@@ -270,7 +310,8 @@ async def create_image(http: HttpRequest) -> Response:
 )
 async def create_transcription(http: HttpRequest) -> Response:
     form = Form(http)
-    call = _CommandCall(http, await form.model())
+    model = await form.model()
+    call = await _passed(http, model) or _CommandCall(http, model)
     return call.forward(_target(http), b"", form)
 
 
@@ -307,6 +348,10 @@ async def ask_server(http: HttpRequest) -> Response:
     return call.forward(target + b"?" + query if query else target, body)
 
 
-# A server's own paths are nothing that /openapi.json could describe.
-_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
-routes.append(Route("/servers/{path:path}", ask_server, methods=_METHODS))
+_OWN: Final = Operation(
+    "Ask a command's server on a path of its own",
+    stream=EVENT_STREAM,
+    refusals=(*GENERATES, "not_found"),
+)
+for _declare in (routes.get, routes.post, routes.delete):
+    _declare("/servers/{path:path}", _OWN)(ask_server)

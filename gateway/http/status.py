@@ -29,9 +29,11 @@ from gateway.http.command_bodies import (
     HostStatus,
     MemoryStatus,
     ModelStatus,
+    OfferStatus,
     PromptCacheStatus,
     RankStatus,
     Status,
+    UpstreamStatus,
     WorkerStatus,
 )
 from gateway.http.model_call import deadline_s
@@ -43,6 +45,8 @@ from gateway.requests.request import Request, Terms
 from gateway.system.memory_reading import Footprint
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Fault
+from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.upstreams import Way
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.remote_host import RemoteReading
 from gateway.workers.worker import Worker
@@ -66,6 +70,35 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         models=models,
         hosts=[_host_status(each) for each in fleet.hosts.readings.values()],
         groups=[_group_status(each, fleet) for each in fleet.scheduler.admission.ledger.groups.all],
+        upstreams=[_upstream_status(each) for each in fleet.upstreams.by_name.values()],
+    )
+
+
+def state_of(way: Way) -> tuple[str, str | None]:
+    """The state of an upstream's model, in the words for the models here, and its reason. A server
+    that tells no states has what it lists.
+    """
+    if (trouble := way.upstream.trouble()) is not None:
+        return State.BACKOFF, f"{way.upstream.name}: {trouble}"
+    assert way.offer is not None
+    known = way.offer.state if way.offer.state in tuple(State) else State.READY
+    return known, way.offer.reason
+
+
+def _upstream_status(upstream: Upstream) -> UpstreamStatus:
+    models = []
+    for offer in upstream.models:
+        state, reason = state_of(Way(upstream, offer.id, offer))
+        running = sum(upstream.running[name] for name in offer.names)
+        models.append(OfferStatus(offer.id, state, reason, running))
+    return UpstreamStatus(
+        name=upstream.name,
+        url=upstream.settings.url,
+        reachable=upstream.health.reachable,
+        reason=upstream.trouble(),
+        bulkhead=upstream.of_bulkhead,
+        active_requests=upstream.running.total(),
+        models=models,
     )
 
 

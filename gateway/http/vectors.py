@@ -23,7 +23,7 @@ from gateway.http.generation import Priority
 from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import GENERATES, Operation, Routes
 from gateway.http.parameters import check_supported, refusing
-from gateway.http.servers import to_commands
+from gateway.http.servers import passing
 from gateway.requests.progress import BYTES_PER_NUMBER, Vectors
 from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
@@ -154,7 +154,7 @@ class EmbeddingList(Struct):
         "Make vectors of texts", body=EmbeddingsBody, answer=EmbeddingList, refusals=GENERATES
     ),
 )
-@to_commands
+@passing
 async def create_embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbeddingsBody)
     check_supported(body, "embeddings")
@@ -273,7 +273,7 @@ class RerankAnswer(Struct):
         "Order documents by a query", body=RerankBody, answer=RerankAnswer, refusals=GENERATES
     ),
 )
-@to_commands
+@passing
 async def rerank(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, RerankBody)
     check_supported(body, "rerank")

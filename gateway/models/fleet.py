@@ -32,6 +32,7 @@ from gateway.system.machine import Wakefulness
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults, LoopLag, Tasks
+from gateway.upstreams.upstreams import Upstreams
 from gateway.workers.leftovers import Swept, WorkerRecords
 from gateway.workers.remote_host import Hosts
 from gateway.workers.starter import Channel, Starter
@@ -69,8 +70,9 @@ class FleetStart(NamedTuple):
 
 class Fleet:
     """All models of a gateway. `phase` is the phase of the gateway, `roster` has the models,
-    `readings` the last measurements, `prompts` the prompts on disk, `faults` the failures inside
-    the gateway, and `lag` the delays of its event loop.
+    `upstreams` other servers with models of their own, `readings` the last measurements, `prompts`
+    the prompts on disk, `faults` the failures inside the gateway, and `lag` the delays of its event
+    loop.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Fleet:
         self.faults.watch(self._loop)
         self._wakefulness = Wakefulness()
         self.hosts = Hosts(settings.hosts)
+        self.upstreams = Upstreams(settings.upstreams, self.events)
         self._starter = Starter(
             self._in_force,
             state_dir,
@@ -115,7 +118,12 @@ class Fleet:
         )
         self._state_dir = state_dir
         self.prompts = Prompts(state_dir.prompts, settings.prompt_cache)
-        self.roster = Roster(models, self._new_compartment, self.scheduler)
+        self.roster = Roster(
+            models,
+            self._new_compartment,
+            self.scheduler,
+            lambda caller: [each.id for each in self.upstreams.visible(caller)],
+        )
         self.scheduler.arrange(groups_of(settings))
         self.readings = Readings(self.roster, lambda: self.workers, self.scheduler)
         self.disks = Disks(self.roster, self.events)
@@ -137,6 +145,7 @@ class Fleet:
         self.readings.start()
         self.prompts.start()
         self.hosts.start()
+        self.upstreams.start()
         self.lag.watch(self._tasks)
         self._tasks.keep(self._tick, "deadlines", _TICK_S)
         self.phase = Phase.SERVING
@@ -178,6 +187,7 @@ class Fleet:
         )
         self.scheduler.configure(MemoryLimits.of(settings, budget_bytes))
         self.scheduler.arrange(groups_of(settings))
+        self.upstreams.configure(settings.upstreams)
 
     def _new_compartment(self, model: Model) -> Compartment:
         gateway = GatewayParts(
@@ -286,6 +296,7 @@ class Fleet:
         await self.readings.close()
         await self.disks.close()
         await self.hosts.close()
+        await self.upstreams.close()
         await self.prompts.close()
         await self.scheduler.close()
         return await self.roster.leave()
@@ -305,6 +316,7 @@ class Fleet:
     async def _watch_idle(self, idle: asyncio.Event) -> None:
         for compartment in self.roster.everyone:
             await compartment.until_idle()
+        await self.upstreams.until_idle()
         idle.set()
 
     def refuse_all(self) -> None:
@@ -331,6 +343,7 @@ class Fleet:
         await self.scheduler.close()
         self._starter.close()
         await self.hosts.close()
+        await self.upstreams.close()
         self.events.close()
 
     async def _tick(self) -> None:

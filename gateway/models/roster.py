@@ -10,12 +10,15 @@ from gateway.access.caller import Caller
 from gateway.config.model import Model
 from gateway.memory.scheduler import MemoryScheduler
 from gateway.models.compartment import Compartment
+from gateway.requests import refusals
 from gateway.system.notation import nearest_model, suggestion
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 
 # The tag that Ollama's lists give to a model without a tag.
 LATEST: Final = ":latest"
+# Upstreams may have hundreds.
+_MOST_NAMED: Final = 50
 
 
 class Roster:
@@ -28,9 +31,12 @@ class Roster:
         models: Iterable[Model],
         new: Callable[[Model], Compartment],
         scheduler: MemoryScheduler,
+        elsewhere: Callable[[Caller], Iterable[str]] = lambda _: (),
     ) -> None:
+        """`elsewhere` has the ids of the upstreams' models that a caller may use."""
         self.configured = {model.id: new(model) for model in models}
         self._new = new
+        self._elsewhere = elsewhere
         self._scheduler = scheduler
         # Removed models whose workers haven't ended yet.
         self._leaving: dict[str, Compartment] = {}
@@ -46,6 +52,10 @@ class Roster:
     def has_commands(self) -> bool:
         """Whether any configured model is a command."""
         return self._has_commands
+
+    def has(self, name: str) -> bool:
+        """Whether there is a model with this id or alias."""
+        return name in self._by_name or name.removesuffix(LATEST) in self._by_name
 
     def is_command(self, name: str) -> bool:
         """Whether the model with this id or alias, if there is one, is a command."""
@@ -66,8 +76,15 @@ class Roster:
 
     def _unknown(self, name: str, caller: Caller) -> Refusal:
         visible = self.visible(caller)
-        known = ", ".join(sorted(each.model.id for each in visible)) or "none"
+        elsewhere = list(self._elsewhere(caller))
+        if name in elsewhere:
+            return refusals.elsewhere(name)
+        ids = sorted(each.model.id for each in visible) + sorted(elsewhere)
+        known = ", ".join(ids[:_MOST_NAMED]) or "none"
+        if len(ids) > _MOST_NAMED:
+            known += f" and {len(ids) - _MOST_NAMED:,} others"
         names = [name for each in visible for name in (each.model.id, *each.model.settings.aliases)]
+        names += elsewhere
         meant = suggestion(nearest_model(name, names))
         return Refusal(
             "model_not_found",

@@ -71,6 +71,16 @@ def only_passes(model_id: str) -> Refusal:
     )
 
 
+def elsewhere(model_id: str) -> Refusal:
+    """For a request that would have to be written anew for an upstream, or an order."""
+    return Refusal(
+        "invalid_request_error",
+        f"{model_id!r} is a model of an upstream, which gets requests as they come: it can't be "
+        "asked or steered in this way. docs/upstreams.md has the paths on which it can.",
+        param="model",
+    )
+
+
 def passes_nothing(model_id: str) -> Refusal:
     """For a path on which only the servers of commands answer."""
     return Refusal(

@@ -47,6 +47,7 @@ Kind: TypeAlias = Literal[
     "removed",
     "disk",
     "upgrade",
+    "upstream",
 ]
 
 _KEPT: Final = 1000

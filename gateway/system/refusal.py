@@ -30,6 +30,7 @@ Code: TypeAlias = Literal[
     "insufficient_memory",
     "storage_unavailable",
     "hub_unavailable",
+    "loop_detected",
 ]
 
 _STATUS: dict[Code, int] = {
@@ -56,6 +57,7 @@ _STATUS: dict[Code, int] = {
     "shutting_down": 503,
     "deadline_exceeded": 504,
     "insufficient_memory": 507,
+    "loop_detected": 508,
 }
 
 

@@ -9,6 +9,7 @@ import { Pulls } from "./pulls.js";
 import { Requests } from "./requests.js";
 import { Meanings } from "./terms.js";
 import { Troubles } from "./troubles.js";
+import { Upstreams } from "./upstreams.js";
 
 export function Overview({ live }) {
   const { status, requests, events } = live;
@@ -17,6 +18,7 @@ export function Overview({ live }) {
     <${Troubles} status=${status} />
     <${Memory} status=${status} />
     <${Models} live=${live} />
+    <${Upstreams} upstreams=${status.upstreams} />
     <${Requests} requests=${requests} models=${status.models} />
     <${Pulls} models=${status.models} />
     <${Events} events=${events} />

@@ -53,6 +53,10 @@ class TestExample:
         key = tmp_path / "studio2.key"
         key.touch(0o600)
         text = text.replace("~/studio2.key", str(key))
+        upstreams_key = tmp_path / "box.key"
+        upstreams_key.touch(0o600)
+        text = text.replace("~/box.key", str(upstreams_key))
+        text = text.replace("~/box.crt", str(tmp_path / "mac.crt"))
         configuration = _read(tmp_path, text)
         assert len(configuration.sources) == len(KEYS) + 2
 
@@ -62,6 +66,7 @@ class TestExample:
     @EACH_KEY
     def test_every_key_is_explained(self, table: str, definition: KeyDefinition) -> None:
         names = {"ID": '"demo"', "groups.NAME": "groups.coding", "hosts.NAME": "hosts.studio2"}
+        names["upstreams.NAME"] = "upstreams.box"
         head = f"[{table}]"
         for name, named in names.items():
             head = head.replace(name, named)

@@ -1,0 +1,35 @@
+// Other servers, and their models: nothing of them is in this machine's memory.
+
+import { counted } from "./format.js";
+import { html } from "./html.js";
+
+export function Upstreams({ upstreams }) {
+  if (upstreams.length === 0) return null;
+  return html`
+    <section aria-labelledby="upstreams">
+      <h2 id="upstreams">Upstreams</h2>
+      ${upstreams.map(
+        (each) => html`
+          <h3>${each.name}</h3>
+          <p class="sum">
+            ${each.url}${each.bulkhead && ", another Bulkhead"}: ${counted(each.models.length, "model")},
+            ${counted(each.active_requests, "request")} from here${each.reason && `. ${each.reason}`}
+          </p>
+          <ul class="resting">
+            ${each.models.map((model) => html`<${Offer} upstream=${each.name} model=${model} />`)}
+          </ul>
+        `,
+      )}
+    </section>
+  `;
+}
+
+function Offer({ upstream, model }) {
+  return html`
+    <li data-model=${`${upstream}/${model.id}`}>
+      <span class="name">${`${upstream}/${model.id}`}</span>
+      <span class=${`state ${model.state}`}>${model.state}</span>
+      ${model.reason && html`<span class="reason">${model.reason}</span>`}
+    </li>
+  `;
+}

@@ -1,0 +1,248 @@
+"""Requests to models of upstreams: they are passed on to one of them, and to another one if that
+fails before it has begun to answer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from starlette.requests import Request as HttpRequest
+
+from gateway.http.access_log import REQUEST_ID, record_of
+from gateway.http.answer import EVENTS, framing_of
+from gateway.http.auth import caller_of, take_places
+from gateway.http.errors import invalid
+from gateway.http.forms import Form
+from gateway.http.forward import Forwarded, Opened, UsageReader, passed_on, refusal_of
+from gateway.models.fleet import Fleet
+from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
+from gateway.system.refusal import Refusal
+from gateway.upstreams.route import via_name
+from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.upstreams import Way, in_order
+from protocol.answers import Usage
+
+# A server that answers so may do better later, and another one now.
+_ELSEWHERE: Final = (429, 502, 503)
+_LOCKED: Final = (401, 403)
+_FAILED: Final = b"event: error"
+# Comments and empty lines at the beginning of a stream.
+_NOTHING: Final = re.compile(rb"\A(?::[^\r\n]*\r?\n|\r?\n)*")
+# A stream whose beginning is longer has begun.
+_MOST_WAITING_BYTES: Final = 64 << 10
+_LONGEST_PATIENCE_S: Final = 60.0
+
+
+class UpstreamCall:
+    """A call of a model on the ways that lead to it."""
+
+    def __init__(
+        self,
+        http: HttpRequest,
+        asked: str,
+        ways: Sequence[Way],
+        *,
+        stream: bool = False,
+    ) -> None:
+        """Raises: Refusal: the request asks for what only this gateway's own models have."""
+        if "x-mailbox" in http.headers:
+            raise invalid("X-Mailbox: answers of upstreams can't be kept.", "X-Mailbox")
+        self.http = http
+        self.asked = asked
+        self._ways = list(ways)
+        self._stream = stream
+
+    @property
+    def told_model(self) -> str:
+        """The model's name at the upstreams."""
+        return self._ways[0].told
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Fields of the body that aren't passed on: the order of others' requests, and how long
+        their models stay loaded, is nothing that every caller may change.
+        """
+        return () if caller_of(self.http).admin else ("priority", "keep_alive")
+
+    def forward(
+        self, target: bytes, body: bytes | bytearray, form: Form | None = None
+    ) -> Forwarded:
+        """Pass the request on, whose path and query are in `target`.
+
+        Raises:
+            Refusal: the gateway takes no requests, or the limits of the key don't allow this one.
+        """
+        fleet: Fleet = self.http.app.state.fleet
+        fleet.check_serves()
+        first = self._ways[0]
+        bare = len({each.upstream.name for each in self._ways}) > 1
+        record_of(self.http.scope).model = first.told if bare else first.id
+        usage = UsageReader()
+        take_places(self.http, [_Spent(usage)])
+        return Forwarded(
+            self._opened(target, body, form),
+            "The upstream",
+            usage,
+            silence_s=max(each.upstream.settings.silence_s for each in self._ways),
+            framing=EVENTS if self._stream else None,
+            whole=None if form is None else form.whole,
+        )
+
+    @asynccontextmanager
+    async def _opened(
+        self, target: bytes, body: bytes | bytearray, form: Form | None
+    ) -> AsyncGenerator[Opened]:
+        left = in_order(self._ways)
+        refusal = None if left else self._unavailable()
+        while left:
+            way = left.pop(0)
+            with way.upstream.asking(way.told):
+                try:
+                    answer = await self._ask(way, target, body, form)
+                except AnswerError as error:
+                    way.upstream.failed(error)
+                    refusal = _refusal_of(error, way.upstream)
+                    if error.late or (form is not None and error.sent):
+                        break
+                    continue
+                try:
+                    begun = await self._begun(way, answer, last=not left or form is not None)
+                    if begun is None:
+                        continue
+                    way.upstream.health.served()
+                    yield begun
+                    return
+                except AnswerError as error:
+                    way.upstream.failed(error)
+                    refusal = _refusal_of(error, way.upstream)
+                    if error.late or form is not None:
+                        break
+                finally:
+                    answer.close()
+        assert refusal is not None
+        raise refusal
+
+    async def _ask(
+        self, way: Way, target: bytes, body: bytes | bytearray, form: Form | None
+    ) -> Answer:
+        """Raises: AnswerError."""
+        question = Question(
+            self.http.method.encode(),
+            way.upstream.target(target),
+            self._headers(way.upstream),
+            body if form is None else form.body(way.told),
+            None if form is None else form.length(way.told),
+        )
+        return await way.upstream.client.ask(question, way.upstream.settings.silence_s)
+
+    def _headers(self, upstream: Upstream) -> Headers:
+        fleet: Fleet = self.http.app.state.fleet
+        passed = passed_on(self.http.scope["headers"], via_name(fleet.upstreams.instance))
+        dropped = {REQUEST_ID} if caller_of(self.http).admin else {REQUEST_ID, b"x-priority"}
+        kept = [each for each in passed if each[0] not in dropped]
+        request_id = record_of(self.http.scope).id.encode()
+        return [*kept, (REQUEST_ID, request_id), *upstream.secrets()]
+
+    async def _begun(self, way: Way, answer: Answer, *, last: bool) -> Opened | None:
+        """The answer once it has begun: a stream that only tells that time passes hasn't. None: the
+        upstream refuses the request for now; a `last` one is asked no more, so its refusal counts.
+
+        Raises:
+            AnswerError: there is no answer.
+            Refusal: the upstream doesn't let this gateway in.
+        """
+        upstream = way.upstream
+        if answer.status in _LOCKED:
+            if not last:
+                return None
+            raise Refusal(
+                "bad_gateway",
+                f"The upstream {upstream.name!r} doesn't let this gateway in (it answered with "
+                f"{answer.status}): its operator has to look at the key.",
+                lasting=True,
+            )
+        if answer.status in _ELSEWHERE:
+            upstream.be_patient(way.told, _retry_after_s(answer.headers))
+            if not last:
+                return None
+        first = b""
+        if framing_of(answer.headers) is EVENTS:
+            first = await _first_event(answer, upstream.settings.silence_s)
+            if first.startswith(_FAILED) and not last:
+                return None
+        return _Begun(upstream, answer, first)
+
+    def _unavailable(self) -> Refusal:
+        """Why no upstream can be asked."""
+        each = min(self._ways, key=lambda way: way.upstream.wait_s()).upstream
+        told = "; ".join(f"{way.upstream.name}: {way.upstream.trouble()}" for way in self._ways)
+        return Refusal(
+            "model_unavailable",
+            f"{self.told_model!r} can't be had from any upstream now ({told}).",
+            retry_after_s=max(1, math.ceil(each.wait_s())),
+        )
+
+
+def _refusal_of(error: AnswerError, upstream: Upstream) -> Refusal:
+    return refusal_of(error, f"The upstream {upstream.name!r}")
+
+
+def _retry_after_s(headers: Headers) -> float | None:
+    text = dict(headers).get(b"retry-after", b"")
+    return min(_LONGEST_PATIENCE_S, float(text)) if text[:9].isdigit() else None
+
+
+async def _first_event(answer: Answer, silence_s: float) -> bytes:
+    """Read until a stream's first event has begun. Returns what came of it, without the comments
+    before.
+
+    Raises:
+        AnswerError: the stream broke off before.
+    """
+    text = b""
+    while piece := await answer.read(silence_s):
+        text = _NOTHING.sub(b"", text + piece, count=1)
+        if len(text) > _MOST_WAITING_BYTES or (
+            not text.startswith(b":") and len(text) >= len(_FAILED)
+        ):
+            break
+    return text
+
+
+class _Begun:
+    """An answer whose body begins with `first`. Its failures name the upstream, and count there."""
+
+    def __init__(self, upstream: Upstream, answer: Answer, first: bytes) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self._upstream = upstream
+        self._answer = answer
+        self._first = first
+
+    async def read(self, silence_s: float, sink: Sink | None = None) -> bytes:
+        """Raises: Refusal: the rest doesn't come."""
+        if self._first:
+            first, self._first = self._first, b""
+            return first
+        try:
+            return await self._answer.read(self._upstream.settings.silence_s, sink)
+        except AnswerError as error:
+            self._upstream.failed(error)
+            raise _refusal_of(error, self._upstream) from error
+
+
+class _Spent:
+    """What an answer that passes has used, for the limits of a key."""
+
+    prompt_counts = True
+
+    def __init__(self, usage: UsageReader) -> None:
+        self._usage = usage
+
+    @property
+    def spent(self) -> Usage | None:
+        return self._usage.usage

@@ -1,0 +1,75 @@
+"""The models that an upstream offers, as its list tells. No I/O."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+MOST_MODELS: Final = 1000
+# The most gateways one behind the other. In a ring of gateways that all know each other, the number
+# of ways grows with each one more.
+MOST_GATEWAYS: Final = 4
+_LONGEST_NAME: Final = 300
+
+
+class Offer(Struct, frozen=True):
+    """A model of an upstream. Another Bulkhead tells more of it than OpenAI's list has: `aliases`,
+    `state`, `reason`, how many requests run and wait there, and `via`, the instances of the
+    gateways that a request for it passes, the upstream first. `max_model_len` is vLLM's name, too.
+    """
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    state: str | None = None
+    reason: str | None = None
+    max_model_len: int | None = None
+    input_modalities: tuple[str, ...] | None = None
+    active_requests: int | None = None
+    queue_depth: int | None = None
+    via: tuple[str, ...] = ()
+
+    @property
+    def of_bulkhead(self) -> bool:
+        return bool(self.via)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which the upstream knows the model."""
+        return (self.id, *self.aliases)
+
+    @property
+    def load(self) -> int:
+        """The requests that run and wait there, as far as it tells."""
+        return (self.active_requests or 0) + (self.queue_depth or 0)
+
+
+class _Listing(Struct):
+    data: list[Offer]
+
+
+def read_offers(body: bytes, own: str) -> list[Offer]:
+    """The offers in a list of models. Left out are models that are this gateway's own in the end,
+    as a request for them would come back. `own` is the instance of this gateway.
+
+    Raises:
+        ValueError: it is no such list; the text completes "the upstream ...".
+    """
+    try:
+        found = msgspec.json.decode(body, type=_Listing).data
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"answered with no list of models: {error}") from error
+    if len(found) > MOST_MODELS:
+        raise ValueError(f"lists {len(found):,} models, of {MOST_MODELS:,} at most")
+    return [
+        each
+        for each in found
+        if own not in each.via
+        and len(each.via) <= MOST_GATEWAYS
+        and all(_is_name(name) for name in each.names)
+    ]
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= _LONGEST_NAME and name.isprintable()

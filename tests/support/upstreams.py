@@ -1,0 +1,48 @@
+"""Gateways whose upstreams are other gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.gateway import Gateway
+
+
+def upstreams(**gateways: Gateway) -> str:
+    """The tables of a configuration that has these gateways as upstreams."""
+    return "".join(
+        f'[upstreams.{name}]\nurl = "{each.url}/v1"\n' for name, each in gateways.items()
+    )
+
+
+@contextmanager
+def behind(models: tuple[str, ...] = (), **gateways: Gateway) -> Iterator[Gateway]:
+    """A gateway with these models of its own, and with these gateways as upstreams."""
+    gateway = Gateway(config=upstreams(**gateways), models=models)
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+def listed(gateway: Gateway) -> dict[str, Any]:
+    """The models that it lists, by their ids."""
+    found = gateway.client.get("/v1/models", headers=_operator(gateway)).json()["data"]
+    return {each["id"]: each for each in found}
+
+
+def upstream_of(gateway: Gateway) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = gateway.status()["upstreams"]
+    return found
+
+
+def reload_with(gateway: Gateway, config: str) -> None:
+    """Have it read this configuration."""
+    gateway.config_path.write_text(config, "utf-8")
+    gateway.client.post("/admin/v1/reload").raise_for_status()
+
+
+def _operator(gateway: Gateway) -> dict[str, str]:
+    file = gateway.state_dir / "admin.key"
+    return {"authorization": f"Bearer {file.read_text().strip()}"} if file.exists() else {}
