@@ -35,7 +35,7 @@ routes = Routes("OpenAI")
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 _VIA: Final = "bulkhead"
 # How often a server that can't be reached is asked, and the pauses between.
-_TRIES: Final = 20
+_TRIES: Final = 75
 _AGAIN_S: Final = 0.2
 
 
