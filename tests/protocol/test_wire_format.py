@@ -46,6 +46,7 @@ from protocol.life import (
     RankLost,
     Ranks,
     Ready,
+    RunCommand,
     Settle,
     Stay,
     Stop,
@@ -136,6 +137,12 @@ def _generate(prompt: Prompt) -> Generate:
 
 
 SAMPLES: dict[type[Message], Message] = {
+    RunCommand: RunCommand(
+        command=("llama-server", "--port", "{port}"),
+        environment={"LANG": "C"},
+        folder="/srv",
+        health="/health",
+    ),
     Load: Load(
         path="/models/Größe",
         max_concurrency=32,
@@ -219,6 +226,7 @@ SAMPLES: dict[type[Message], Message] = {
         memory=MEMORY,
         abilities=("embedding", "score"),
         sampling=SamplingDefaults(0.6, 0.95, 20, 0.05),
+        address="127.0.0.1:8080",
     ),
     LoadFailed: LoadFailed(reason="there are no weights", permanent=True),
     Rendered: Rendered(request_id="r-1", token_ids=pack([1, 2, 3]), last=True),
