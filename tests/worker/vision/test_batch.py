@@ -103,7 +103,7 @@ def test_texts_are_computed_together(model: LoadedModel) -> None:
 def test_texts_of_unlike_length_in_several_chunks(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    monkeypatch.setattr(PrefillPace, "chunk", lambda *_: 64)
+    monkeypatch.setattr(PrefillPace, "chunk", lambda *_, **__: 64)
     asked = [ask(str(at), user("abc " * at), tokens=6) for at in (20, 45, 60, 31)]
     made = Serving(model).run_all(asked, every=every)
     alone = Serving(model, batched=False)
