@@ -23,7 +23,7 @@ from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
-from worker.mlx_lm.caches import takes_padding
+from worker.mlx_lm.caches import takes_padding, takes_padding_again
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.row_groups import ONE_GROUP, takes_groups
@@ -89,7 +89,8 @@ class BatchedEngine(QueuedEngine):
         # Rank 0 can't try a model without the others.
         padding = not alone or takes_padding(model)
         # The prompts of a batch have different lengths, and so have the chunks of their ends.
-        self._prompts = PREFILL_ROWS if padding else 1
+        again = padding and (vision is None or takes_padding_again(model))
+        self._prompts = PREFILL_ROWS if again else 1
         self.step_costs = StepCosts()
         # Other ranks take one token a row in a step.
         guesses = guesses and alone and padding

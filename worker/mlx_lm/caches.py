@@ -27,6 +27,8 @@ RecurrentCache: TypeAlias = ArraysCache
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+# Rounding differs by less, and tokens that are wrong differ by more.
+_NEARLY: Final = 0.05
 _WORDS: Final = (
     (RotatingKVCache, "a sliding window"),
     (ArraysCache, "a recurrent state"),
@@ -186,3 +188,35 @@ def takes_padding(model: Any) -> bool:
         if isinstance(one, ArraysCache)
         for own, both in zip(one.cache, other.cache, strict=True)
     )
+
+
+def takes_padding_again(model: Any) -> bool:
+    """Whether prompts of different lengths may be computed together in several chunks, in each of
+    which rows are padded. mlx-vlm's Qwen3.5 takes the padding of a later chunk for tokens.
+    """
+    chunks = ([1], [2, 3, 4, 5]), ([6, 7, 8], [9]), ([10], [11])
+    try:
+        together = _in_chunks(model, chunks)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    prompts = ([token for part in row for token in part] for row in zip(*chunks, strict=True))
+    alone = [model(mx.array([each]), cache=make_caches(model))[:, -1] for each in prompts]
+    found, expected = (each.astype(mx.float32) for each in (together, mx.concatenate(alone)))
+    return bool(mx.abs(found - expected).max() <= _NEARLY * mx.abs(expected).max())
+
+
+def _in_chunks(model: Any, chunks: Iterable[Sequence[list[int]]]) -> mx.array:
+    """The logits, (rows, vocabulary), after chunks of rows. The last one has equally long rows."""
+    batch: list[Any] = []
+    for rows in chunks:
+        batch = batch or [type(each).merge([each] * len(rows)) for each in make_caches(model)]
+        lengths = [len(each) for each in rows]
+        padding = [max(lengths) - each for each in lengths]
+        for each in batch:
+            each.prepare(lengths=lengths, right_padding=padding)
+        padded = [row + [0] * gap for row, gap in zip(rows, padding, strict=True)]
+        logits: mx.array = model(mx.array(padded), cache=batch)
+        mx.eval(logits, [each.state for each in batch])
+        for each in batch:
+            each.finalize()
+    return logits[:, -1]

@@ -13,6 +13,7 @@ from protocol.requests import ChatMessage, Generate, Sampling
 from tests.support.pictures import BLACK, GREEN, RED, png
 from tests.worker.vision.serving import GREEDY, Serving, ask, user
 from worker.engines.batched import BatchedEngine
+from worker.engines.pace import PrefillPace
 from worker.load.loading import LoadedModel, load
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
@@ -96,6 +97,18 @@ def test_texts_are_computed_together(model: LoadedModel) -> None:
     made = serving.run_all(asked)
     for each in asked:
         assert [token.token_id for token in made[each.request_id]] == Serving(model).answer(each)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_texts_of_unlike_length_in_several_chunks(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    monkeypatch.setattr(PrefillPace, "chunk", lambda *_, **__: 64)
+    asked = [ask(str(at), user("abc " * at), tokens=6) for at in (20, 45, 60, 31)]
+    made = Serving(model).run_all(asked, every=every)
+    alone = Serving(model, batched=False)
+    for each in asked:
+        assert [token.token_id for token in made[each.request_id]] == alone.answer(each)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
