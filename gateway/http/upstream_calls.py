@@ -13,7 +13,7 @@ from typing import Final
 from starlette.requests import Request as HttpRequest
 
 from gateway.http.access_log import REQUEST_ID, record_of
-from gateway.http.answer import EVENTS, framing_of
+from gateway.http.answer import EVENTS, Framing, framing_of
 from gateway.http.auth import caller_of, take_places
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
@@ -46,15 +46,17 @@ class UpstreamCall:
         asked: str,
         ways: Sequence[Way],
         *,
-        stream: bool = False,
+        framing: Framing | None = None,
     ) -> None:
-        """Raises: Refusal: the request asks for what only this gateway's own models have."""
+        """`framing` is that of the stream that the client wants, if it wants one.
+
+        Raises: Refusal: the request asks for what only this gateway's own models have."""
         if "x-mailbox" in http.headers:
             raise invalid("X-Mailbox: answers of upstreams can't be kept.", "X-Mailbox")
         self.http = http
         self.asked = asked
         self._ways = list(ways)
-        self._stream = stream
+        self._framing = framing
 
     @property
     def told_model(self) -> str:
@@ -88,7 +90,7 @@ class UpstreamCall:
             "The upstream",
             usage,
             silence_s=max(each.upstream.settings.silence_s for each in self._ways),
-            framing=EVENTS if self._stream else None,
+            framing=self._framing,
             whole=None if form is None else form.whole,
         )
 
