@@ -60,7 +60,7 @@ class PassedCall(Protocol):
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 # How often a server that can't be reached is asked, and the pauses between.
-_TRIES: Final = 20
+_TRIES: Final = 75
 _AGAIN_S: Final = 0.2
 
 

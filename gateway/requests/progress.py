@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from protocol.answers import Embedded, Guesses
-from protocol.message import BYTES_PER_TOKEN, Message, pack, unpack
+from protocol.message import BYTES_PER_TOKEN, pack, unpack
 from protocol.requests import ChatPrompt, Embed, Generate, Prompt, TextPrompt, TokenPrompt
 
 # A request is to blame if another worker dies within so many tokens after the first death.
@@ -24,7 +24,7 @@ _MOST_PER_TOKEN: Final = 4096
 _MOST_BESIDE: Final = 1 << 16
 
 
-class Passage(Message, frozen=True, tag="passage"):
+class Passage(Struct, frozen=True, tag="passage", tag_field="type"):
     """A request that goes to the server of a command as it came, once it may run. Its text is the
     server's address, and it runs until `Traffic.passed` ends it.
     """

