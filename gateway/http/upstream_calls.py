@@ -17,7 +17,14 @@ from gateway.http.answer import EVENTS, Framing, framing_of
 from gateway.http.auth import caller_of, take_places
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
-from gateway.http.forward import Forwarded, Opened, UsageReader, passed_on, refusal_of
+from gateway.http.forward import (
+    Forwarded,
+    OllamaUsageReader,
+    Opened,
+    UsageReader,
+    passed_on,
+    refusal_of,
+)
 from gateway.models.fleet import Fleet
 from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
 from gateway.system.refusal import Refusal
@@ -82,8 +89,10 @@ class UpstreamCall:
         fleet.check_serves()
         first = self._ways[0]
         bare = len({each.upstream.name for each in self._ways}) > 1
-        record_of(self.http.scope).model = first.told if bare else first.id
-        usage = UsageReader()
+        if first.offer is not None:
+            # Other names are the client's, who may make up any number of them.
+            record_of(self.http.scope).model = first.told if bare else first.id
+        usage = OllamaUsageReader() if target.startswith(b"/api/") else UsageReader()
         take_places(self.http, [_Spent(usage)])
         return Forwarded(
             self._opened(target, body, form),
