@@ -285,6 +285,11 @@ class _Told(Struct):
     output_tokens: int | None = None
 
 
+# The names in the last object of an answer in Ollama's API.
+_COUNT: Final = re.compile(rb'"(prompt_)?eval_count"\s*:\s*([0-9]{1,12})[,}\s]')
+_LONGEST_COUNT: Final = 64
+
+
 class UsageReader:
     """Finds the usage in an answer as it passes. The word in quotes is a field's name: within a
     text the quotes would be escaped.
@@ -320,3 +325,19 @@ class UsageReader:
             max(before.prompt_tokens, told.prompt_tokens or told.input_tokens or 0),
             max(before.completion_tokens, told.completion_tokens or told.output_tokens or 0),
         )
+
+
+class OllamaUsageReader(UsageReader):
+    """Finds the usage in an answer in Ollama's API."""
+
+    def read(self, piece: bytes) -> None:
+        text = self._tail + piece
+        self._tail = text[-_LONGEST_COUNT:]
+        for found in _COUNT.finditer(text):
+            before = self.usage or Usage(0, 0)
+            count = int(found[2])
+            self.usage = (
+                Usage(count, before.completion_tokens)
+                if found[1]
+                else Usage(before.prompt_tokens, count)
+            )

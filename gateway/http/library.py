@@ -104,7 +104,7 @@ def offered(fleet: Fleet, way: Way) -> ModelBody:
         reason=reason,
         max_model_len=offer.max_model_len,
         last_used_at=None,
-        abilities=None,
+        abilities=offer.abilities,
         floor_bytes=None,
         lent_bytes=None,
         wanted_bytes=None,

@@ -47,6 +47,7 @@ from gateway.http.ollama_writer import (
 )
 from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Operation, Routes
 from gateway.http.parameters import check_supported
+from gateway.http.servers import passing_to_bulkheads
 from gateway.http.tools import ToolBody, tools_of
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.requests.progress import Vectors
@@ -108,6 +109,7 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
         refusals=GENERATES,
     ),
 )
+@passing_to_bulkheads(streams=True)
 async def chat(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, OllamaChatBody)
     call = call_of(http_request, body.model)
@@ -132,6 +134,7 @@ async def chat(http_request: HttpRequest) -> Response:
         refusals=GENERATES,
     ),
 )
+@passing_to_bulkheads(streams=True)
 async def generate(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, GenerateBody)
     check_supported(body, "generate")
@@ -251,6 +254,7 @@ class EmbeddingsAnswer(msgspec.Struct):
     "/api/embed",
     Operation("Make vectors of texts", body=EmbedBody, answer=EmbedAnswer, refusals=GENERATES),
 )
+@passing_to_bulkheads(streams=False)
 async def embed(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, EmbedBody)
     name = body.model
@@ -285,6 +289,7 @@ async def embed(http_request: HttpRequest) -> Response:
         refusals=GENERATES,
     ),
 )
+@passing_to_bulkheads(streams=False)
 async def embeddings(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, OllamaEmbeddingsBody)
     if not body.prompt:

@@ -25,10 +25,12 @@ from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_json
 from gateway.http.ollama_bodies import call_of, tagged
 from gateway.http.openapi import NAMES_MODEL, Operation, Routes
+from gateway.http.servers import passing_to_bulkheads
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
+from gateway.upstreams.upstreams import Way
 from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
 
 model_routes = Routes("Ollama")
@@ -264,9 +266,10 @@ async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartments = _offered(fleet, caller_of(request))
     found = await asyncio.gather(*(_files(request, each) for each in compartments))
-    return json_response(
-        TagList([_tagged(each, files) for each, files in zip(compartments, found, strict=True)])
-    )
+    listed = [_tagged(each, files) for each, files in zip(compartments, found, strict=True)]
+    ways = fleet.upstreams.visible(caller_of(request))
+    listed += [_tagged_there(each) for each in ways if each.upstream.of_bulkhead]
+    return json_response(TagList(listed))
 
 
 @model_routes.get("/api/ps", Operation("The models that are loaded", answer=RunningList))
@@ -283,6 +286,7 @@ async def running(request: HttpRequest) -> Response:
 @model_routes.post(
     "/api/show", Operation("A model", body=ShowBody, answer=Shown, refusals=NAMES_MODEL)
 )
+@passing_to_bulkheads(streams=False)
 async def show(request: HttpRequest) -> Response:
     body = await read_json(request, ShowBody)
     compartment = call_of(request, body.model or body.name).compartment
@@ -322,6 +326,23 @@ def _tagged(compartment: Compartment, files: ModelFiles) -> TaggedModel:
         files.digest,
         _details(files),
         _capabilities(compartment, files),
+    )
+
+
+def _tagged_there(way: Way) -> TaggedModel:
+    """A model of another Bulkhead. Its files are there, and so are the facts in them."""
+    name, offer, files = tagged(way.id), way.offer, ModelFiles()
+    assert offer is not None
+    found = []
+    if offer.abilities is None or "text" in offer.abilities:
+        found.append("completion")
+        if "image" in (offer.input_modalities or ()):
+            found.append("vision")
+    if "embedding" in (offer.abilities or ()):
+        found.append("embedding")
+    digest, details = files.digest, _details(files)
+    return TaggedModel(
+        name, name, _time(files.modified_at), files.size_bytes, digest, details, found
     )
 
 

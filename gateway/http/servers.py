@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.http.access_log import unique
-from gateway.http.answer import EVENTS
+from gateway.http.answer import EVENTS, LINES
 from gateway.http.auth import caller_of
 from gateway.http.bodies import beside_the_loop, read_body
 from gateway.http.errors import invalid
@@ -27,6 +27,7 @@ from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.upstream_calls import UpstreamCall
 from gateway.models.fleet import Fleet
+from gateway.models.roster import LATEST
 from gateway.requests import refusals
 from gateway.requests.progress import Passage
 from gateway.requests.request import Request
@@ -64,9 +65,10 @@ _AGAIN_S: Final = 0.2
 
 
 class _Peeked(Struct):
-    """The fields of a JSON body that matter here."""
+    """The fields of a JSON body that matter here. Some clients of Ollama send `name`."""
 
     model: str | None = None
+    name: str | None = None
     stream: bool | None = None
 
 
@@ -112,6 +114,39 @@ def passing(handler: Handler) -> Handler:
     return handle
 
 
+def passing_to_bulkheads(*, streams: bool) -> Callable[[Handler], Handler]:
+    """Have a route of Ollama's, with a JSON body, pass requests on whose model is that of another
+    Bulkhead: only of these it is known that they have the route. `streams`: an answer on this route
+    is a stream if the body doesn't say otherwise.
+    """
+
+    def decorate(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        async def handle(http: HttpRequest) -> Response:
+            fleet: Fleet = http.app.state.fleet
+            if not fleet.upstreams.by_name:
+                return await handler(http)
+            body = await read_body(http)
+            try:
+                peeked = await beside_the_loop(len(body), _peek, body)
+            except msgspec.DecodeError:
+                return await handler(http)
+            model = (peeked.model or peeked.name or "").removesuffix(LATEST)
+            if not model or fleet.roster.has(model):
+                return await handler(http)
+            found = await fleet.upstreams.ways(model, caller_of(http))
+            ways = [each for each in found if each.upstream.of_bulkhead]
+            if not ways:
+                return await handler(http)
+            stream = streams and peeked.stream is not False
+            call = UpstreamCall(http, model, ways, framing=LINES if stream else None)
+            return await _pass_json(call, body)
+
+        return handle
+
+    return decorate
+
+
 async def _call(http: HttpRequest, body: bytearray) -> PassedCall | None:
     """The call that passes the request on. None: it isn't passed on, or can't be read."""
     try:
@@ -132,7 +167,8 @@ async def _passed(http: HttpRequest, model: str, *, stream: bool = False) -> Pas
         command = fleet.roster.is_command(model)
         return _CommandCall(http, model, stream=stream) if command else None
     ways = await fleet.upstreams.ways(model, caller_of(http))
-    return UpstreamCall(http, model, ways, stream=stream) if ways else None
+    framing = EVENTS if stream else None
+    return UpstreamCall(http, model, ways, framing=framing) if ways else None
 
 
 def _peek(body: bytearray) -> _Peeked:

@@ -13,11 +13,18 @@ from typing import Final
 from starlette.requests import Request as HttpRequest
 
 from gateway.http.access_log import REQUEST_ID, record_of
-from gateway.http.answer import EVENTS, framing_of
+from gateway.http.answer import EVENTS, Framing, framing_of
 from gateway.http.auth import caller_of, take_places
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
-from gateway.http.forward import Forwarded, Opened, UsageReader, passed_on, refusal_of
+from gateway.http.forward import (
+    Forwarded,
+    OllamaUsageReader,
+    Opened,
+    UsageReader,
+    passed_on,
+    refusal_of,
+)
 from gateway.models.fleet import Fleet
 from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
 from gateway.system.refusal import Refusal
@@ -46,15 +53,17 @@ class UpstreamCall:
         asked: str,
         ways: Sequence[Way],
         *,
-        stream: bool = False,
+        framing: Framing | None = None,
     ) -> None:
-        """Raises: Refusal: the request asks for what only this gateway's own models have."""
+        """`framing` is that of the stream that the client wants, if it wants one.
+
+        Raises: Refusal: the request asks for what only this gateway's own models have."""
         if "x-mailbox" in http.headers:
             raise invalid("X-Mailbox: answers of upstreams can't be kept.", "X-Mailbox")
         self.http = http
         self.asked = asked
         self._ways = list(ways)
-        self._stream = stream
+        self._framing = framing
 
     @property
     def told_model(self) -> str:
@@ -80,15 +89,17 @@ class UpstreamCall:
         fleet.check_serves()
         first = self._ways[0]
         bare = len({each.upstream.name for each in self._ways}) > 1
-        record_of(self.http.scope).model = first.told if bare else first.id
-        usage = UsageReader()
+        if first.offer is not None:
+            # Other names are the client's, who may make up any number of them.
+            record_of(self.http.scope).model = first.told if bare else first.id
+        usage = OllamaUsageReader() if target.startswith(b"/api/") else UsageReader()
         take_places(self.http, [_Spent(usage)])
         return Forwarded(
             self._opened(target, body, form),
             "The upstream",
             usage,
             silence_s=max(each.upstream.settings.silence_s for each in self._ways),
-            framing=EVENTS if self._stream else None,
+            framing=self._framing,
             whole=None if form is None else form.whole,
         )
 

@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from protocol.life import Ability
+
 MOST_MODELS: Final = 1000
 # The most gateways one behind the other. In a ring of gateways that all know each other, the number
 # of ways grows with each one more.
@@ -26,6 +28,7 @@ class Offer(Struct, frozen=True):
     reason: str | None = None
     max_model_len: int | None = None
     input_modalities: tuple[str, ...] | None = None
+    abilities: tuple[Ability, ...] | None = None
     active_requests: int | None = None
     queue_depth: int | None = None
     via: tuple[str, ...] = ()

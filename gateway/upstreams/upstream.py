@@ -107,8 +107,13 @@ class Upstream:
         self._busy_until[name] = self._loop.time() + (_BUSY_S if seconds is None else seconds)
 
     def target(self, path: bytes) -> bytes:
-        """The path there for a path here that begins with /v1."""
-        return self._base.encode() + path.removeprefix(_API.encode())
+        """The path there for a path here. Those of OpenAI's API begin with /v1 here; beside these
+        there are others.
+        """
+        api = _API.encode()
+        if path.startswith(api + b"/"):
+            return self._base.encode() + path.removeprefix(api)
+        return self._base.removesuffix(_API).encode() + path
 
     def secrets(self) -> list[tuple[bytes, bytes]]:
         """The headers that show the gateway's key."""

@@ -110,6 +110,27 @@ class TestAnswers:
         answer = first.client.post("/v1/messages", json=message).json()
         assert answer["content"][0]["text"]
 
+    def test_ollama_s_paths_reach_another_bulkhead(self, three: Three) -> None:
+        first, _, third = three
+        names = {each["name"] for each in first.client.get("/api/tags").json()["models"]}
+        assert names == {f"{each}:latest" for each in listed(first)}
+        message = {"role": "user", "content": "hi"}
+        options = {"temperature": 0, "num_predict": 8}
+        body = {"messages": [message], "options": options}
+
+        def text(gateway: Gateway, model: str) -> str:
+            lines = gateway.client.post(
+                "/api/chat", json={"model": model, **body}
+            ).text.splitlines()
+            return "".join(json.loads(each)["message"]["content"] for each in lines)
+
+        assert text(first, "third/demo:latest") == text(third, "demo") != ""
+        shown = first.client.post("/api/show", json={"name": "third/demo:latest"}).json()
+        assert (
+            shown["capabilities"]
+            == third.client.post("/api/show", json={"model": "demo"}).json()["capabilities"]
+        )
+
     def test_the_request_has_the_same_id_on_its_whole_way(self, three: Three) -> None:
         first, second, third = three
         answer = first.chat("hi", "second/third/demo", {"x-request-id": "one-id"}, max_tokens=2)
@@ -349,6 +370,9 @@ class TestKeys:
         assert first.chat("hi", "box/demo").status_code == 401
         assert first.client.get("/v1/models", headers=made["others"]).json()["data"] == []
         assert first.chat("hi", "box/demo", made["others"]).status_code == 404
+        ollama = {**chat_body("hi", "demo"), "options": {"num_predict": 4}}
+        answer = first.client.post("/api/chat", json=ollama, headers=made["bare"])
+        assert answer.status_code == 200, answer.text
         for name, model in (("may", "box/demo"), ("may", "demo"), ("bare", "demo")):
             answer = first.chat("hi", model, made[name], max_tokens=3)
             assert answer.status_code == 200, answer.text
@@ -365,8 +389,8 @@ class TestKeys:
             return count
 
         eventually(lambda: completed(first, "may") == 6)
-        eventually(lambda: completed(first, "bare") == 3)
-        eventually(lambda: completed(box, "gateway") == 9)
+        eventually(lambda: completed(first, "bare") == 7)
+        eventually(lambda: completed(box, "gateway") == 13)
 
     def test_a_key_that_is_not_taken_is_the_operators_matter(self, tmp_path: Path) -> None:
         file = tmp_path / "wrong.key"

@@ -11,10 +11,7 @@ export function Upstreams({ upstreams }) {
       ${upstreams.map(
         (each) => html`
           <h3>${each.name}</h3>
-          <p class="sum">
-            ${each.url}${each.bulkhead && ", another Bulkhead"}: ${counted(each.models.length, "model")},
-            ${counted(each.active_requests, "request")} from here${each.reason && `. ${each.reason}`}
-          </p>
+          <p class="sum">${summary(each)}</p>
           <ul class="resting">
             ${each.models.map((model) => html`<${Offer} upstream=${each.name} model=${model} />`)}
           </ul>
@@ -22,6 +19,12 @@ export function Upstreams({ upstreams }) {
       )}
     </section>
   `;
+}
+
+function summary({ url, bulkhead, models, active_requests, reason }) {
+  const kind = bulkhead ? ", another Bulkhead" : "";
+  const sums = `${counted(models.length, "model")}, ${counted(active_requests, "request")} from here`;
+  return `${url}${kind}: ${sums}${reason ? `. ${reason}` : ""}`;
 }
 
 function Offer({ upstream, model }) {

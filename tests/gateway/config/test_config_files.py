@@ -15,7 +15,7 @@ from gateway.config.key import written_value
 from gateway.config.model_settings import HostSettings, ModelSettings
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, Settings
-from gateway.config.tables import GROUPS, HEADINGS, HOSTS, MODELS, KeyDefinition, keys_of
+from gateway.config.tables import GROUPS, HEADINGS, HOSTS, MODELS, UPSTREAMS, KeyDefinition, keys_of
 from tests.support.certificates import write_certificate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
@@ -148,6 +148,7 @@ _HOST = {each.name: _example(each) for each in keys_of(HostSettings).values()}
 
 def _document(table: str, name: str, value: Any) -> dict[str, Any]:
     others = {MODELS: {"path": "demo"}, HOSTS: _HOST, GROUPS: {"models": ["b"]}}
+    others[UPSTREAMS] = {"url": "http://box:8642/v1"}
     first, _, is_named = table.partition(".")
     if is_named:
         return {first: {"a": {**others[first], name: value}}}

@@ -14,7 +14,14 @@ import uvicorn
 
 from gateway.http.access_log import begin_record, record_of
 from gateway.http.answer import EVENTS, LINES, Framing
-from gateway.http.forward import Forwarded, UsageReader, WholeEvents, passed_back, passed_on
+from gateway.http.forward import (
+    Forwarded,
+    OllamaUsageReader,
+    UsageReader,
+    WholeEvents,
+    passed_back,
+    passed_on,
+)
 from gateway.system.http_client import HttpClient, Question, Server
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
@@ -232,3 +239,14 @@ def test_an_unfinished_event_is_held_back(framing: Framing, end: bytes) -> None:
     assert events.add(b"data: 1") == b""
     assert events.add(end + b"data") == b"data: 1" + end
     assert events.rest == b"data"
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 1000])
+def test_usage_in_ollama_s_api_is_found_however_the_answer_is_cut(size: int) -> None:
+    said = b'{"message":{"content":"\\"eval_count\\":9,"},"done":false}\n'
+    last = b'{"done":true,"prompt_eval_count":12,"prompt_eval_duration":5,"eval_count":345}\n'
+    text = said * 3 + last
+    reader = OllamaUsageReader()
+    for begin in range(0, len(text), size):
+        reader.read(text[begin : begin + size])
+    assert reader.usage == Usage(12, 345)
