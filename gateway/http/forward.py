@@ -13,13 +13,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.access_log import note_usage
 from gateway.http.answer import LINES, Framing, framing_of, stream_headers, until_gone
+from gateway.http.bodies import NOT_GIVEN, given
 from gateway.http.errors import CLIENT_LEFT, error_response, note_outcome
 from gateway.http.exchange import direct_writer_of
 from gateway.requests.request import REMINDER_S
@@ -126,8 +127,10 @@ class Forwarded(Response):
         silence_s: float,
         framing: Framing | None = None,
         whole: asyncio.Event | None = None,
+        hides_usage: bool = False,
     ) -> None:
-        """The answer may pause for `silence_s`. `whole` is set when the body of the request has
+        """The answer may pause for `silence_s`. `hides_usage`: the usage in a stream is not for the
+        client. `whole` is set when the body of the request has
         been read; None: it has been read before.
         """
         self.background = None
@@ -137,6 +140,7 @@ class Forwarded(Response):
         self._framing = framing
         self._usage = usage
         self._whole = whole
+        self._events = EventsWithoutUsage if hides_usage else WholeEvents
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,7 +213,7 @@ class Forwarded(Response):
             raise await self._told(answer)
         self._framing = framing
         await self._start(answer.status, passed_back(answer.headers), send)
-        events = None if framing is None else WholeEvents(framing)
+        events = None if framing is None else self._events(framing)
         writer = direct_writer_of(scope)
 
         def sink(piece: bytes) -> bool:
@@ -274,6 +278,39 @@ class WholeEvents:
             end = len(piece)
         self.rest = piece[end:]
         return piece[:end]
+
+
+class _Chunk(Struct):
+    choices: list[Raw] | None = None
+    usage: Raw = NOT_GIVEN
+
+
+_DATA: Final = b"data:"
+
+
+class EventsWithoutUsage(WholeEvents):
+    """Leaves the event with the usage out, which the client hasn't asked for. Such clients take the
+    first of an event's choices, and this event has none.
+    """
+
+    def add(self, piece: bytes) -> bytes:
+        whole = super().add(piece)
+        if _NAME not in whole:
+            return whole
+        return b"".join(each for each in _EVENT.findall(whole) if not _is_usage(each))
+
+
+_EVENT: Final = re.compile(rb".+?(?:\r?\n\r?\n|\Z)", re.DOTALL)
+
+
+def _is_usage(event: bytes) -> bool:
+    if not event.startswith(_DATA):
+        return False
+    try:
+        chunk = msgspec.json.decode(event[len(_DATA) :], type=_Chunk)
+    except msgspec.DecodeError:
+        return False
+    return chunk.choices == [] and given(chunk.usage)
 
 
 class _Told(Struct):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeAlias
 
@@ -40,18 +40,11 @@ routes = Routes("OpenAI")
 
 
 class PassedCall(Protocol):
-    """A call that passes a request on. `asked` is the client's name for the model, `told_model` its
-    name where the request goes, and `left_out` has the fields of the body that don't go there.
-    """
+    """A call that passes a request on, with the body that `rewrite` makes of the client's JSON."""
 
     http: HttpRequest
-    asked: str
 
-    @property
-    def told_model(self) -> str: ...
-
-    @property
-    def left_out(self) -> Collection[str]: ...
+    def rewrite(self, body: bytearray) -> bytearray: ...
 
     def forward(
         self, target: bytes, body: bytes | bytearray, form: Form | None = None
@@ -139,7 +132,7 @@ def passing_to_bulkheads(*, streams: bool) -> Callable[[Handler], Handler]:
             if not ways:
                 return await handler(http)
             stream = streams and peeked.stream is not False
-            call = UpstreamCall(http, model, ways, framing=LINES if stream else None)
+            call = UpstreamCall(http, ways, framing=LINES if stream else None)
             return await _pass_json(call, body)
 
         return handle
@@ -168,7 +161,7 @@ async def _passed(http: HttpRequest, model: str, *, stream: bool = False) -> Pas
         return _CommandCall(http, model, stream=stream) if command else None
     ways = await fleet.upstreams.ways(model, caller_of(http))
     framing = EVENTS if stream else None
-    return UpstreamCall(http, model, ways, framing=framing) if ways else None
+    return UpstreamCall(http, ways, framing=framing) if ways else None
 
 
 def _peek(body: bytearray) -> _Peeked:
@@ -176,19 +169,8 @@ def _peek(body: bytearray) -> _Peeked:
 
 
 async def _pass_json(call: PassedCall, body: bytearray) -> Response:
-    told, left_out = call.told_model, call.left_out
-    if told != call.asked or left_out:
-        body = await beside_the_loop(len(body), _rewritten, body, told, left_out)
+    body = await beside_the_loop(len(body), call.rewrite, body)
     return call.forward(_target(call.http), body)
-
-
-def _rewritten(body: bytearray, model: str, left_out: Collection[str]) -> bytearray:
-    """The body with this model, and without these fields."""
-    fields = msgspec.json.decode(body, type=dict[str, Raw])
-    fields["model"] = Raw(msgspec.json.encode(model))
-    for each in left_out:
-        fields.pop(each, None)
-    return bytearray(msgspec.json.encode(fields))
 
 
 def _target(http: HttpRequest) -> bytes:
@@ -200,18 +182,24 @@ def _target(http: HttpRequest) -> bytes:
 class _CommandCall(ModelCall):
     """A call of a model that is a command."""
 
-    left_out = ()
-
     def __init__(self, http: HttpRequest, asked: str, *, stream: bool = False) -> None:
         """Raises: Refusal: the caller may not use the model, or it is no command."""
         super().__init__(http, asked, passes=True)
-        self.asked = asked
+        self._asked = asked
         self._stream = stream
 
     @property
     def told_model(self) -> str:
         """The model's name at the server."""
         return self.model.settings.name or self.model.id
+
+    def rewrite(self, body: bytearray) -> bytearray:
+        """The body with the model's name at the server."""
+        if self.told_model == self._asked:
+            return body
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        fields["model"] = Raw(msgspec.json.encode(self.told_model))
+        return bytearray(msgspec.json.encode(fields))
 
     def forward(
         self, target: bytes, body: bytes | bytearray, form: Form | None = None

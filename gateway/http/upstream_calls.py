@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import msgspec
+from msgspec import Raw
 from starlette.requests import Request as HttpRequest
 
 from gateway.http.access_log import REQUEST_ID, record_of
@@ -35,6 +37,7 @@ from protocol.answers import Usage
 
 # A server that answers so may do better later, and another one now.
 _ELSEWHERE: Final = (429, 502, 503)
+_TELLS_IF_ASKED: Final = ("/v1/chat/completions", "/v1/completions")
 _LOCKED: Final = (401, 403)
 _FAILED: Final = b"event: error"
 # Comments and empty lines at the beginning of a stream.
@@ -50,7 +53,6 @@ class UpstreamCall:
     def __init__(
         self,
         http: HttpRequest,
-        asked: str,
         ways: Sequence[Way],
         *,
         framing: Framing | None = None,
@@ -61,21 +63,48 @@ class UpstreamCall:
         if "x-mailbox" in http.headers:
             raise invalid("X-Mailbox: answers of upstreams can't be kept.", "X-Mailbox")
         self.http = http
-        self.asked = asked
         self._ways = list(ways)
         self._framing = framing
+        self._hides_usage = False
 
     @property
     def told_model(self) -> str:
         """The model's name at the upstreams."""
         return self._ways[0].told
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Fields of the body that aren't passed on: the order of others' requests, and how long
-        their models stay loaded, is nothing that every caller may change.
+    def rewrite(self, body: bytearray) -> bytearray:
+        """The body that the upstream gets.
+
+        Raises:
+            msgspec.DecodeError: a field that matters has another type than OpenAI's.
         """
-        return () if caller_of(self.http).admin else ("priority", "keep_alive")
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        fields["model"] = Raw(msgspec.json.encode(self.told_model))
+        caller = caller_of(self.http)
+        if not caller.admin:
+            # The order of others' requests, and how long their models stay loaded, is nothing that
+            # every caller may change.
+            for each in ("priority", "keep_alive"):
+                fields.pop(each, None)
+        if caller.name is not None and self._framing is EVENTS:
+            self._ask_for_usage(fields)
+        return bytearray(msgspec.json.encode(fields))
+
+    def _ask_for_usage(self, fields: dict[str, Raw]) -> None:
+        """Have a stream of OpenAI's tell its usage, which counts for the client's key."""
+        if self.http.url.path not in _TELLS_IF_ASKED:
+            return
+        try:
+            options = msgspec.json.decode(
+                fields.get("stream_options", b"null"), type=dict[str, Raw] | None
+            )
+        except msgspec.DecodeError:
+            return  # The upstream will say what is wrong with it.
+        options = options or {}
+        if bytes(options.get("include_usage", b"")).strip() != b"true":
+            options["include_usage"] = Raw(b"true")
+            fields["stream_options"] = Raw(msgspec.json.encode(options))
+            self._hides_usage = True
 
     def forward(
         self, target: bytes, body: bytes | bytearray, form: Form | None = None
@@ -100,6 +129,7 @@ class UpstreamCall:
             usage,
             silence_s=max(each.upstream.settings.silence_s for each in self._ways),
             framing=self._framing,
+            hides_usage=self._hides_usage,
             whole=None if form is None else form.whole,
         )
 

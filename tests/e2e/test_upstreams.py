@@ -381,6 +381,12 @@ class TestKeys:
                 ["2"] if name == "may" else []
             )
         assert first.chat("hi", "box/demo", made["may"]).status_code == 429
+        stream = open_stream(first, "hi", headers=made["bare"], max_tokens=5).join()
+        assert stream.done
+        assert stream.usage is None, "it hasn't asked for it, but it counts"
+        asks = {"stream_options": {"include_usage": True}}
+        stream = open_stream(first, "hi", headers=made["bare"], max_tokens=5, **asks).join()
+        assert stream.usage is not None
 
         def completed(gateway: Gateway, name: str) -> int:
             shown = {"authorization": f"Bearer {_operator(gateway)}"}
@@ -389,8 +395,8 @@ class TestKeys:
             return count
 
         eventually(lambda: completed(first, "may") == 6)
-        eventually(lambda: completed(first, "bare") == 7)
-        eventually(lambda: completed(box, "gateway") == 13)
+        eventually(lambda: completed(first, "bare") == 17)
+        eventually(lambda: completed(box, "gateway") == 23)
 
     def test_a_key_that_is_not_taken_is_the_operators_matter(self, tmp_path: Path) -> None:
         file = tmp_path / "wrong.key"

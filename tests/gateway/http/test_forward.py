@@ -15,6 +15,7 @@ import uvicorn
 from gateway.http.access_log import begin_record, record_of
 from gateway.http.answer import EVENTS, LINES, Framing
 from gateway.http.forward import (
+    EventsWithoutUsage,
     Forwarded,
     OllamaUsageReader,
     UsageReader,
@@ -250,3 +251,22 @@ def test_usage_in_ollama_s_api_is_found_however_the_answer_is_cut(size: int) -> 
     for begin in range(0, len(text), size):
         reader.read(text[begin : begin + size])
     assert reader.usage == Usage(12, 345)
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000])
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_only_the_event_with_nothing_but_usage_is_left_out(size: int, end: bytes) -> None:
+    usage = b'"usage":{"prompt_tokens":1,"completion_tokens":2}'
+    kept = [
+        b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}',
+        b'data: {"choices":[],"usage":null}',
+        b'data: {"choices":[{"delta":{}}],' + usage + b"}",
+        b": a comment",
+        b'event: error\ndata: {"choices":[],' + usage + b"}",
+        b"data: [DONE]",
+    ]
+    left_out = b'data: {"choices": [], ' + usage + b"}"
+    text = end.join([*kept[:-1], left_out, kept[-1], b""])
+    events = EventsWithoutUsage(EVENTS)
+    passed = b"".join(events.add(text[at : at + size]) for at in range(0, len(text), size))
+    assert passed + events.rest == end.join([*kept, b""])
