@@ -107,6 +107,8 @@ class Opened(Protocol):
 
     async def read(self, silence_s: float, sink: Sink | None = None) -> bytes:
         """As `Answer.read`. Raises: AnswerError, Refusal."""
+
+
 # The last event of a stream of OpenAI's and of Anthropic's APIs. Within a text, quotes and the ends
 # of lines would be escaped.
 _LAST: Final = re.compile(

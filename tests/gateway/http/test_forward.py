@@ -125,7 +125,8 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
 @pytest.mark.parametrize("last", [b"data: [DONE]\n\n", b'data: {"type":"message_stop"}', b""])
 async def test_a_stream_without_framing_is_whole_with_its_last_event(last: bytes) -> None:
     async def answer(head, reader, writer) -> None:
-        writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 1\n\n" + last)
+        begin = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+        writer.write(begin + b"data: 1\n\n" + last)
         await writer.drain()
         writer.close()
 
