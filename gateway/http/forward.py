@@ -110,6 +110,15 @@ class Opened(Protocol):
         """As `Answer.read`. Raises: AnswerError, Refusal."""
 
 
+# The last event of a stream of OpenAI's and of Anthropic's APIs. Within a text, quotes and the ends
+# of lines would be escaped.
+_LAST: Final = re.compile(
+    rb'^data: ?(?:\[DONE\]|\{"error"|.*"type": ?"(?:error|message_stop|'
+    rb'response\.(?:completed|failed|incomplete)|(?:speech\.audio|transcript\.text)\.done)")',
+    re.MULTILINE,
+)
+
+
 class Forwarded(Response):
     """The answer of another server, as the response to a client's request.
 
@@ -211,21 +220,32 @@ class Forwarded(Response):
         if self._started and framing is not self._framing:
             # The stream has begun, and the server has answered with something else: a failure.
             raise await self._told(answer)
+        # Servers that speak HTTP/1.0 frame no stream, as mlx_lm.server's.
+        unended = self._framing is not None and framing is not None and not answer.framed
         self._framing = framing
         await self._start(answer.status, passed_back(answer.headers), send)
         events = None if framing is None else self._events(framing)
+
+        def passing(piece: bytes) -> bytes:
+            nonlocal unended
+            self._usage.read(piece)
+            whole = piece if events is None else events.add(piece)
+            if unended and _LAST.search(whole):
+                unended = False
+            return whole
+
         writer = direct_writer_of(scope)
 
         def sink(piece: bytes) -> bool:
             if writer is None or not writer.writable:
                 return False
-            self._usage.read(piece)
-            writer.write(piece if events is None else events.add(piece))
+            writer.write(passing(piece))
             return True
 
         while piece := await answer.read(self._silence_s, sink):
-            self._usage.read(piece)
-            await _send_piece(piece if events is None else events.add(piece), send)
+            await _send_piece(passing(piece), send)
+        if unended and not (events is not None and _LAST.search(events.rest)):
+            raise AnswerError("closed the connection before its answer was complete")
         rest = b"" if events is None else events.rest
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 

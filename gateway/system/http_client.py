@@ -148,11 +148,14 @@ def _repeatable(question: Question) -> bool:
 
 
 class Answer:
-    """The answer to a question: its head, and its body as it comes. Must be closed."""
+    """The answer to a question: its head, and its body as it comes. Must be closed. `framed`: its
+    body says where it ends; otherwise the body ends with the connection, even one that breaks.
+    """
 
     def __init__(self, client: HttpClient, connection: _Connection) -> None:
         self.status = connection.status
         self.headers: Headers = connection.headers
+        self.framed = connection.framed
         self._client = client
         self._connection: _Connection | None = connection
 
@@ -191,7 +194,7 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._asked = self._headed = self._ended = self._uploading = False
-        self._framed = self._persists = False
+        self.framed = self._persists = False
         self._head_bytes = 0
         self._held = bytearray()
         self._failure: AnswerError | None = None
@@ -216,7 +219,7 @@ class _Connection(asyncio.Protocol):
     async def exchange(self, question: Question, authority: bytes, head_s: float) -> None:
         """Send the question, and wait for the head of its answer. Raises: AnswerError."""
         self.headers = []
-        self.heard = self._headed = self._ended = self._framed = False
+        self.heard = self._headed = self._ended = self.framed = False
         self._head_bytes = 0
         self._asked = True
         lines = [b"%b %b HTTP/1.1" % (question.method, question.target), b"host: " + authority]
@@ -347,7 +350,7 @@ class _Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         # A body without a length ends with the connection.
-        if self._headed and not self._framed:
+        if self._headed and not self.framed:
             self._ended = True
             self._news.set()
         return False
@@ -372,7 +375,7 @@ class _Connection(asyncio.Protocol):
         name = name.lower()
         self.headers.append((name, value))
         if name in (b"content-length", b"transfer-encoding"):
-            self._framed = True
+            self.framed = True
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

@@ -130,6 +130,20 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
         assert json.loads(data.removeprefix("data: "))["error"]["code"] == "bad_gateway"
 
 
+@pytest.mark.parametrize("last", [b"data: [DONE]\n\n", b'data: {"type":"message_stop"}', b""])
+async def test_a_stream_without_framing_is_whole_with_its_last_event(last: bytes) -> None:
+    async def answer(head, reader, writer) -> None:
+        begin = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+        writer.write(begin + b"data: 1\n\n" + last)
+        await writer.drain()
+        writer.close()
+
+    async with relaying(answer, EVENTS) as (_, url), httpx.AsyncClient() as client:
+        text = (await client.get(url)).text
+        assert text.startswith("data: 1\n\n" + last.decode())
+        assert ("event: error" in text) is (last == b"")
+
+
 async def test_another_answer_that_breaks_off_is_cut() -> None:
     async def answer(head, reader, writer) -> None:
         writer.write(CHUNKED % b"application/json" + chunk(b'{"ha'))

@@ -1,0 +1,86 @@
+"""Servers of other projects as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from bench.models import AGENT, build_model, copy_without_end
+from gateway.config.model_folders import DEMO_FOLDER
+from tests.support.commands import guarded, serving
+from tests.support.gateway import Gateway
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    pytest.importorskip("mlx_lm.server")
+    folder: Path = tmp_path_factory.mktemp("models")
+    build_model(folder / "source", AGENT, DEMO_FOLDER)
+    copy_without_end(folder / "source", folder / "model")
+    command = ["mlx_lm.server", "--model", str(folder / "model"), "--port", "{port}"]
+    config = f"""
+[models.other]
+command = {json.dumps(command)}
+health = "/health"
+name = "default_model"
+memory = "1GB"
+"""
+    with serving(config) as gateway:
+        yield gateway
+
+
+def _body(model: str, tokens: int) -> dict[str, object]:
+    message = {"role": "user", "content": "What is a bulkhead?"}
+    asked = {"model": model, "messages": [message], "max_tokens": tokens}
+    return {**asked, "temperature": 0, "stream": True}
+
+
+def _events(text: str) -> list[str]:
+    """The events without what differs from one answer to the next."""
+    lines = [line for line in text.splitlines() if line.startswith("data: ")]
+    told = [json.loads(line[6:]) if line[6:] != "[DONE]" else {"done": True} for line in lines]
+    return [
+        json.dumps({key: each for key, each in event.items() if key not in ("id", "created")})
+        for event in told
+    ]
+
+
+def test_a_stream_is_the_servers_own(gateway: Gateway) -> None:
+    gateway.load("other")
+    (port,) = (
+        each.laddr.port
+        for process in guarded(gateway, "other")
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    )
+    through = gateway.client.post("/v1/chat/completions", json=_body("other", 50))
+    own = httpx.post(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json=_body("default_model", 50),
+        timeout=100,
+    )
+    assert len(_events(own.text)) > 40
+    assert _events(through.text) == _events(own.text)
+    assert gateway.model("other")["worker"]["footprint_bytes"] > 0
+
+
+def test_a_stream_ends_with_an_error_if_the_server_dies(gateway: Gateway) -> None:
+    gateway.load("other")
+    (server,) = guarded(gateway, "other")
+    body = _body("other", 10_000)
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if line.startswith("data: "))
+        os.kill(server.pid, signal.SIGKILL)
+        assert "event: error" in list(lines)
+    again = gateway.client.post("/v1/chat/completions", json=_body("other", 5))
+    assert again.text.rstrip().endswith("data: [DONE]")
