@@ -101,10 +101,13 @@ _OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 
 
 class Opened(Protocol):
-    """The answer of another server: its head, and its body, which `read` gives piece by piece."""
+    """The answer of another server: its head, and its body, which `read` gives piece by piece. For
+    `framed` see `Answer`.
+    """
 
     status: int
     headers: Headers
+    framed: bool
 
     async def read(self, silence_s: float, sink: Sink | None = None) -> bytes:
         """As `Answer.read`. Raises: AnswerError, Refusal."""

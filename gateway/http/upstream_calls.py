@@ -260,6 +260,7 @@ class _Begun:
     def __init__(self, upstream: Upstream, answer: Answer, first: bytes) -> None:
         self.status = answer.status
         self.headers = answer.headers
+        self.framed = answer.framed
         self._upstream = upstream
         self._answer = answer
         self._first = first
