@@ -78,9 +78,11 @@ def chatted(*arguments: str, keys: str = "") -> str:
 
 
 def gateways() -> list[int]:
-    """The processes of this test's gateways."""
+    """The processes of the gateways in this test's home."""
     return [
-        each.pid for each in psutil.Process().children(recursive=True) if "serve" in each.cmdline()
+        each.pid
+        for each in psutil.Process().children(recursive=True)
+        if "serve" in each.cmdline() and each.environ().get("HOME") == os.environ["HOME"]
     ]
 
 

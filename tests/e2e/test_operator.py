@@ -46,8 +46,9 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "models",
         "groups",
         "hosts",
+        "upstreams",
     }
-    assert status["hosts"] == []
+    assert status["hosts"] == status["upstreams"] == []
     assert status["config"]["file"] == str(gateway.config_path)
     assert len(status["config"]["digest"]) == 64
     assert status["state"] == "serving"
