@@ -125,7 +125,7 @@ async def status(request: HttpRequest) -> Response:
 async def load(request: HttpRequest) -> Response:
     compartment, options = await _target(request)
     request.app.state.fleet.check_serves()
-    if options.context_tokens is not None:
+    if isinstance(options.context_tokens, int):
         reloader: Reloader = request.app.state.reloader
         await reloader.lengthen(compartment.model.id, options.context_tokens)
     compartment.load()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.workers.verdicts import LastExit
 from protocol.life import Ability
@@ -268,7 +268,7 @@ class OrderOptions(Struct, forbid_unknown_fields=True):
     wait: bool = True
     force: bool = False
     hold: bool = False
-    context_tokens: Annotated[int, Meta(ge=1)] | None = None
+    context_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
 
 
 class UpgradeAnswer(Struct, frozen=True):
