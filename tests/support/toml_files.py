@@ -31,7 +31,7 @@ from msgspec.inspect import (
 
 from gateway.config.key import toml_text, written_value
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.config.model_settings import LOCAL, ModelSettings, RankPlace
+from gateway.config.model_settings import COMMAND_KEYS, LOCAL, ModelSettings, RankPlace
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, Settings
 from gateway.config.tables import MODELS, SECTIONS, KeyDefinition, keys_of
 from gateway.config.toml_file import Place
@@ -121,7 +121,7 @@ class Written(Struct):
 
 @st.composite
 def plans(draw: Draw) -> Plan:
-    """Valid configurations of one to three models, which exist."""
+    """Valid configurations of one to three models in folders, which exist."""
     names = draw(_IDS)
     ids = names[: draw(st.integers(1, 3))]
     aliases = names[len(ids) :]
@@ -143,7 +143,7 @@ def plans(draw: Draw) -> Plan:
         model = {
             name: draw(spelled(definition))
             for name, definition in keys_of(ModelSettings).items()
-            if definition.required or draw(st.booleans())
+            if name not in ("command", *COMMAND_KEYS) and (name == "path" or draw(st.booleans()))
         }
         if "pictures" in model and model["pictures"].meaning:
             model.pop("adapter", None)
