@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,15 +13,16 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from gateway.cli.child_gateway import ChildGateway, end_in_order, serving
+from gateway.cli.child_gateway import ChildGateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NobodyListensError, WrongUseError
-from gateway.cli.gateway_access import find_gateway, local_settings
+from gateway.cli.gateway_access import local_settings
 from gateway.cli.launch_model import find_model, load_for, present_context
 from gateway.cli.launch_process import become, run
 from gateway.cli.options import check_key, gathers, names_gateway, reaches_gateway, read_key
 from gateway.cli.output import printable
+from gateway.cli.own_gateway import is_running, own_gateway
 from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent
 from gateway.clients.connection import Connection
 from gateway.clients.lines import EDITORS, agent_lines, editor_lines
@@ -201,34 +201,17 @@ def _served(
     """A client of the gateway, and the model's name there. If no gateway runs, and none was named,
     one runs until the context ends: the third value.
     """
-    try:
-        gateway.get("/livez")
-    except NobodyListensError:
-        if names_gateway():
-            raise
-    else:
+    if is_running(gateway):
         yield gateway, name, None
         return
     settings, state_dir = local_settings(None)
-    end_in_order()
-    with tempfile.TemporaryDirectory(prefix="bulkhead-") as folder:
-        log_path = Path(folder) / "gateway.log"
-        flags = ["--state-dir", str(state_dir.path)]
-        # The gateway has another working folder.
-        if configured := os.environ.get("BULKHEAD_CONFIG"):
-            flags += ["--config", str(Path(configured).expanduser().absolute())]
-        source = None if name is None else _unserved(name, settings)
-        if name is not None and source is not None:
-            name = Path(name).name
-            flags += ["--model", f"{source}={name}"]
-        with serving(log_path, *flags) as child:
-            try:
-                url = child.address()
-            except CommandError as error:
-                raise CommandError(f"{error.message}\n{child.log_tail()}") from error
-            click.echo(f"No gateway ran: one serves on {url} for this run.", err=True)
-            with find_gateway(None, None, settings, state_dir).client() as client:
-                yield client, name, child
+    flags = []
+    source = None if name is None else _unserved(name, settings)
+    if name is not None and source is not None:
+        name = Path(name).name
+        flags = ["--model", f"{source}={name}"]
+    with own_gateway(settings, state_dir, *flags) as (client, child):
+        yield client, name, child
 
 
 def _unserved(name: str, settings: Settings) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -16,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.chat import chat
-from gateway.cli.child_gateway import end_in_order, serving
 from gateway.cli.client import GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.conversation import Conversation, Parameters
@@ -26,10 +24,11 @@ from gateway.cli.failure import (
     NoSuchModelError,
     WrongUseError,
 )
-from gateway.cli.gateway_access import find_gateway, local_settings
+from gateway.cli.gateway_access import local_settings
 from gateway.cli.models import ModelsOnDisks
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.output import new_table, print_table, printable, size, stderr_console
+from gateway.cli.own_gateway import is_running, own_gateway
 from gateway.cli.pull import pull
 from gateway.cli.search import about_well_known, find, table
 from gateway.http.command_bodies import OrderOptions
@@ -187,36 +186,12 @@ def _pick(title: str, choices: Table, count: int, *, default: int | None = 1) ->
 @contextlib.contextmanager
 def _serving(gateway: GatewayClient, choice: _Choice) -> Iterator[GatewayClient]:
     """The gateway that runs; if none does and none was named, one that ends with the context."""
-    try:
-        gateway.get("/livez")
-    except NobodyListensError:
-        if names_gateway():
-            raise
-    else:
+    if is_running(gateway):
         yield gateway
         return
-    settings, state_dir = local_settings(None)
-    arguments = ["--state-dir", str(state_dir.path.absolute())]
-    if config := os.environ.get("BULKHEAD_CONFIG"):
-        arguments += ["--config", str(Path(config).expanduser().absolute())]
-    if isinstance(choice, _Folder):
-        arguments += ["--model", str(choice.path)]
-    end_in_order()
-    with (
-        tempfile.TemporaryDirectory(prefix="bh-") as folder,
-        serving(Path(folder) / "gateway.log", *arguments) as child,
-    ):
-        try:
-            address = child.address()
-        except CommandError as error:
-            raise CommandError(f"{error.message} Its log ends with:\n{child.log_tail()}") from error
-        click.echo(
-            f"No gateway ran: one serves at {address} now, until this chat ends. `bulkhead serve` "
-            "runs one for longer.",
-            err=True,
-        )
-        with find_gateway(None, None, settings, state_dir).client() as client:
-            yield client
+    flags = ["--model", str(choice.path)] if isinstance(choice, _Folder) else []
+    with own_gateway(*local_settings(None), *flags) as (client, _):
+        yield client
 
 
 def _ready(gateway: GatewayClient, choice: _Choice, *, force: bool) -> str:

@@ -137,7 +137,7 @@ def test_without_a_gateway_one_runs_as_long_as_the_agent(long: Path, tmp_path: P
             running.send_signal(signal.SIGTERM)
             printed, said = running.communicate(timeout=START_S)
         assert (printed, running.returncode) == ("told to end\n", 9)
-        assert "No gateway ran: one serves on http://127.0.0.1:" in said
+        assert "No gateway ran: one serves at http://127.0.0.1:" in said
         assert "long: 65,536 tokens of context take " in said
         eventually(lambda: gone(pid))
 

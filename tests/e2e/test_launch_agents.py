@@ -107,7 +107,7 @@ def test_without_a_gateway(configuration: str, folder: Path, tmp_path: Path, age
         command = [*LAUNCH, agent, "plain", "--", *LAUNCHED[agent], PLAIN_QUESTION]
         done = run(command, folder, told)
         assert ANSWER in done.stdout
-        assert "No gateway ran: one serves on " in done.stderr
+        assert "No gateway ran: one serves at " in done.stderr
         assert not (Path(state) / "state" / "address.json").exists()
 
 
