@@ -1,10 +1,11 @@
 """`python -m bench.forward`: what it costs to reach a command's server through the gateway.
 
-A server that answers at once, and that streams at a steady pace, is asked directly and through a
-gateway whose model it is, in turns. The time of a request is that of one client after another; the
-rate is that of 32 streams, whose events come 100 times a second each, as an engine would make them,
-and as fast as the server can. The gateway's processor time is told beside, as it doesn't depend on
-what else the machine does.
+A server that answers at once, and that streams at a steady pace, is asked directly, through a
+gateway whose model it is, and through bare uvicorn with the gateway's HTTP client, in turns: no
+gateway on uvicorn can cost less than the last. The time of a request is that of one client after
+another; the rate is that of 32 streams, whose events come 100 times a second each, as an engine
+would make them, and as fast as the server can. The gateway's processor time is told beside, as it
+depends less on what else the machine does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,10 +26,12 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+import uvicorn
 import uvloop
+from starlette.types import Receive, Scope, Send
 
 from bench.machine import cpu_s, describe_machine
-from gateway.system.http_client import HttpClient, Question, Server
+from gateway.system.http_client import AnswerError, HttpClient, Question, Server
 
 _SILENCE_S: Final = 60.0
 _STREAMS: Final = 32
@@ -71,6 +76,31 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def _serve(port: int) -> None:
     async with await asyncio.start_server(_answer, "127.0.0.1", port) as listening:
         await listening.serve_forever()
+
+
+def _relay(port: int, to: int) -> None:
+    """Bare uvicorn at `port`, which passes everything on to the server at the port `to`."""
+    client: HttpClient | None = None
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal client
+        client = client or HttpClient(Server("127.0.0.1", to))
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        headers = [each for each in scope["headers"] if each[0] == b"content-type"]
+        question = Question(b"POST", scope["raw_path"], headers, body)
+        answer = await client.ask(question, _SILENCE_S)
+        kept = [each for each in answer.headers if each[0] != b"transfer-encoding"]
+        head = {"type": "http.response.start", "status": answer.status, "headers": kept}
+        await send(head)
+        while piece := await answer.read(_SILENCE_S):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        answer.close()
+
+    uvicorn.run(app, port=port, log_level="error", lifespan="off")
 
 
 async def ask(client: HttpClient, **more: object) -> int:
@@ -145,17 +175,44 @@ def _server_port(gateway_pid: int) -> int:
 async def _measure(port: int, gateway_pid: int, requests: int, rounds: int) -> None:
     through = HttpClient(Server("127.0.0.1", port))
     await ask(through)
-    direct = HttpClient(Server("127.0.0.1", _server_port(gateway_pid)))
-    await compare(direct, through, gateway_pid, requests, rounds)
+    to = _server_port(gateway_pid)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        relay_port = free.getsockname()[1]
+    relay = multiprocessing.get_context("spawn").Process(
+        target=_relay, args=(relay_port, to), daemon=True
+    )
+    relay.start()
+    bare = HttpClient(Server("127.0.0.1", relay_port))
+    try:
+        await _until_there(bare)
+        others = {"directly": HttpClient(Server("127.0.0.1", to)), "through bare uvicorn": bare}
+        await compare(others, through, gateway_pid, requests, rounds)
+    finally:
+        relay.kill()
+
+
+async def _until_there(client: HttpClient) -> None:
+    for _ in range(100):
+        try:
+            await ask(client)
+            return
+        except AnswerError:
+            await asyncio.sleep(0.1)
 
 
 async def compare(
-    direct: HttpClient, through: HttpClient, gateway_pid: int, requests: int, rounds: int
+    others: dict[str, HttpClient],
+    through: HttpClient,
+    gateway_pid: int,
+    requests: int,
+    rounds: int,
 ) -> None:
-    """Print the figures of both ways. Both have been asked before."""
+    """Print the figures of the gateway, and of the other ways to the same server. All have been
+    asked before.
+    """
     pids = {"gateway": gateway_pid}
     spent_s = {"request": 0.0, "event": 0.0}
-    clients = {"directly": direct, "through the gateway": through}
+    clients = {**others, "through the gateway": through}
     times: dict[str, list[float]] = {each: [] for each in clients}
     steady: dict[str, list[float]] = {each: [] for each in clients}
     fast: dict[str, list[float]] = {each: [] for each in clients}
@@ -169,12 +226,14 @@ async def compare(
                 spent_s["request"] += between_s - before_s
                 spent_s["event"] += cpu_s(pids)["gateway"] - between_s
             fast[name].append(await _rate(client, 1000, 0.0))
-    print("| | a request (ms) | 32 streams of 100 events/s | as fast as they come |")
-    print("| --- | ---: | ---: | ---: |")
+    print("| | a request (ms) | more | 32 streams of 100 events/s | ratio | as fast as they come |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    request_ms, rate = (statistics.median(each["directly"]) for each in (times, steady))
     for name in clients:
+        ms, events = statistics.median(times[name]), statistics.median(steady[name])
         print(
-            f"| {name} | {statistics.median(times[name]):.3f} "
-            f"| {statistics.median(steady[name]):.0f} | {statistics.median(fast[name]):.0f} |"
+            f"| {name} | {ms:.3f} | {ms - request_ms:.3f} | {events:.0f} | {events / rate:.2f} "
+            f"| {statistics.median(fast[name]):.0f} |"
         )
     each_ms = 1000 * spent_s["request"] / (rounds * requests)
     event_us = 1e6 * spent_s["event"] / (rounds * _STREAMS * _EVENTS)

@@ -27,7 +27,7 @@ async def _measure(near: int, far: int, pid: int, requests: int, rounds: int) ->
     # So long the list of the upstream may say that the model isn't loaded.
     await asyncio.sleep(_LOOK_S)
     await ask(through)
-    await compare(direct, through, pid, requests, rounds)
+    await compare({"directly": direct}, through, pid, requests, rounds)
 
 
 def main() -> int:

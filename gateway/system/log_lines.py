@@ -18,6 +18,7 @@ import queue
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
@@ -156,6 +157,7 @@ logger = logging.getLogger(__name__)
 
 _LINES_BEHIND: Final = 10_000
 _FLUSH_S: Final = 5.0
+_COLLECTED_S: Final = 0.02
 
 
 @contextlib.contextmanager
@@ -236,6 +238,13 @@ class _Writer(QueueListener):
         self._entrance = entrance
         self._told = 0
         self.hangs = False
+
+    def dequeue(self, block: bool) -> logging.LogRecord:  # noqa: FBT001
+        if self._entrance.queue.empty():
+            # To wake this thread costs the event loop more than a line does: lines that come
+            # within this time have one wake.
+            time.sleep(_COLLECTED_S)
+        return super().dequeue(block)
 
     def handle(self, record: logging.LogRecord) -> None:
         super().handle(record)
