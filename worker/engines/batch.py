@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from itertools import count
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-import mlx.core as mx
-
+from worker.engines.drawing import Drawing
 from worker.engines.lone import LonePrompt
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
+from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import Broken, Sequence, Token
-from worker.guesses.costs import StepCosts
-from worker.guesses.guesser import BatchGuesser, Drafts, Shares
-from worker.mlx_lm.caches import keeps_states, make_caches
-from worker.mlx_lm.generator import Generator, MakeGenerator, NewRow, Stepped, Tap
-from worker.mlx_lm.guessing import Draft
-from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
+from worker.mlx_lm.caches import make_caches
+from worker.mlx_lm.decoding_row import RowCaches
+from worker.mlx_lm.generator import NewRow, Stepped
+from worker.mlx_lm.row_groups import Grouping, GroupSize
 from worker.mlx_lm.row_shifts import shift_row
-from worker.mlx_lm.rows import RowCaches, RowToken
 from worker.prompt_cache.cache import PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
-from worker.sampling.scores import Score, score_prompt, scored_chunk
-from worker.structure.sampler import ConstrainedSampler
+from worker.sampling.scores import scored_chunk
 from worker.system.errors import one_sentence, passing_kind
 from worker.vision import Vision
 
@@ -41,164 +35,11 @@ _MUCH_LONGER: Final = 2
 AHEAD_TOKENS: Final = 2
 
 
-class Learned(NamedTuple):
-    """What all batches of an engine learn: the costs of steps, and how many guesses are right, of
-    those that are found and of those of the `draft`. `shares` None: nothing is guessed.
-    """
-
-    costs: StepCosts
-    shares: Shares | None
-    draft: Draft | None
-    draft_shares: Shares
-
-
 class Looking(NamedTuple):
     """A model that looks at pictures, and the prompt cache that keeps what the model sees."""
 
     vision: Vision
     prompt_cache: PromptCache | None
-
-
-@dataclass(eq=False)
-class Row:
-    """A sequence in the batch, and the tokens that were generated there. Rows are numbered in the
-    order in which they begin.
-    """
-
-    sequence: Sequence
-    number: int = 0
-    generated: list[int] = field(default_factory=list)
-    # How many tokens of the row came from the prompt cache, and how many its caches have seen.
-    cached_tokens: int = 0
-    seen_tokens: int = 0
-    # How many blocks of the row the prompt cache has; None: it keeps no blocks of this row.
-    kept: int | None = None
-    # The scores of the prompt's tokens so far; None: no scores are wanted.
-    prompt_scores: list[Score] | None = None
-
-    @classmethod
-    def of(cls, sequence: Sequence, done: int, number: int = 0) -> Row:
-        """The row of a sequence whose first `done` tokens come from the prompt cache."""
-        return cls(
-            sequence,
-            number,
-            cached_tokens=done,
-            seen_tokens=done,
-            kept=None if sequence.path is None else done // BLOCK_TOKENS,
-            prompt_scores=None if sequence.prompt_logprobs is None else [],
-        )
-
-    @property
-    def tokens(self) -> int:
-        return len(self.sequence.token_ids) + len(self.generated)
-
-    @property
-    def unkept_tokens(self) -> int:
-        """The tokens that the row's caches have seen and the prompt cache doesn't have."""
-        return 0 if self.kept is None else self.seen_tokens - self.kept * BLOCK_TOKENS
-
-    @property
-    def most_tokens(self) -> int:
-        """The length at which the row ends, prompt and answer together."""
-        return len(self.sequence.token_ids) + self.sequence.max_tokens
-
-    def score_prompt(self, logits: mx.array, end: int) -> None:
-        """Score the prompt's tokens from `seen_tokens` up to `end`, if scores are wanted."""
-        if self.prompt_scores is not None:
-            alternatives = self.sequence.prompt_logprobs or 0
-            self.prompt_scores += score_prompt(
-                logits, self.sequence.token_ids, self.seen_tokens, end, alternatives
-            )
-
-    def take_token(self, made: RowToken, score: Score | None) -> Token:
-        """Add a token to the answer. The first token carries the scores of the prompt."""
-        self.generated.append(made.token)
-        scores, self.prompt_scores = self.prompt_scores, None
-        return Token(
-            self.sequence.request_id,
-            made.token,
-            made.finish_reason,
-            self.cached_tokens,
-            score,
-            scores,
-            first=len(self.generated) == 1,
-            guessed=made.guessed,
-            rejected=made.rejected,
-        )
-
-
-class CachedRow(NamedTuple):
-    """A row and its caches, which are of this row alone or of several rows. `place` is the index
-    of the row in them. `prefills`: the row's prompt is being computed.
-    """
-
-    row: Row
-    caches: list[Any]
-    place: int
-    prefills: bool = False
-
-
-class Drawing:
-    """What computes the rows of a batch and draws their tokens: a model, a sampler, and perhaps a
-    guesser. Batches that share it can join.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        working_bytes: int = 0,
-        learned: Learned | None = None,
-        grouping: Grouping = ONE_GROUP,
-        make_generator: MakeGenerator | None = None,
-    ) -> None:
-        """A step may take `working_bytes`; 0: this isn't known. `learned` None: nothing is learned,
-        nor guessed. `grouping` says which rows are padded to the same length. `make_generator`
-        makes generators of another kind, which do without these three.
-        """
-        self.tap = Tap(model)
-        self.working_bytes = working_bytes
-        self.grouping = grouping
-        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.take)
-        self.guesser: BatchGuesser | None = None
-        self._numbers = count()
-        self._make_generator = make_generator
-        self._observe = self._drafter = None
-        if learned is None:
-            return
-        costs, shares, draft, draft_shares = learned
-        self._observe = costs.observe
-        self._drafter = None if draft is None else draft.drafter
-        if shares is not None:
-            self.guesser = BatchGuesser(
-                costs,
-                shares,
-                Drafts(0 if draft is None else draft.tokens, draft_shares),
-                self.sampler.forced,
-                self._most_width,
-                redoes=keeps_states(model),
-            )
-
-    def generator(self, rows: int, prompts: int) -> Generator:
-        """A generator in which at most `rows` rows decode, and which computes at most `prompts`
-        prompts at a time.
-        """
-        if self._make_generator is not None:
-            return self._make_generator(self.tap, self.sampler, rows, prompts)
-        return Generator(
-            self.tap,
-            self.sampler,
-            rows,
-            prompts,
-            self.guesser,
-            self._observe,
-            self._drafter,
-            grouping=self.grouping,
-            numbers=self._numbers,
-        )
-
-    def _most_width(self, rows: int) -> int:
-        """The most tokens a row whose logits fit into the memory of a step with so many rows."""
-        return scored_chunk(rows, self.tap.vocabulary, self.working_bytes)
 
 
 class RowBatch:

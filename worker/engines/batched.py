@@ -6,19 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from worker.engines.batch import (
-    AHEAD_TOKENS,
-    PREFILL_ROWS,
-    Drawing,
-    Learned,
-    Looking,
-    Row,
-    RowBatch,
-    sizes_of,
-)
+from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Looking, RowBatch, sizes_of
+from worker.engines.drawing import Drawing, Learned
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, grouping, largest_chunk, step_bytes
+from worker.engines.row import Row
 from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from worker.engines.batch import CachedRow, Row
 from worker.engines.room import Batch, CacheRoom
+from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import EngineNeed, Sequence
 from worker.prompt_cache.cache import Computed, PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS, Path

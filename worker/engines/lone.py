@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from protocol.prompt_store.payloads import KEY_BYTES
+from worker.engines.row import Row
 from worker.engines.sequence import Sequence
 from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.generator import LARGE_VOCABULARY
@@ -20,9 +21,6 @@ from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk
 from worker.vision import Prompt, Remember, Vision
-
-if TYPE_CHECKING:
-    from worker.engines.batch import Row
 
 
 class LonePrompt:

@@ -13,16 +13,17 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from protocol.answers import FinishReason
-from worker.engines.batch import CachedRow, Row, to_block_end
+from worker.engines.batch import to_block_end
 from worker.engines.decoding import Caches, Decoded, RowSampler, decode
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch, CacheRoom, largest_chunk
+from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.mlx_lm.decoding import stream
+from worker.mlx_lm.decoding_row import RowToken
 from worker.mlx_lm.generator import LARGE_VOCABULARY
-from worker.mlx_lm.rows import RowToken
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generate_step, generation_stream
 
+from worker.mlx_lm.decoding_row import LogitsProcessor
 from worker.mlx_lm.generator import Sampler
-from worker.mlx_lm.rows import LogitsProcessor
 
 
 def stream() -> mx.StreamContext:

@@ -16,15 +16,10 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 # nothing.
 import worker.mlx_lm.cuda
 import worker.mlx_lm.macos  # noqa: F401
+from worker.mlx_lm.decoding_row import DecodingRow, LogitsProcessor, RowCaches, RowToken
 from worker.mlx_lm.guessing import Drafter, Guesser, ObserveStep
 from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize
-from worker.mlx_lm.rows import (
-    DecodingRow,
-    DecodingRows,
-    LogitsProcessor,
-    RowCaches,
-    RowToken,
-)
+from worker.mlx_lm.rows import DecodingRows
 
 # Chooses token ids, shape (rows,), from log probabilities, shape (rows, vocabulary).
 Sampler: TypeAlias = Callable[[mx.array], mx.array]

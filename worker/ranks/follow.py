@@ -10,9 +10,9 @@ from worker.engines.decoding import Caches
 from worker.engines.limits import MemoryLimits, limits_of
 from worker.engines.room import measure
 from worker.load.loading import LoadedModel, load
+from worker.mlx_lm.decoding_row import RowCaches
 from worker.mlx_lm.generator import Generator, NewRow, Sampler, Tap
 from worker.mlx_lm.macos import wiring
-from worker.mlx_lm.rows import RowCaches
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.lead import finish_step, following

@@ -12,8 +12,8 @@ import mlx.core as mx
 import msgspec
 
 from protocol.life import Load
+from worker.mlx_lm.decoding_row import RowCaches
 from worker.mlx_lm.generator import Generator, NewRow, Sampler, Stepped, Tap
-from worker.mlx_lm.rows import RowCaches
 from worker.prompt_cache.blocks import Block, Cutter
 from worker.ranks.group import join, split_model, versions
 from worker.ranks.links import (

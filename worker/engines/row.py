@@ -1,0 +1,92 @@
+"""A sequence that runs in an engine: what it has generated, and how far the prompt cache has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from worker.engines.sequence import Sequence, Token
+from worker.mlx_lm.decoding_row import RowToken
+from worker.prompt_cache.path import BLOCK_TOKENS
+from worker.sampling.scores import Score, score_prompt
+
+
+@dataclass(eq=False)
+class Row:
+    """A sequence in the batch, and the tokens that were generated there. Rows are numbered in the
+    order in which they begin.
+    """
+
+    sequence: Sequence
+    number: int = 0
+    generated: list[int] = field(default_factory=list)
+    # How many tokens of the row came from the prompt cache, and how many its caches have seen.
+    cached_tokens: int = 0
+    seen_tokens: int = 0
+    # How many blocks of the row the prompt cache has; None: it keeps no blocks of this row.
+    kept: int | None = None
+    # The scores of the prompt's tokens so far; None: no scores are wanted.
+    prompt_scores: list[Score] | None = None
+
+    @classmethod
+    def of(cls, sequence: Sequence, done: int, number: int = 0) -> Row:
+        """The row of a sequence whose first `done` tokens come from the prompt cache."""
+        return cls(
+            sequence,
+            number,
+            cached_tokens=done,
+            seen_tokens=done,
+            kept=None if sequence.path is None else done // BLOCK_TOKENS,
+            prompt_scores=None if sequence.prompt_logprobs is None else [],
+        )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.sequence.token_ids) + len(self.generated)
+
+    @property
+    def unkept_tokens(self) -> int:
+        """The tokens that the row's caches have seen and the prompt cache doesn't have."""
+        return 0 if self.kept is None else self.seen_tokens - self.kept * BLOCK_TOKENS
+
+    @property
+    def most_tokens(self) -> int:
+        """The length at which the row ends, prompt and answer together."""
+        return len(self.sequence.token_ids) + self.sequence.max_tokens
+
+    def score_prompt(self, logits: mx.array, end: int) -> None:
+        """Score the prompt's tokens from `seen_tokens` up to `end`, if scores are wanted."""
+        if self.prompt_scores is not None:
+            alternatives = self.sequence.prompt_logprobs or 0
+            self.prompt_scores += score_prompt(
+                logits, self.sequence.token_ids, self.seen_tokens, end, alternatives
+            )
+
+    def take_token(self, made: RowToken, score: Score | None) -> Token:
+        """Add a token to the answer. The first token carries the scores of the prompt."""
+        self.generated.append(made.token)
+        scores, self.prompt_scores = self.prompt_scores, None
+        return Token(
+            self.sequence.request_id,
+            made.token,
+            made.finish_reason,
+            self.cached_tokens,
+            score,
+            scores,
+            first=len(self.generated) == 1,
+            guessed=made.guessed,
+            rejected=made.rejected,
+        )
+
+
+class CachedRow(NamedTuple):
+    """A row and its caches, which are of this row alone or of several rows. `place` is the index
+    of the row in them. `prefills`: the row's prompt is being computed.
+    """
+
+    row: Row
+    caches: list[Any]
+    place: int
+    prefills: bool = False

@@ -1,0 +1,83 @@
+"""A row of a batch that decodes, and the tokens that it gives out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import mlx.core as mx
+
+from protocol.answers import FinishReason
+from worker.mlx_lm.states import RowStates
+
+# Adjusts the logits of a row, shape (1, vocabulary), by the tokens of the row.
+LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
+
+
+class RowCaches(NamedTuple):
+    """The caches of a group of rows, and the index of one row in them."""
+
+    caches: list[Any]
+    place: int
+
+
+@dataclass
+class RowToken:
+    """A token of a row. `guessed`: it was a right guess. `rejected`: the wrong guesses that were
+    checked together with it. The last token of a row comes with the row's caches.
+    """
+
+    uid: int
+    token: int
+    finish_reason: FinishReason | None = None
+    prompt_cache: RowCaches | None = None
+    guessed: bool = False
+    rejected: int = 0
+
+
+@dataclass(eq=False)
+class DecodingRow:
+    """A row that decodes. `tokens` are the known tokens of its answer. Its caches lack the last
+    `unseen` of these. The row gives out `most` tokens, and ends with a token of `ends`.
+    """
+
+    uid: int
+    prompt: list[int]
+    most: int
+    ends: frozenset[int]
+    processors: Sequence[LogitsProcessor] = ()
+    tokens: list[int] = field(default_factory=list)
+    given: int = 0
+    unseen: int = 0
+    states: RowStates = field(default_factory=RowStates)
+
+    def __post_init__(self) -> None:
+        self._prompt = mx.array(self.prompt) if self.processors else None
+
+    def process(self, logits: mx.array, more: list[int] | mx.array) -> mx.array:
+        """The logits of the next token, (1, vocabulary), after `more` tokens than are known."""
+        if self._prompt is None:
+            return logits
+        after = [mx.array(each, dtype=mx.int32) for each in (self.tokens, more)]
+        tokens = mx.concatenate([self._prompt, *after])
+        for each in self.processors:
+            logits = each(tokens, logits)
+        return logits
+
+    @property
+    def length(self) -> int:
+        """The number of known tokens, of prompt and answer."""
+        return len(self.prompt) + len(self.tokens)
+
+    def since(self, number: int) -> list[int]:
+        """The known tokens from a number on."""
+        in_answer = number - len(self.prompt)
+        return self.tokens[in_answer:] if in_answer >= 0 else self.prompt[number:] + self.tokens
+
+    def give(self, token: int) -> FinishReason | None:
+        """Count a token that is given out. Returns why the row ends with it; None: it goes on."""
+        self.given += 1
+        if token in self.ends:
+            return "stop"
+        return "length" if self.given >= self.most else None
