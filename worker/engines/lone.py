@@ -10,15 +10,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-import mlx.core as mx
-
 from protocol.prompt_store.payloads import KEY_BYTES
 from worker.engines.row import Row
 from worker.engines.sequence import Sequence
 from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
-from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk
 from worker.vision import Prompt, Remember, Vision
 
@@ -64,8 +61,7 @@ class LonePrompt:
             if prompt.whole and row.seen_tokens:
                 # The model computes this prompt only as a whole, so cached blocks are of no use.
                 self.caches = self._make_caches()
-                row.seen_tokens = row.cached_tokens = 0
-                row.kept = None
+                row.forget_cached()
                 prompt = self._begin()
         self._prompt = prompt
 
@@ -76,19 +72,10 @@ class LonePrompt:
         Raises:
             Exception: see `look`.
         """
-        prompt, row, begin = self._prompt, self.row, self.row.seen_tokens
+        prompt = self._prompt
         assert prompt is not None
         length = self._length(prompt, chunk, working_bytes)
-        with stream():
-            tokens = mx.array([row.sequence.token_ids[begin : begin + length]])
-            logits = prompt(tokens, cache=self.caches)
-            self._vocabulary = logits.shape[-1]
-            mx.eval([each.state for each in self.caches])
-            row.score_prompt(logits[0], begin + length)
-            # MLX doesn't compute logits that are never read.
-            del logits
-            mx.clear_cache()
-        row.seen_tokens += length
+        self._vocabulary = self.row.compute_prompt(prompt, self.caches, length)
         return length
 
     def _begin(self) -> Prompt:
@@ -98,13 +85,11 @@ class LonePrompt:
         )
 
     def _length(self, prompt: Prompt, chunk: int, working_bytes: int) -> int:
-        row, path, pictures = self.row, self.row.sequence.path, self.row.sequence.pictures
+        row, pictures = self.row, self.row.sequence.pictures
         length = self.left if prompt.whole else min(self.left, chunk)
         if row.prompt_scores is not None:
             length = min(length, scored_chunk(1, self._vocabulary, working_bytes))
-        places = () if path is None else (each * BLOCK_TOKENS for each in path.boundaries)
-        boundary = next((each for each in places if each > row.seen_tokens), None)
-        if boundary is not None:
+        if (boundary := row.next_boundary) is not None:
             length = min(length, boundary - row.seen_tokens)
         if prompt.whole and pictures is not None:
             length = max(length, min(self.left, pictures.end - row.seen_tokens))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from worker.engines.sequence import Sequence, Token
+from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.decoding_row import RowToken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt
@@ -55,6 +57,36 @@ class Row:
     def most_tokens(self) -> int:
         """The length at which the row ends, prompt and answer together."""
         return len(self.sequence.token_ids) + self.sequence.max_tokens
+
+    @property
+    def next_boundary(self) -> int | None:
+        """The next place of the prompt at which a snapshot is to be made; None: there is none."""
+        path = self.sequence.path
+        places = () if path is None else (each * BLOCK_TOKENS for each in path.boundaries)
+        return next((each for each in places if each > self.seen_tokens), None)
+
+    def forget_cached(self) -> None:
+        """Begin without the blocks of the prompt cache, and keep none."""
+        self.seen_tokens = self.cached_tokens = 0
+        self.kept = None
+
+    def compute_prompt(
+        self, compute: Callable[[mx.array, list[Any]], mx.array], caches: list[Any], length: int
+    ) -> int:
+        """Compute the next `length` tokens of the prompt, with caches of this row alone. Returns
+        the size of the vocabulary. `compute` makes logits, (1, tokens, vocabulary), of tokens.
+        """
+        begin, end = self.seen_tokens, self.seen_tokens + length
+        with stream():
+            logits = compute(mx.array([self.sequence.token_ids[begin:end]]), caches)
+            vocabulary = logits.shape[-1]
+            mx.eval([each.state for each in caches])
+            self.score_prompt(logits[0], end)
+            # MLX doesn't compute logits that are never read.
+            del logits
+            mx.clear_cache()
+        self.seen_tokens = end
+        return vocabulary
 
     def score_prompt(self, logits: mx.array, end: int) -> None:
         """Score the prompt's tokens from `seen_tokens` up to `end`, if scores are wanted."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias
 
-import mlx.core as mx
-
 from protocol.answers import FinishReason
 from worker.engines.batch import to_block_end
 from worker.engines.decoding import Caches, Decoded, RowSampler, decode
@@ -25,7 +23,6 @@ from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.decoding_row import RowToken
 from worker.mlx_lm.generator import LARGE_VOCABULARY
 from worker.prompt_cache.cache import PromptCache
-from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk
 from worker.system.errors import one_sentence, passing_kind
 from worker.vision import PictureInputs
@@ -230,8 +227,7 @@ class SequentialEngine(QueuedEngine):
             if run.model.whole and row.seen_tokens and sequence.pictures is not None:
                 # The model computes this prompt only as a whole, so cached blocks are of no use.
                 run.caches = self._caches.make()
-                row.seen_tokens = row.cached_tokens = 0
-                row.kept = None
+                row.forget_cached()
                 run.model = begin(sequence.token_ids, sequence.pictures, 0)
 
     def _prefill(self, run: _Run) -> None:
@@ -242,28 +238,17 @@ class SequentialEngine(QueuedEngine):
         """
         row = run.row
         began_s, begin = perf_counter(), row.seen_tokens
-        boundary = self._next_boundary(row)
         chunk = self._pace.chunk(rows=1, decoding=False, context=begin)
         length = min(run.left, to_block_end(chunk, row.unkept_tokens))
         if run.model is not None and run.model.whole:
             length = run.left
-        if boundary is not None:
+        if (boundary := row.next_boundary) is not None:
             length = min(length, boundary - begin)
         if row.prompt_scores is not None:
             length = min(length, scored_chunk(1, self._vocabulary, self._room.working_bytes))
-        with stream():
-            tokens = mx.array([row.sequence.token_ids[begin : begin + length]])
-            if run.model is not None:
-                logits = run.model(tokens, cache=run.caches)
-            else:
-                logits = self._caches.run(tokens, run.caches)
-            self._vocabulary = logits.shape[-1]
-            mx.eval([each.state for each in run.caches])
-            row.score_prompt(logits[0], begin + length)
-            # MLX doesn't compute logits that are never read.
-            del logits
-            mx.clear_cache()
-        row.seen_tokens += length
+        self._vocabulary = row.compute_prompt(
+            self._caches.run if run.model is None else run.model, run.caches, length
+        )
         seconds = perf_counter() - began_s
         self._pace.observe(length, seconds, begin)
         if self._keeper is not None:
@@ -300,11 +285,6 @@ class SequentialEngine(QueuedEngine):
         # A sequence that has ended needs no room any more, so `_sizes` is empty then. Its caches
         # still exist.
         self._keeper.keep([] if ended else cached, cached if ended else [], self._sizes())
-
-    def _next_boundary(self, row: Row) -> int | None:
-        path = row.sequence.path
-        places = () if path is None else (each * BLOCK_TOKENS for each in path.boundaries)
-        return next((each for each in places if each > row.seen_tokens), None)
 
 
 def _size_of(sequence: Sequence) -> Batch:
