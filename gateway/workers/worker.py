@@ -423,6 +423,10 @@ class Worker:
                 )
         except (OSError, psutil.Error) as error:
             logger.warning("Processes of worker %d can't be ended: %s", self.pid, error)
+        # A guard that was killed leaves the socket of its server.
+        if self.report.address.startswith("/"):
+            with contextlib.suppress(OSError):
+                os.unlink(self.report.address)  # noqa: PTH108
         self._clearing = False
         self._finish()
 

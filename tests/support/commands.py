@@ -15,11 +15,19 @@ from protocol.process_tree import MARK
 from tests.support.gateway import Gateway, gone
 
 PROGRAM = str(Path(__file__).with_name("command_server.py"))
+_HOSTILE = str(Path(__file__).with_name("hostile_server.py"))
 
 
-def table(model_id: str, /, *flags: str, place: str = "--port={port}", **keys: Any) -> str:
+def hostile(model_id: str, /, *flags: str, **keys: Any) -> str:
+    """The same, whose command is the hostile server with these flags."""
+    return table(model_id, *flags, program=_HOSTILE, health="/health", memory="200MB", **keys)
+
+
+def table(
+    model_id: str, /, *flags: str, place: str = "--port={port}", program: str = PROGRAM, **keys: Any
+) -> str:
     """A table of a configuration, whose command is the server program with these flags."""
-    command = [sys.executable, PROGRAM, place, *flags]
+    command = [sys.executable, program, place, *flags]
     lines = [f"[models.{model_id}]", f"command = {json.dumps(command)}"]
     lines += [f"{key} = {_written(value)}" for key, value in keys.items()]
     return "\n".join(lines) + "\n"
