@@ -410,7 +410,7 @@ class Worker:
             self._misbehaved("it closed its connection, or sent a frame over the size limit")
 
     async def _clear(self) -> None:
-        """Kill the processes of the command that the guard has left."""
+        """Kill the processes of the command that the guard has left, and remove their socket."""
         assert self.mark is not None
         self._clearing = True
         try:
@@ -421,12 +421,10 @@ class Worker:
                     self.pid,
                     extra=about(pid=self.pid),
                 )
+            if self.report.address.startswith("/"):
+                Path(self.report.address).unlink(missing_ok=True)
         except (OSError, psutil.Error) as error:
             logger.warning("Processes of worker %d can't be ended: %s", self.pid, error)
-        # A guard that was killed leaves the socket of its server.
-        if self.report.address.startswith("/"):
-            with contextlib.suppress(OSError):
-                os.unlink(self.report.address)  # noqa: PTH108
         self._clearing = False
         self._finish()
 
