@@ -114,16 +114,14 @@ def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
     config = config.replace("[memory]\n", f"[memory]\nbudget = {budget_bytes}\n", 1)
     with serving(config) as gateway, watched(gateway) as held:
         gateway.load("command")
-        load = Load(gateway, "worker", 12, 300)
+        load = Load(gateway, "worker", 8, 120)
         try:
-            eventually(lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.6)
+            eventually(lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.5)
             # An idle one would be evicted rather than anything busy.
             body = {"model": "command", "eat": 300, "max_tokens": 10_000, "stream": True}
             with gateway.client.stream("POST", "/v1/chat/completions", json=body):
-                eventually(lambda: gateway.model("command")["lent_bytes"] > 200_000_000)
-                assert gateway.model("worker")["lent_bytes"] < lent_bytes * 0.6
-                answers = len(load.ends)
-                eventually(lambda: len(load.ends) > answers)
+                eventually(lambda: (gateway.model("command")["lent_bytes"] or 0) > 200_000_000)
+                assert gateway.model("worker")["lent_bytes"] < lent_bytes * 0.5
         finally:
             load.stop()
         assert not load.problems

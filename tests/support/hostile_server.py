@@ -21,7 +21,7 @@ _CHUNKED: Final = b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Hostile:
-    """Answers on one port. `health` is how it answers GET; a request's field `how` says the rest."""
+    """Answers on one port: GET as `health` says, and other requests as their field `how` says."""
 
     def __init__(self, port: int, health: str) -> None:
         self._listening = socket.create_server(("127.0.0.1", port))
