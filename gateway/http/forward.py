@@ -229,24 +229,34 @@ class Forwarded(Response):
         await self._start(answer.status, passed_back(answer.headers), send)
         events = None if framing is None else self._events(framing)
 
+        loop = asyncio.get_running_loop()
+        whole_at = loop.time()
+
         def passing(piece: bytes) -> bytes:
-            nonlocal unended
+            nonlocal unended, whole_at
             self._usage.read(piece)
             whole = piece if events is None else events.add(piece)
             if unended and _LAST.search(whole):
                 unended = False
+            if whole:
+                whole_at = loop.time()
             return whole
+
+        def drips() -> bool:
+            return loop.time() - whole_at > self._silence_s
 
         writer = direct_writer_of(scope)
 
         def sink(piece: bytes) -> bool:
-            if writer is None or not writer.writable:
+            if writer is None or not writer.writable or drips():
                 return False
             writer.write(passing(piece))
             return True
 
         while piece := await answer.read(self._silence_s, sink):
             await _send_piece(passing(piece), send)
+            if drips():
+                raise AnswerError(f"completed no event for {self._silence_s:g} s", late=True)
         if unended and not (events is not None and _LAST.search(events.rest)):
             raise AnswerError("closed the connection before its answer was complete")
         rest = b"" if events is None else events.rest

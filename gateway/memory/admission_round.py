@@ -71,8 +71,8 @@ class AdmissionRound:
 
     def _settle_footprints(self) -> None:
         """Raise the limits of workers that exceed them, if the budget has room. If it has none,
-        note since when a worker exceeds its limit. Lower a floor by stuck bytes that were given
-        back.
+        note since when a worker exceeds its limit, be it loaded or still loading. Lower a floor by
+        stuck bytes that were given back.
         """
         for each in self._ledger.steady:
             loosened_bytes = min(each.stuck_bytes, each.floor_bytes - each.footprint_bytes)
@@ -81,15 +81,19 @@ class AdmissionRound:
                 each.floor_bytes -= loosened_bytes
             if each.returning_bytes:
                 continue
-            if not _is_over(each):
-                each.overgrown_since = None
-            elif self._has_room:
+            if _is_over(each) and self._has_room:
                 self.orders.lend(each, each.footprint_bytes)
-                each.overgrown_since = None
-            else:
-                each.outgrew_at = self._now
-                if each.overgrown_since is None:
-                    each.overgrown_since = self._now
+            self._note_overgrown(each)
+        for each in self._ledger.loading:
+            self._note_overgrown(each)
+
+    def _note_overgrown(self, allocation: Allocation) -> None:
+        if not _is_over(allocation) or self._has_room:
+            allocation.overgrown_since = None
+            return
+        allocation.outgrew_at = self._now
+        if allocation.overgrown_since is None:
+            allocation.overgrown_since = self._now
 
     @property
     def _has_room(self) -> bool:
@@ -126,7 +130,8 @@ class AdmissionRound:
         missing_bytes = self.reclaim.take(missing_bytes, None, steady, steady)
         if missing_bytes <= 0:
             return
-        overgrown = [e for e in steady if e.overgrown_since is not None and not e.ending]
+        candidates = [*steady, *self._ledger.loading]
+        overgrown = [e for e in candidates if e.overgrown_since is not None and not e.ending]
         for each in overgrown:
             since = each.overgrown_since
             if since is not None and self._now - since >= OVERGROWN_S:

@@ -68,6 +68,10 @@ class Ledger:
         return [each for each in self._allocations.values() if each.steady]
 
     @property
+    def loading(self) -> list[Allocation]:
+        return [e for e in self._allocations.values() if e.ready_at is None and not e.ending]
+
+    @property
     def committed_bytes(self) -> int:
         held = sum(each.committed_bytes for each in self._allocations.values())
         return held + self.spare_bytes

@@ -137,6 +137,7 @@ _COMING_UP: Final = {
     ModelEvent.DESTROY: Rule(_STOPPING, (Effect.DESTROY,), Aim.REVIVE),
     ModelEvent.MISBEHAVED: Rule(_STOPPING, (Effect.KILL,), Aim.JUDGE),
     ModelEvent.DEADLINE: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
+    ModelEvent.OVERGROWN: Rule(_STOPPING, (Effect.STOP,), Aim.JUDGE),
     ModelEvent.TOO_SLOW: Rule(_STOPPING, (Effect.REFUSE_WAITING, Effect.STOP), Aim.FAIL),
     ModelEvent.EXIT: Rule(_U, aim=Aim.JUDGE),
 }

@@ -196,9 +196,10 @@ class ModelMemory:
         if ready and worker.memory.idle_bytes is None:
             worker.memory.idle_bytes = held_bytes
             self._scheduler.learn(self.model.id, held_bytes)
+        if is_command:
+            self._scheduler.learn_peak(self.model.id, worker.memory.peak_footprint_bytes)
         if ready and is_command:
             self._worker = worker
-            self._scheduler.learn_peak(self.model.id, worker.memory.peak_footprint_bytes)
             self._answer_for(worker)
 
     def _answer_for(self, worker: Worker) -> None:

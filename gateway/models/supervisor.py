@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from gateway.config.model import Model
 from gateway.config.model_folders import expand_home
@@ -37,6 +38,9 @@ from protocol.life import (
 from protocol.messages import WorkerMessage
 
 logger = logging.getLogger(__name__)
+
+# A guard asks its server every two seconds.
+_LEAST_STALL_S: Final = 5.0
 
 
 class WorkerSupervisor:
@@ -102,8 +106,9 @@ class WorkerSupervisor:
         stall_s = workers.stall_timeout_s
         if self._condition.state is State.LOADING:
             stall_s = math.inf
-        elif self._model.is_command and self._traffic.queue.running:
-            stall_s = max(stall_s, self._model.settings.silence_s)
+        elif self._model.is_command:
+            silence_s = self._model.settings.silence_s if self._traffic.queue.running else 0.0
+            stall_s = max(stall_s, _LEAST_STALL_S, silence_s)
         return workers.heartbeat_timeout_s, stall_s
 
     def tick(self, now: float) -> None:

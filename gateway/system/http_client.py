@@ -327,7 +327,6 @@ class _Connection(asyncio.Protocol):
             self.abort()
             return
         self.heard = True
-        self._heard_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -387,6 +386,7 @@ class _Connection(asyncio.Protocol):
         self._news.set()
 
     def on_body(self, body: bytes) -> None:
+        self._heard_at = self._loop.time()
         self._held += body
 
     def on_message_complete(self) -> None:

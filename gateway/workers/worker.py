@@ -410,11 +410,11 @@ class Worker:
             self._misbehaved("it closed its connection, or sent a frame over the size limit")
 
     async def _clear(self) -> None:
-        """Kill the processes of the command that the guard has left."""
+        """Kill the processes of the command that the guard has left, and remove their socket."""
         assert self.mark is not None
         self._clearing = True
         try:
-            kill = functools.partial(kill_marked, self.mark, _KILL_S)
+            kill = functools.partial(_clear_up, self.mark, self.report.address)
             if not await self._lane.run(kill, _KILL_S * 2, "the list of processes"):
                 logger.error(
                     "Processes that worker %d has guarded survived SIGKILL",
@@ -461,3 +461,14 @@ class Worker:
         self.descendants.end()
         status = self._exit_status if self.loss is None else self.loss.status
         self._supervisor.worker_ended(self, status)
+
+
+def _clear_up(mark: str, address: str) -> bool:
+    """Kill what a guard has left, and remove the server's socket. Returns whether all have ended.
+
+    Raises: OSError: the socket can't be removed.
+    """
+    ended = kill_marked(mark, _KILL_S)
+    if address.startswith("/"):
+        Path(address).unlink(missing_ok=True)
+    return ended

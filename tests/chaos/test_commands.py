@@ -4,44 +4,102 @@ hangs, and every stream ends with its end or with an error. And two commands wit
 
 from __future__ import annotations
 
-import os
+import contextlib
 import random
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 import psutil
 import pytest
 
-from protocol.process_tree import MARK
-from tests.support.commands import all_gone, guarded, serving, table
+from gateway.system.state_dir import lock_holder
+from protocol.process_tree import MARK, marked
+from tests.support.commands import all_gone, guarded, mlx_lm_server, serving, table
+from tests.support.folders import short_folder
 from tests.support.gateway import Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
 CONFIG = "[workers]\nrestart_limit = 1000\n" + table("w", "--child", memory="200MB")
 STREAMS = 4
-TOKENS = 60
+TOKENS = 150
 
 
-def _processes(gateway: Gateway) -> list[psutil.Process]:
+def _processes(gateway: Gateway, model: str) -> list[psutil.Process]:
     """The guard and all that it guards, also what its death has left."""
-    pid = gateway.worker_pid("w")
-    return [psutil.Process(pid), *guarded(gateway, "w")]
+    pid = gateway.worker_pid(model)
+    return [psutil.Process(pid), *guarded(gateway, model)]
 
 
-def _open(gateway: Gateway) -> list[Stream]:
-    return [open_stream(gateway, "hi", model_id="w", max_tokens=TOKENS) for _ in range(STREAMS)]
+def _open(gateway: Gateway, model: str) -> list[Stream]:
+    return [open_stream(gateway, "hi", model_id=model, max_tokens=TOKENS) for _ in range(STREAMS)]
 
 
-def _ended(stream: Stream) -> str:
+def _end(stream: Stream) -> str:
     stream.join()
     if stream.error is not None:
         return str(stream.error["code"])
     assert stream.done, f"no end, no error: {stream.text!r}"
-    assert stream.text.split() == [str(each) for each in range(TOKENS)]
     return "whole"
+
+
+def kill_at_random(
+    config: str,
+    model: str,
+    kills: int,
+    chance: random.Random,
+    open_streams: Callable[[Gateway, str], list[Stream]] = _open,
+) -> Counter[str]:
+    """Kill the gateway, the guard and one of the server's processes, in a random order, while
+    streams run, so many times. Returns how often streams ended how.
+    """
+    ends: Counter[str] = Counter()
+    seen: list[psutil.Process] = []
+    marks = set()
+    with short_folder() as folder, ExitStack() as stack:
+        state_dir = Path(folder) / "state"
+
+        def start() -> Gateway:
+            return stack.enter_context(serving(config, "--state-dir", str(state_dir)))
+
+        def all_whole() -> bool:
+            return all(_end(each) == "whole" for each in open_streams(gateway, model))
+
+        gateway = start()
+        victims = (["gateway", "guard", "server"] * kills)[:kills]
+        chance.shuffle(victims)
+        for victim in victims:
+            gateway.load(model)
+            processes = _processes(gateway, model)
+            seen += processes
+            marks.add(processes[1].environ()[MARK])
+            streams = open_streams(gateway, model)
+            eventually(lambda streams=streams: all(each.arrivals or each.done for each in streams))
+            time.sleep(chance.random() * 0.5)
+            match victim:
+                case "gateway":
+                    gateway.process.kill()
+                case "guard":
+                    processes[0].kill()
+                case "server":
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        chance.choice(processes[1:]).kill()
+            ends.update(f"{victim}: {_end(each)}" for each in streams)
+            if victim == "gateway":
+                eventually(lambda processes=processes: all_gone(processes))
+                gateway = start()
+            # A request may still reach the socket of the server that is dying, and be told so.
+            eventually(all_whole)
+        gateway.order("unload", model).raise_for_status()
+        stack.close()
+        assert all_gone(seen)
+        assert not [each for mark in marks for each in marked(mark)]
+        assert not [each for each in state_dir.rglob("*") if each.is_socket()]
+        assert lock_holder(state_dir) is None
+    return ends
 
 
 @pytest.mark.parametrize(
@@ -49,37 +107,26 @@ def _ended(stream: Stream) -> str:
     [pytest.param(4, id="short"), pytest.param(50, id="long", marks=pytest.mark.chaos)],
 )
 @pytest.mark.timeout(1800)
-def test_kills_leave_nothing_and_hang_nothing(kills: int, tell: Callable[..., None]) -> None:
-    chance = random.Random(kills)
-    ends: Counter[str] = Counter()
-    seen: list[psutil.Process] = []
-    victims = ["guard", "server"] * (kills // 2)
-    chance.shuffle(victims)
-    with serving(CONFIG) as gateway:
-        for victim in victims:
-            gateway.load("w")
-            processes = _processes(gateway)
-            seen += processes
-            streams = _open(gateway)
-            eventually(lambda streams=streams: all(each.text for each in streams))
-            time.sleep(chance.random() * 0.5)
-            os.kill(processes[0 if victim == "guard" else 1].pid, signal.SIGKILL)
-            ends.update(map(_ended, streams))
-            # A request may still reach the socket of the server that is dying, and be told so.
-            eventually(lambda: gateway.chat("hi", "w").status_code == 200)
-            eventually(lambda processes=processes: all_gone(processes))
-    assert all_gone(seen)
-    for _ in range(max(1, kills // 10)):
-        with serving(CONFIG) as gateway:
-            gateway.load("w")
-            processes = _processes(gateway)
-            streams = _open(gateway)
-            time.sleep(chance.random())
-            gateway.process.kill()
-            for each in streams:
-                each.join()
-            eventually(lambda processes=processes: all_gone(processes))
-    assert set(ends) <= {"whole", "bad_gateway"}
+def test_kills_leave_nothing_and_hang_nothing(
+    kills: int, seed: int, tell: Callable[..., None]
+) -> None:
+    ends = kill_at_random(CONFIG, "w", kills, random.Random(seed))
+    tell(kills=kills, ends=dict(ends))
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(3, id="short", marks=pytest.mark.slow),
+        pytest.param(50, id="long", marks=pytest.mark.chaos),
+    ],
+)
+@pytest.mark.timeout(3600)
+def test_kills_of_a_real_server_leave_nothing(
+    kills: int, seed: int, tmp_path: Path, tell: Callable[..., None]
+) -> None:
+    config = mlx_lm_server(tmp_path) + "[workers]\nrestart_limit = 1000\n"
+    ends = kill_at_random(config, "other", kills, random.Random(seed))
     tell(kills=kills, ends=dict(ends))
 
 

@@ -210,6 +210,48 @@ def test_a_server_that_hangs_is_replaced() -> None:
         assert gateway.say("hi", "w") == "w"
 
 
+def test_the_memory_of_a_command_is_learned() -> None:
+    config = table("w", "--eat", "300")
+    with serving(config) as gateway:
+        assert gateway.load("w")["floor_bytes"] == 2_000_000_000, "assumed"
+        gateway.say("hi", "w", eat=100)
+        eventually(lambda: gateway.model("w")["worker"]["peak_footprint_bytes"] > 420_000_000)
+        gateway.order("unload", "w").raise_for_status()
+        learned = gateway.load("w")["floor_bytes"]
+        assert 420_000_000 < learned < 600_000_000, "the peak"
+
+
+def test_pinned_preloaded_and_grouped_commands_are_as_workers_are() -> None:
+    config = "[memory]\nbudget = 1_000_000_000\n" + '[models.demo]\npath = "demo"\n'
+    config += table("kept", pinned=True, preload=True, **MEMORY)
+    config += table("pair", **MEMORY)
+    config += '[groups.both]\nmodels = ["pair", "demo"]\ntogether = true\n'
+    config += table("half", memory="500MB") + table("large", memory="900MB")
+    with serving(config) as gateway:
+        eventually(lambda: gateway.model("kept")["state"] == "ready")
+        gateway.load("pair")
+        eventually(lambda: gateway.model("demo")["state"] == "ready")
+        refused = gateway.chat("hi", "large")
+        assert refused.status_code == 507
+        assert "kept" in refused.text, "with the model that stays"
+        assert gateway.say("hi", "half") == "half"
+        states = {each["id"]: each["state"] for each in gateway.status()["models"]}
+        assert states["kept"] == states["half"] == "ready"
+        assert states["pair"] != "ready"
+        before = gateway.worker_pid("kept")
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: (gateway.model("kept")["worker"] or {"pid": before})["pid"] != before)
+        eventually(lambda: gateway.model("kept")["state"] == "ready")
+
+
+def test_the_socket_of_a_server_goes_with_its_guard(gateway: Gateway) -> None:
+    gateway.load("pipe")
+    assert list(gateway.state_dir.rglob("*.server"))
+    os.kill(gateway.worker_pid("pipe"), signal.SIGKILL)
+    eventually(lambda: gateway.model("pipe")["worker"] is None)
+    assert not list(gateway.state_dir.rglob("*.server"))
+
+
 def test_a_port_that_is_taken_is_no_place(gateway: Gateway) -> None:
     """Spare ports come from the system, so two servers never get one of each other's."""
     gateway.load("plain")

@@ -6,15 +6,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from bench.models import AGENT, build_model, copy_without_end
-from gateway.config.model_folders import DEMO_FOLDER
-from tests.support.commands import guarded, serving
+from tests.support.commands import guarded, mlx_lm_server, serving
 from tests.support.gateway import Gateway, eventually
 
 pytestmark = pytest.mark.slow
@@ -23,17 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     pytest.importorskip("mlx_lm.server")
-    folder: Path = tmp_path_factory.mktemp("models")
-    build_model(folder / "source", AGENT, DEMO_FOLDER)
-    copy_without_end(folder / "source", folder / "model")
-    command = ["mlx_lm.server", "--model", str(folder / "model"), "--port", "{port}"]
-    config = f"""
-[models.other]
-command = {json.dumps(command)}
-health = "/health"
-name = "default_model"
-memory = "1GB"
-"""
+    config = mlx_lm_server(tmp_path_factory.mktemp("models"))
     with serving(config) as gateway:
         yield gateway
 

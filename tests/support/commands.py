@@ -11,15 +11,25 @@ from typing import Any
 
 import psutil
 
+from bench.models import AGENT, build_model, copy_without_end
+from gateway.config.model_folders import DEMO_FOLDER
 from protocol.process_tree import MARK
 from tests.support.gateway import Gateway, gone
 
 PROGRAM = str(Path(__file__).with_name("command_server.py"))
+_HOSTILE = str(Path(__file__).with_name("hostile_server.py"))
 
 
-def table(model_id: str, /, *flags: str, place: str = "--port={port}", **keys: Any) -> str:
+def hostile(model_id: str, /, *flags: str, **keys: Any) -> str:
+    """The same, whose command is the hostile server with these flags."""
+    return table(model_id, *flags, program=_HOSTILE, health="/health", memory="200MB", **keys)
+
+
+def table(
+    model_id: str, /, *flags: str, place: str = "--port={port}", program: str = PROGRAM, **keys: Any
+) -> str:
     """A table of a configuration, whose command is the server program with these flags."""
-    command = [sys.executable, PROGRAM, place, *flags]
+    command = [sys.executable, program, place, *flags]
     lines = [f"[models.{model_id}]", f"command = {json.dumps(command)}"]
     lines += [f"{key} = {_written(value)}" for key, value in keys.items()]
     return "\n".join(lines) + "\n"
@@ -43,9 +53,25 @@ def marked_by_anyone() -> list[psutil.Process]:
     return found
 
 
+def mlx_lm_server(folder: Path) -> str:
+    """A table of the model `other`, whose command is mlx_lm.server with a model made in `folder`
+    that never ends by itself.
+    """
+    build_model(folder / "source", AGENT, DEMO_FOLDER)
+    copy_without_end(folder / "source", folder / "model")
+    command = ["mlx_lm.server", "--model", str(folder / "model"), "--port", "{port}"]
+    return f"""
+[models.other]
+command = {json.dumps(command)}
+health = "/health"
+name = "default_model"
+memory = "1GB"
+"""
+
+
 @contextmanager
-def serving(config: str, **more: Any) -> Iterator[Gateway]:
-    gateway = Gateway(config=config, models=(), **more)
+def serving(config: str, *arguments: str, **more: Any) -> Iterator[Gateway]:
+    gateway = Gateway(*arguments, config=config, models=(), **more)
     try:
         yield gateway
     finally:

@@ -15,6 +15,13 @@ def test_a_burst_passes_and_a_flood_does_not() -> None:
     assert flood > 10 * (256 << 10)
 
 
+def test_a_flood_of_empty_lines_is_one_too() -> None:
+    for end in (b"\n", b"\r"):
+        bound = Bound(0.0)
+        lines = sum(bound.pass_on(end * 100, at / 1000).count(end) for at in range(20_000))
+        assert lines < 60_000, "their number counts too, as each takes time"
+
+
 def test_what_was_left_out_is_said_once() -> None:
     bound = Bound(0.0)
     assert bound.pass_on(b"x" * (2 << 20), 0.0) == b""

@@ -140,10 +140,12 @@ class Guard:
                 self.watch.follow(parent_pid)
             self._tell_ready()
             due = time.monotonic() >= heartbeat_at
-            if due or self._child_changed:
-                self._child_changed = False
+            changed, self._child_changed = self._child_changed, False
+            if self._server is not None and (due or changed):
+                if changed:
+                    self._server.reap()
                 ready = self._health is not None and self._health.ready
-                if self._server is not None and not self._server.alive(ready=ready):
+                if not self._server.alive(ready=ready):
                     logger.error("%s", self._server.obituary())
                     return 1
             if due:

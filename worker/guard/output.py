@@ -11,6 +11,8 @@ from typing import Final
 
 _READ_BYTES: Final = 64 << 10
 _BYTES_PER_S: Final = 256 << 10
+# A line costs the gateway about as much time as so many bytes.
+_LINE_BYTES: Final = 128
 _AT_ONCE_BYTES: Final = 1 << 20
 _TAIL_BYTES: Final = 2000
 _REST_S: Final = 0.5
@@ -28,10 +30,11 @@ class Bound:
         """The bytes to print now. What is left out is said before the next output."""
         self._left = min(_AT_ONCE_BYTES, self._left + (now - self._at) * _BYTES_PER_S)
         self._at = now
-        if self._left < len(output) or (self._dropped and self._left < _AT_ONCE_BYTES / 2):
+        cost_bytes = len(output) + _LINE_BYTES * (output.count(b"\n") + output.count(b"\r"))
+        if self._left < cost_bytes or (self._dropped and self._left < _AT_ONCE_BYTES / 2):
             self._dropped += len(output)
             return b""
-        self._left -= len(output)
+        self._left -= cost_bytes
         said = b""
         if self._dropped:
             said = b"\n-- %d KiB of output were too much at once --\n" % (self._dropped >> 10)

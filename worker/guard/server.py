@@ -78,7 +78,7 @@ class CommandServer:
 
     def processes(self) -> list[psutil.Process]:
         """The processes that live. Those that have lost their parents may be missed for a while."""
-        self._reap()
+        self.reap()
         now = time.monotonic()
         if now - self._looked_at >= _MARKED_S:
             self._looked_at = now
@@ -107,11 +107,11 @@ class CommandServer:
         return True
 
     def _everyone(self) -> list[psutil.Process]:
-        self._reap()
+        self.reap()
         found = {each.pid: each for each in (*marked(self._mark), *below(os.getpid()))}
         return list(found.values())
 
-    def _reap(self) -> None:
+    def reap(self) -> None:
         """Take the exit statuses of adopted processes. Popen takes that of the first process."""
         self._first.poll()
         for each in psutil.Process().children():

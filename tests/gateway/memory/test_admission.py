@@ -529,6 +529,20 @@ class TestOvergrown:
         account.decide(LATER)
         assert account.decide(LATER + OVERGROWN_S) == [Replace("a", 60 * UNIT, 50 * UNIT)]
 
+    def test_who_grows_while_it_loads_is_replaced_before_anyone_busy_goes(self) -> None:
+        account = Account()
+        account.load("a", 50, busy=True)
+        account.load("c", 5)
+        account.claim("b", 20)
+        assert account.decide(LATER) == [admits("b", 20)]
+        account.footprint("b", 40)
+        assert account.decide(LATER) == []
+        account.footprint("b", 60)
+        assert account.decide(LATER) == [Evict("c", None, busy=False)]
+        account.gone("c")
+        assert account.decide(LATER + OVERGROWN_S - 0.1) == []
+        assert account.decide(LATER + OVERGROWN_S) == [Replace("b", 60 * UNIT, 20 * UNIT)]
+
     def test_a_limit_that_followed_is_where_the_next_growth_counts_from(self) -> None:
         account = Account()
         account.load("a", 50, busy=True)

@@ -468,6 +468,13 @@ class TestRules:
         assert (world.waiting, world.running) == (1, 0)
         assert world.happen(ModelEvent.EXIT) == (Effect.ASK,)
 
+    def test_a_worker_that_holds_too_much_before_it_is_ready_has_died(self):
+        world = _after(
+            ModelEvent.DEMAND, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.OVERGROWN
+        )
+        assert world.lifecycle.judged
+        assert world.happen(ModelEvent.EXIT, RestartVerdict.GIVE_UP) == (Effect.REFUSE_WAITING,)
+
     def test_a_model_that_never_fits_refuses_and_rests(self):
         world = _after(ModelEvent.DEMAND)
         assert world.happen(ModelEvent.NO_ROOM) == (Effect.REFUSE_WAITING,)

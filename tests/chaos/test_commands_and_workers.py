@@ -1,0 +1,154 @@
+"""Commands and a worker within one budget: turns, loans, and growth beyond what was granted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos.test_loans import CONFIG as LOANS
+from tests.chaos.test_loans import Load
+from tests.support import shapes
+from tests.support.commands import serving, table
+from tests.support.gateway import Gateway, eventually
+
+
+class Held:
+    """The most resident bytes of a gateway's descendants together, without pages of files."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self.samples = 0
+
+    def sample(self, gateway: Gateway) -> None:
+        held = 0
+        for each in psutil.Process(gateway.pid).children(recursive=True):
+            try:
+                memory = each.memory_info()
+            except psutil.Error:
+                continue
+            held += memory.rss - memory.shared
+        self.most_bytes = max(self.most_bytes, held)
+        self.samples += 1
+
+
+@contextmanager
+def watched(gateway: Gateway) -> Iterator[Held]:
+    held, over = Held(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            held.sample(gateway)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield held
+    finally:
+        over.set()
+        watcher.join()
+    assert held.samples
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "seconds"),
+    [
+        pytest.param(200, 5, id="short"),
+        pytest.param(1600, 180, id="long", marks=pytest.mark.chaos),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_a_command_and_a_worker_take_turns_within_a_budget_for_one(
+    megabytes: int, seconds: float, tmp_path: Path, tell: Callable[..., None]
+) -> None:
+    folder = shapes.sparse(tmp_path / "sparse", megabytes)
+    config = f'[queue]\nmax_wait_s = 2\n[models.worker]\npath = "{folder}"\n'
+    config += table("command", "--eat", str(megabytes), memory=f"{megabytes * 1.05 + 60:.0f}MB")
+    with serving(config) as probe:
+        floors = {name: probe.load(name)["floor_bytes"] for name in ("command", "worker")}
+    budget_bytes = int(max(floors.values()) * 1.1)
+    assert budget_bytes < sum(floors.values())
+    config += f"[memory]\nbudget = {budget_bytes}\n" + table("large", memory="9GB")
+    turns = 0
+    with serving(config) as gateway, watched(gateway) as held:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until or turns < 4:
+            name = ("command", "worker")[turns % 2]
+            assert gateway.chat("hi", name, max_tokens=4).status_code == 200
+            assert gateway.status()["memory"]["granted_bytes"] <= budget_bytes
+            turns += 1
+        refused = gateway.chat("hi", "large")
+        assert refused.status_code == 507
+        assert "9.0 GB" in refused.text, "with the numbers"
+        kinds = Counter(each["event"] for each in gateway.events())
+        assert kinds["evict"] == turns - 1
+        assert kinds["overgrown"] == 0
+        for name in ("command", "worker"):
+            gateway.order("unload", name)
+        assert gateway.status()["memory"]["granted_bytes"] == 0
+        assert not psutil.Process(gateway.pid).children(), "all of it comes back"
+    assert held.most_bytes <= budget_bytes, "never both"
+    assert held.most_bytes > megabytes << 20
+    tell(
+        turns=turns,
+        most_of_budget=f"{held.most_bytes / 1e6:.0f} of {budget_bytes / 1e6:.0f} MB",
+        samples=held.samples,
+    )
+
+
+def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
+    tmp_path: Path, tell: Callable[..., None]
+) -> None:
+    folder = shapes.wide_cache(tmp_path / "wide")
+    config = LOANS + f'[models.worker]\npath = "{folder}"\n' + table("command", memory="100MB")
+    with serving(config) as probe:
+        floor_bytes = probe.load("worker")["floor_bytes"]
+    lent_bytes = 400_000_000
+    budget_bytes = floor_bytes + 100_000_000 + lent_bytes
+    config = config.replace("[memory]\n", f"[memory]\nbudget = {budget_bytes}\n", 1)
+    with serving(config) as gateway, watched(gateway) as held:
+        gateway.load("command")
+        load = Load(gateway, "worker", 8, 120)
+        try:
+            eventually(lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.5)
+            # An idle one would be evicted rather than anything busy.
+            body = {"model": "command", "eat": 300, "max_tokens": 10_000, "stream": True}
+            with gateway.client.stream("POST", "/v1/chat/completions", json=body):
+                eventually(lambda: (gateway.model("command")["lent_bytes"] or 0) > 200_000_000)
+                assert gateway.model("worker")["lent_bytes"] < lent_bytes * 0.5
+        finally:
+            load.stop()
+        assert not load.problems
+        assert len(load.texts) == 1
+        assert not gateway.events("overgrown")
+        gateway.order("unload", "command")
+    # The command takes memory first, and is measured later.
+    tell(most_of_budget=f"{held.most_bytes / 1e6:.0f} of {budget_bytes / 1e6:.0f} MB")
+
+
+@pytest.mark.timeout(300)
+def test_a_command_that_grows_while_it_loads_ends_before_anyone_busy(
+    tell: Callable[..., None],
+) -> None:
+    config = "[memory]\nbudget = 500_000_000\n[workers]\nrestart_limit = 0\nbackoff_limit = 0\n"
+    config += table("busy", "--eat", "200", memory="260MB")
+    config += table("greedy", "--eat", "400", "--slow-start", "100", memory="100MB")
+    with serving(config) as gateway:
+        gateway.load("busy")
+        body = {"model": "busy", "stream": True, "max_tokens": 10_000, "messages": []}
+        with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            pieces = answer.iter_bytes()
+            next(pieces)
+            refused = gateway.chat("hi", "greedy")
+            assert next(pieces)
+        assert refused.status_code == 503
+        assert "may hold 100 MB" in refused.text, refused.text
+        assert [each["model"] for each in gateway.events("overgrown")] == ["greedy"]
+        assert not gateway.events("evict")
+    tell(told=refused.json()["error"]["message"])
