@@ -16,7 +16,8 @@ from gateway.doctor.upstreams import judge_refusal, look_at_upstreams
 from tests.support.certificates import lasting_certificate, write_certificate
 from tests.support.gateway import Gateway, eventually
 from tests.support.ports import free_port
-from tests.support.raw_server import RawServer, whole
+from tests.support.raw_server import Handler, whole
+from tests.support.upstreams import stand_ins
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,13 @@ def test_another_bulkhead_with_a_certificate_and_a_key(box: Gateway, tmp_path: P
     assert "this account must be able to read" in str(found.remedy)
 
 
-async def _say(answer: bytes, writer: asyncio.StreamWriter) -> None:
-    writer.write(answer)
-    await writer.drain()
+def saying(answer: bytes) -> Handler:
+    async def say(
+        _head: bytes, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(answer)
+
+    return say
 
 
 def test_servers_that_are_no_good(tmp_path: Path) -> None:
@@ -89,7 +94,8 @@ def test_servers_that_are_no_good(tmp_path: Path) -> None:
     }
 
     async def run() -> dict[str | None, Finding]:
-        async with AsyncServers(answers) as table:
+        handlers = {name: saying(each) for name, each in answers.items()}
+        async with stand_ins(handlers) as (table, _):
             gone = f'[upstreams.gone]\nurl = "http://127.0.0.1:{free_port()}/v1"\n'
             found = await asyncio.to_thread(look, table + gone, tmp_path)
         return {each.subject: each for each in found}
@@ -104,28 +110,6 @@ def test_servers_that_are_no_good(tmp_path: Path) -> None:
     assert "/v1/models" in str(found["gone"].remedy)
     assert (found["empty"].severity, found["vllm"].severity) == (Severity.WARNING, Severity.OK)
     assert "(a server): 2 models." in evidence["vllm"]
-
-
-class AsyncServers:
-    """Raw servers, each with one answer to everything, and the tables that name them."""
-
-    def __init__(self, answers: dict[str, bytes]) -> None:
-        self._answers = answers
-        self._servers: list[asyncio.Server] = []
-
-    async def __aenter__(self) -> str:
-        tables = ""
-        for name, answer in self._answers.items():
-            raw = RawServer(lambda _head, _reader, writer, answer=answer: _say(answer, writer))
-            server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
-            self._servers.append(server)
-            port = server.sockets[0].getsockname()[1]
-            tables += f'[upstreams.{name}]\nurl = "http://127.0.0.1:{port}/v1"\n'
-        return tables
-
-    async def __aexit__(self, *_: object) -> None:
-        for each in self._servers:
-            each.close()
 
 
 def test_one_that_is_the_gateway_itself(tmp_path: Path) -> None:
