@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
@@ -227,7 +229,49 @@ async def _with_bad(check: Callable[[str, dict[str, RawServer]], None]) -> None:
         await asyncio.to_thread(check, tables, servers)
 
 
+class Hole:
+    """Lists a model once, and lets no connection in afterwards, as a machine that sleeps."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=1)
+        self.port: int = self._listening.getsockname()[1]
+        self._held: list[socket.socket] = []
+        threading.Thread(target=self._list_once, daemon=True).start()
+
+    def _list_once(self) -> None:
+        connection, _ = self._listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(_listing("demo"))
+        # A system drops connections for which there is no more room.
+        for _ in range(4):
+            each = socket.socket()
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.1", self.port))
+            self._held.append(each)
+
+    def close(self) -> None:
+        for each in (*self._held, self._listening):
+            each.close()
+
+
 class TestSlow:
+    def test_one_that_lets_no_connection_in_makes_room_for_another(self) -> None:
+        """Most likely before a look has found out."""
+        with behind(models=("demo",)) as good, closing(Hole()) as hole:
+            good.load()
+            tables = f'[upstreams.hole]\nurl = "http://127.0.0.1:{hole.port}/v1"\n'
+            first = Gateway(models=(), config=tables + upstreams(good=good))
+            try:
+                eventually(lambda: {"hole/demo", "good/demo"} <= set(listed(first)))
+                assert first.say("hi", max_tokens=2)
+                eventually(
+                    lambda: "could not be reached" in (upstream_of(first)[0]["reason"] or "")
+                )
+                assert first.chat("hi", "hole/demo").status_code == 503
+            finally:
+                first.stop()
+
     @pytest.mark.parametrize("lists", [True, False])
     def test_what_is_asked_of_this_gateway_is_answered_meanwhile(self, lists: bool) -> None:
         """The upstream accepts connections, and answers nothing until it is told to."""
