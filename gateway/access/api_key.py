@@ -30,9 +30,10 @@ Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
 class KeyTerms(Struct, frozen=True, kw_only=True):
     """The rights and limits of a key. A field that is None sets no limit.
 
-    `models` are the ids and aliases of the models that the key may use. `priority` is the highest
-    priority that its requests may have. `rpm` and `tpm` are the most requests and tokens a minute,
-    `concurrent` the most answers at once. `expires_at` is a Unix time.
+    `models` are ids and aliases of the models that the key may use, with `*` for any text.
+    `priority` is the highest priority that its requests may have. `rpm` and `tpm` are the most
+    requests and tokens a minute, `concurrent` the most answers at once. `expires_at` is a Unix
+    time.
     """
 
     models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] | None = (

@@ -14,11 +14,21 @@ from msgspec import Struct
 ADMIN: Final = "admin"
 
 
+def stands_for(right: str, name: str) -> bool:
+    """Whether a key's right stands for the model with this id or alias: it is this name, or `*` in
+    it takes the place of any text.
+    """
+    if "*" not in right:
+        return right == name
+    return re.fullmatch(re.escape(right).replace(r"\*", ".*"), name) is not None
+
+
 class Caller(Struct, frozen=True, kw_only=True):
     """`name` is the name of the key; None if there are no keys, or none was shown. `owner` owns the
     answers that are kept for the caller, and is empty without a key.
 
-    `models` are the ids and aliases of the models that the caller may use, None for all models.
+    `models` are the ids and aliases of the models that the caller may use, `*` for any part of one;
+    None for all models.
     `priority` is the highest priority that the caller's requests may have, None for the model's
     own. It doesn't bind an `admin`.
     """
@@ -31,10 +41,8 @@ class Caller(Struct, frozen=True, kw_only=True):
 
     def may_use(self, model_id: str, aliases: Collection[str] = ()) -> bool:
         """Whether the caller may use, and see, a model."""
-        return (
-            self.models is None
-            or model_id in self.models
-            or any(alias in self.models for alias in aliases)
+        return self.models is None or any(
+            stands_for(each, name) for each in self.models for name in (model_id, *aliases)
         )
 
     def cache_salt(self, wanted: str, *, shared: bool) -> str:

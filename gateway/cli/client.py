@@ -27,7 +27,7 @@ from gateway.http.command_bodies import (
     OrderOptions,
     Status,
 )
-from gateway.system.tls import distrust
+from gateway.system.tls import distrust, trusting_system
 
 _CONNECT_S: Final = 5.0
 ANSWER: Final = httpx.Timeout(10.0, connect=_CONNECT_S)
@@ -242,15 +242,3 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r").decode("utf-8", "replace")
-
-
-def trusting_system() -> ssl.SSLContext:
-    """A TLS context for clients. It trusts the authorities that Python finds on this system, and
-    those in SSL_CERT_FILE or SSL_CERT_DIR. Without these variables it also trusts the authorities
-    that httpx brings along, since Python on macOS may find none of the system's.
-    """
-    context = httpx.create_ssl_context()
-    context.load_default_certs()
-    # Certificates of private authorities seldom have all fields that a strict check demands.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context

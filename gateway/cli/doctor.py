@@ -51,6 +51,7 @@ from gateway.doctor.machine import (
 from gateway.doctor.memory_check import NAME, MemoryCheck
 from gateway.doctor.network import look_at_hosts, look_at_network
 from gateway.doctor.service import look_at_service
+from gateway.doctor.upstreams import look_at_upstreams
 
 CHECKS: Final = (
     Check("configuration", look_at_configuration),
@@ -69,6 +70,8 @@ CHECKS: Final = (
     Check("network", look_at_network),
     # This deadline is for each host: an agent that is out of reach takes seconds.
     Check("hosts", look_at_hosts, deadline_s=30.0),
+    # Each upstream has a deadline, and all are asked at once.
+    Check("upstreams", look_at_upstreams),
     Check("gateway", look_at_gateway),
     Check("starts", look_at_starts),
     Check("port", look_at_port),

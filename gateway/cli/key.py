@@ -21,6 +21,7 @@ from gateway.access.api_key import (
     KeyTerms,
     NewKey,
 )
+from gateway.access.caller import stands_for
 from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.access.limits import Counts, KeyUsage, UsageList
 from gateway.cli import UncutGroup
@@ -90,7 +91,8 @@ def _check_models(
     multiple=True,
     callback=_check_models,
     metavar="MODEL,...",
-    help="The only models that the key may use, by id or alias. Repeatable.",
+    help="The only models that the key may use, by id or alias; box/* stands for all of an "
+    "upstream. Repeatable.",
 )
 @click.option(
     "--priority",
@@ -195,7 +197,7 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
     configured = _configured() if names and gateway is None else set()
     for name in names:
         if gateway is None:
-            if name not in configured:
+            if not any(stands_for(name, each) for each in configured):
                 meant = suggestion(nearest_model(name, configured))
                 click.echo(
                     f"Careful: the configuration has no model {name!r}, and no gateway runs that "
@@ -204,7 +206,14 @@ def _warn_of_unknown(gateway: GatewayClient | None, names: tuple[str, ...]) -> N
                 )
             continue
         try:
-            gateway.model(name)
+            if "*" not in name:
+                gateway.model(name)
+            elif not any(
+                stands_for(name, each)
+                for model in gateway.models()
+                for each in (model.id, *model.aliases)
+            ):
+                click.echo(f"Careful: {name!r} stands for no model at present.", err=True)
         except NoSuchModelError as error:
             click.echo(f"Careful: {error.message}", err=True)
         except CommandError:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import click
 from msgspec import Struct
 
-from gateway.cli.child_gateway import ChildGateway
-from gateway.cli.client import GatewayClient
+from gateway.cli.client import GatewayClient, KeyRefusedError
 from gateway.cli.completion import complete_model
-from gateway.cli.failure import CommandError, NobodyListensError, WrongUseError
-from gateway.cli.gateway_access import local_settings
+from gateway.cli.failure import (
+    CommandError,
+    NobodyListensError,
+    NoSuchModelError,
+    WrongUseError,
+)
 from gateway.cli.launch_model import find_model, load_for, present_context
 from gateway.cli.launch_process import become, run
+from gateway.cli.named_model import Choice, Served, choose, present, served_name, serving
 from gateway.cli.options import check_key, gathers, names_gateway, reaches_gateway, read_key
 from gateway.cli.output import printable
-from gateway.cli.own_gateway import is_running, own_gateway
 from gateway.clients.agents import AGENTS, KEY_VARIABLE, Agent
 from gateway.clients.connection import Connection
 from gateway.clients.lines import EDITORS, agent_lines, editor_lines
 from gateway.clients.own_file import OwnFileError, undo, write
-from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
-from gateway.config.settings import Settings
 
 _ARGUMENTS: Final = "bulkhead.arguments"
 _UNKNOWN_CONTEXT: Final = ModelSettings("").context_tokens
@@ -101,27 +100,30 @@ _takes_options: Final = gathers(
 
 @click.command("launch", cls=_LaunchCommand)
 @click.argument("client", metavar="AGENT", type=click.Choice([*AGENTS, *EDITORS]))
-@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
+@click.argument("model", nargs=-1, metavar="[MODEL]...", shell_complete=complete_model)
 @reaches_gateway
 @_takes_options
 def launch_command(
-    options: LaunchOptions, gateway: GatewayClient, *, client: str, model: str | None
+    options: LaunchOptions, gateway: GatewayClient, *, client: str, model: tuple[str, ...]
 ) -> None:
     """Start a coding agent with a model of the gateway.
 
-    AGENT is claude (Claude Code), codex or opencode. What follows -- goes to the agent. MODEL may
-    be left out if there is only one. If no gateway runs, one is started for this run.
+    AGENT is claude (Claude Code), codex or opencode. What follows -- goes to the agent. MODEL is
+    what `bulkhead run` takes, such as qwen3 4b, and may be left out if there is only one. If no
+    gateway runs, one is started for this run.
 
-    The model is loaded with the context that the agent needs. The agent gets its settings by
-    variables and arguments, for this run alone; its own files are changed only by --write.
+    The model is pulled if it is missing, and loaded with the context that the agent needs. The
+    agent gets its settings by variables and arguments, for this run alone; its own files are
+    changed only by --write.
 
     With --print AGENT may also be zed, continue or other, which are set by hand.
     """
     agent = AGENTS.get(client)
+    name = " ".join(model)
     if sum((options.lines, options.into_file, options.undone)) > 1:
         raise WrongUseError("Give one of --print, --write and --undo.")
     if options.lines:
-        found = _set_by_hand(gateway, model, options)
+        found = _set_by_hand(gateway, name or None, options)
         lines = editor_lines(EDITORS[client], found) if agent is None else agent_lines(agent, found)
         click.echo(f"{lines.title}, {lines.place}:", err=True)
         if lines.remark is not None:
@@ -135,9 +137,9 @@ def launch_command(
     elif options.undone:
         _undo(agent)
     elif options.into_file:
-        _write(agent, _set_by_hand(gateway, model, options))
+        _write(agent, _set_by_hand(gateway, name or None, options))
     else:
-        _start(gateway, agent, model, options)
+        _start(gateway, agent, name, options)
 
 
 def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOptions) -> Connection:
@@ -151,7 +153,8 @@ def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOption
         click.echo("No gateway runs, so the model and its context aren't checked.", err=True)
         return Connection(gateway.url, name, tokens or _UNKNOWN_CONTEXT, key)
     tokens = tokens or present_context(gateway, model) or _UNKNOWN_CONTEXT
-    return Connection(gateway.url, model.id, tokens, key)
+    told = served_name(model, name or "")
+    return Connection(gateway.url, told, tokens, key, of_upstream=model.is_upstreams)
 
 
 def _write(agent: Agent, connection: Connection) -> None:
@@ -176,14 +179,17 @@ def _undo(agent: Agent) -> None:
     click.echo(f"{path} is without the settings of `bulkhead launch` again.")
 
 
-def _start(gateway: GatewayClient, agent: Agent, name: str | None, options: LaunchOptions) -> None:
+def _start(gateway: GatewayClient, agent: Agent, name: str, options: LaunchOptions) -> None:
     program = shutil.which(agent.program)
     if program is None:
         raise NotInstalledError(f"{agent.title} isn't installed: {agent.install}")
-    with _served(gateway, name) as (client, served_name, child):
-        model = find_model(client, served_name, options.key)
+    choice = _chosen(gateway, agent, name, options.key)
+    with serving(gateway, choice) as (client, child):
+        served = present(client, choice)
+        model = find_model(client, served, options.key)
         tokens = load_for(client, agent, model, options.context_tokens)
-        setup = agent.setup(Connection(client.url, model.id, tokens, options.key))
+        told = served_name(model, served)
+        setup = agent.setup(Connection(client.url, told, tokens, options.key))
         arguments = click.get_current_context().meta[_ARGUMENTS]
         command = [program, *setup.arguments, *arguments]
         environment = setup.applied(os.environ)
@@ -194,33 +200,18 @@ def _start(gateway: GatewayClient, agent: Agent, name: str | None, options: Laun
     sys.exit(status)
 
 
-@contextlib.contextmanager
-def _served(
-    gateway: GatewayClient, name: str | None
-) -> Iterator[tuple[GatewayClient, str | None, ChildGateway | None]]:
-    """A client of the gateway, and the model's name there. If no gateway runs, and none was named,
-    one runs until the context ends: the third value.
-    """
-    if is_running(gateway):
-        yield gateway, name, None
-        return
-    settings, state_dir = local_settings(None)
-    flags = []
-    source = None if name is None else _unserved(name, settings)
-    if name is not None and source is not None:
-        name = Path(name).name
-        flags = ["--model", f"{source}={name}"]
-    with own_gateway(settings, state_dir, *flags) as (client, child):
-        yield client, name, child
-
-
-def _unserved(name: str, settings: Settings) -> str | None:
-    """The place of a model that is named by its folder or its repository, and isn't configured."""
-    if any(name == model_id or name in each.aliases for model_id, each in settings.models.items()):
-        return None
+def _chosen(gateway: GatewayClient, agent: Agent, name: str, key: str | None) -> Choice:
+    """The model that the name means: one that the agent may use, or else as for `bulkhead run`."""
     try:
-        source = locate(name)
-        find_folder(source)
-    except (ValueError, OSError):
-        return None
-    return source
+        model = find_model(gateway, name or None, key)
+        return Served(served_name(model, name))
+    except NobodyListensError:
+        if names_gateway():
+            raise
+        return choose(gateway, name, f"bulkhead launch {agent.name} NAME")
+    except (NoSuchModelError, WrongUseError) as error:
+        try:
+            return choose(gateway, name, f"bulkhead launch {agent.name} NAME")
+        except KeyRefusedError:
+            # Without the admin key there are no other models than those that the agent may use.
+            raise error from None

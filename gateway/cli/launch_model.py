@@ -42,7 +42,7 @@ def present_context(gateway: GatewayClient, model: ModelBody) -> int | None:
     """
     if model.max_model_len is not None:
         return model.max_model_len
-    outline = _outline(gateway, model.id, None)
+    outline = None if model.is_upstreams else _outline(gateway, model.id, None)
     return None if outline is None else outline.granted_context_tokens
 
 
@@ -54,10 +54,17 @@ def load_for(gateway: GatewayClient, agent: Agent, model: ModelBody, tokens: int
         CommandError: the agent can't work with the context that fits, or the load failed.
     """
     wanted = tokens or agent.wanted_tokens
-    outline = _outline(gateway, model.id, wanted)
+    # An upstream loads its own models, and only the admin key may order a load here: then the first
+    # question loads the model.
+    outline = None if model.is_upstreams else _outline(gateway, model.id, wanted)
     if outline is None:
-        # Only the admin key may order a load: the first question loads the model.
         context_tokens = model.max_model_len or wanted
+        if tokens is None and context_tokens < agent.least_tokens:
+            raise CommandError(
+                f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {model.id} has "
+                f"{context_tokens:,}, which can't be changed from here. Have its operator load "
+                f"it with more, or try it nevertheless with --context {context_tokens}."
+            )
         _say(
             f"{model.id} is used as it is: what its context costs is not known here. "
             f"{agent.title} is told {context_tokens:,} tokens."

@@ -16,13 +16,15 @@ _LONGEST_ANSWER_TOKENS: Final = 32_000
 
 class Connection(Struct, frozen=True):
     """A model of the gateway at `url`, which has no path. `context_tokens` is the longest prompt
-    and answer. `key` is an API key; None if the gateway has no keys.
+    and answer. `key` is an API key; None if the gateway has no keys. `of_upstream`: the model is
+    that of an upstream, which decides on its context.
     """
 
     url: str
     model: str
     context_tokens: int
     key: str | None = None
+    of_upstream: bool = False
 
     @property
     def base_url(self) -> str:

@@ -47,11 +47,16 @@ def agent_lines(agent: Agent, connection: Connection) -> Lines:
 def _remark(agent: Agent, connection: Connection) -> str | None:
     if connection.context_tokens >= agent.least_tokens:
         return None
-    return (
+    needs = (
         f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {connection.model} has "
-        f"{connection.context_tokens:,}: set context_tokens of the model in the configuration, or "
-        f"start the agent with `bulkhead launch {agent.name} {shlex.quote(connection.model)}`, "
-        "which loads the model with more if it can."
+        f"{connection.context_tokens:,}"
+    )
+    if connection.of_upstream:
+        return f"{needs}: have the operator of its upstream load it with more."
+    return (
+        f"{needs}: set context_tokens of the model in the configuration, or start the agent with "
+        f"`bulkhead launch {agent.name} {shlex.quote(connection.model)}`, which loads the model "
+        "with more if it can."
     )
 
 

@@ -58,7 +58,8 @@ class Running(Struct, frozen=True):
     listens, or the configured one. `health` is the gateway's answer there, and `key` is the admin
     key if there is an answer. `models` maps the pids of workers to their models. `troubles` maps
     models to the reasons why they can't be loaded. `unreached` maps hosts to the reasons why the
-    gateway can't reach them.
+    gateway can't reach them, and `refused` upstreams to the reasons why it sends them no requests.
+    `instance` is the gateway's name among those that pass requests on.
 
     The configured address: `port_free` says whether a gateway could listen there, `port_holder` is
     another process that listens there, and `stranger` is the answer of another gateway there.
@@ -75,6 +76,8 @@ class Running(Struct, frozen=True):
     models: dict[int, str] = {}
     troubles: dict[str, str] = {}
     unreached: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    instance: str | None = None
     tls: bool = False
     key: str | None = None
 
@@ -123,6 +126,8 @@ class _Status(Struct, frozen=True):
     config: ConfigurationInForce | None = None
     models: tuple[_Model, ...] = ()
     hosts: tuple[_Host, ...] = ()
+    upstreams: tuple[_Host, ...] = ()
+    instance: str | None = None
 
 
 def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
@@ -160,6 +165,8 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
             for each in status.hosts
             if each.reason is not None and not each.reachable
         },
+        refused={each.name: each.reason for each in status.upstreams if each.reason is not None},
+        instance=status.instance,
     )
 
 

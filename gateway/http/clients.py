@@ -6,9 +6,11 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from gateway.access.caller import Caller
 from gateway.access.keys import ApiKeys
 from gateway.clients.connection import Connection
 from gateway.clients.lines import Lines, all_lines
+from gateway.config.model_settings import ModelSettings
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response
 from gateway.http.openapi import NAMES_MODEL, Operation, Query, Routes
@@ -43,13 +45,26 @@ async def list_lines(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     keys: ApiKeys = request.app.state.keys
     await keys.look()
-    compartment = fleet.roster.find(request.path_params["model_id"], caller_of(request))
-    tokens = await _context_tokens(fleet, compartment)
-    url = request.query_params.get("url") or str(request.base_url)
-    connection = Connection(
-        url.rstrip("/"), compartment.model.id, tokens, _A_KEY if keys.all else None
+    model_id, tokens, of_upstream = await _asked(
+        fleet, request.path_params["model_id"], caller_of(request)
     )
-    return json_response(ClientLines(compartment.model.id, tokens, all_lines(connection)))
+    url = (request.query_params.get("url") or str(request.base_url)).rstrip("/")
+    key = _A_KEY if keys.all else None
+    connection = Connection(url, model_id, tokens, key, of_upstream)
+    return json_response(ClientLines(model_id, tokens, all_lines(connection)))
+
+
+async def _asked(fleet: Fleet, name: str, caller: Caller) -> tuple[str, int, bool]:
+    """The name to ask for the model by, its context in tokens, and whether it is an upstream's.
+
+    Raises: Refusal: there is no such model.
+    """
+    if not fleet.roster.has(name):
+        for way in await fleet.upstreams.ways(name, caller):
+            if way.offer is not None:
+                return name, way.offer.max_model_len or ModelSettings("").context_tokens, True
+    compartment = fleet.roster.find(name, caller)
+    return compartment.model.id, await _context_tokens(fleet, compartment), False
 
 
 async def _context_tokens(fleet: Fleet, compartment: Compartment) -> int:

@@ -196,6 +196,10 @@ class UpstreamStatus(Struct):
 
 
 class Status(Struct):
+    """`instance` is the gateway's name among those that pass requests on; it changes with each
+    start.
+    """
+
     version: str
     pid: int
     uptime_s: float
@@ -208,6 +212,7 @@ class Status(Struct):
     hosts: list[HostStatus]
     groups: list[GroupStatus]
     upstreams: list[UpstreamStatus] = []
+    instance: str = ""
 
     def model(self, model_id: str) -> ModelStatus | None:
         return next((each for each in self.models if each.id == model_id), None)
@@ -247,6 +252,11 @@ class ModelBody(Struct):
     active_requests: int | None = None
     queue_depth: int | None = None
     via: tuple[str, ...] = ()
+
+    @property
+    def is_upstreams(self) -> bool:
+        """Whether it is the model of an upstream, whose name is the first part of its id."""
+        return self.id.startswith(f"{self.owned_by}/")
 
 
 class ModelListing(Struct):

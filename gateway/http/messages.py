@@ -203,6 +203,7 @@ async def create_message(http_request: HttpRequest) -> Response:
         "Count the tokens of a conversation", body=CountBody, answer=Count, refusals=GENERATES
     ),
 )
+@passing
 async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
     # With a limit of 0 tokens the worker only counts the tokens of the prompt.

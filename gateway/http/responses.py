@@ -215,6 +215,7 @@ class Compacted(Struct):
     "/v1/responses/compact",
     Operation("Sum up a conversation", body=ResponseBody, answer=Compacted, refusals=_GENERATES),
 )
+@passing
 async def compact(http_request: HttpRequest) -> Response:
     """Answer with a summary of the conversation. Nothing is stored."""
     body = await read_json(http_request, ResponseBody)
@@ -258,6 +259,7 @@ class InputTokens(Struct):
         refusals=_GENERATES,
     ),
 )
+@passing
 async def count(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)

@@ -71,6 +71,7 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
         hosts=[_host_status(each) for each in fleet.hosts.readings.values()],
         groups=[_group_status(each, fleet) for each in fleet.scheduler.admission.ledger.groups.all],
         upstreams=[_upstream_status(each) for each in fleet.upstreams.by_name.values()],
+        instance=fleet.upstreams.instance,
     )
 
 

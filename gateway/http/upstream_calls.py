@@ -31,13 +31,16 @@ from gateway.models.fleet import Fleet
 from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
 from gateway.system.refusal import Refusal
 from gateway.upstreams.route import via_name
-from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.upstream import REDIRECTS, Upstream
 from gateway.upstreams.upstreams import Way, in_order
 from protocol.answers import Usage
 
 # A server that answers so may do better later, and another one now.
 _ELSEWHERE: Final = (429, 502, 503)
 _TELLS_IF_ASKED: Final = ("/v1/chat/completions", "/v1/completions")
+_RESPONSES: Final = "/v1/responses"
+# Fields of the Responses API that lead to what a server has stored.
+_OF_STORED: Final = ("background", "previous_response_id", "conversation")
 _LOCKED: Final = (401, 403)
 _FAILED: Final = b"event: error"
 # Comments and empty lines at the beginning of a stream.
@@ -76,9 +79,12 @@ class UpstreamCall:
         """The body that the upstream gets.
 
         Raises:
-            msgspec.DecodeError: a field that matters has another type than OpenAI's.
+            msgspec.DecodeError: the body is no JSON object.
+            Refusal: it asks for a response that the upstream stores.
         """
         fields = msgspec.json.decode(body, type=dict[str, Raw])
+        if self.http.url.path.startswith(_RESPONSES):
+            _store_nothing(fields)
         fields["model"] = Raw(msgspec.json.encode(self.told_model))
         caller = caller_of(self.http)
         if not caller.admin:
@@ -147,7 +153,7 @@ class UpstreamCall:
                 except AnswerError as error:
                     way.upstream.failed(error)
                     refusal = _refusal_of(error, way.upstream)
-                    if error.late or (form is not None and error.sent):
+                    if error.sent and (error.late or form is not None):
                         break
                     continue
                 try:
@@ -194,7 +200,7 @@ class UpstreamCall:
 
         Raises:
             AnswerError: there is no answer.
-            Refusal: the upstream doesn't let this gateway in.
+            Refusal: the upstream doesn't let this gateway in, or sends it away.
         """
         upstream = way.upstream
         if answer.status in _LOCKED:
@@ -204,6 +210,16 @@ class UpstreamCall:
                 "bad_gateway",
                 f"The upstream {upstream.name!r} doesn't let this gateway in (it answered with "
                 f"{answer.status}): its operator has to look at the key.",
+                lasting=True,
+            )
+        if answer.status in REDIRECTS:
+            # The client's request, with its key, is nothing that another server is to get.
+            if not last:
+                return None
+            raise Refusal(
+                "bad_gateway",
+                f"The upstream {upstream.name!r} redirects to another address (it answered with "
+                f"{answer.status}): its url has to be corrected.",
                 lasting=True,
             )
         if answer.status in _ELSEWHERE:
@@ -226,6 +242,22 @@ class UpstreamCall:
             f"{self.told_model!r} can't be had from any upstream now ({told}).",
             retry_after_s=max(1, math.ceil(each.wait_s())),
         )
+
+
+def _store_nothing(fields: dict[str, Raw]) -> None:
+    """Have the upstream store no response: all clients are one caller there, so each could read the
+    responses of the others.
+
+    Raises: Refusal: the request needs one that is stored.
+    """
+    for name in _OF_STORED:
+        if bytes(fields.get(name, b"null")).strip() not in (b"null", b"false"):
+            raise invalid(
+                f"{name}: responses of an upstream's models aren't stored, so they can be neither "
+                "fetched nor continued: send the whole conversation as input.",
+                name,
+            )
+    fields["store"] = Raw(b"false")
 
 
 def _refusal_of(error: AnswerError, upstream: Upstream) -> Refusal:

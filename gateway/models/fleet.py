@@ -122,7 +122,7 @@ class Fleet:
             models,
             self._new_compartment,
             self.scheduler,
-            lambda caller: [each.id for each in self.upstreams.visible(caller)],
+            self.upstreams.names,
         )
         self.scheduler.arrange(groups_of(settings))
         self.readings = Readings(self.roster, lambda: self.workers, self.scheduler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gateway.access.caller import Caller
@@ -31,9 +31,9 @@ class Roster:
         models: Iterable[Model],
         new: Callable[[Model], Compartment],
         scheduler: MemoryScheduler,
-        elsewhere: Callable[[Caller], Iterable[str]] = lambda _: (),
+        elsewhere: Callable[[Caller], Mapping[str, str]] = lambda _: {},
     ) -> None:
-        """`elsewhere` has the ids of the upstreams' models that a caller may use."""
+        """`elsewhere` maps the names of upstreams' models that a caller may use to their ids."""
         self.configured = {model.id: new(model) for model in models}
         self._new = new
         self._elsewhere = elsewhere
@@ -76,10 +76,10 @@ class Roster:
 
     def _unknown(self, name: str, caller: Caller) -> Refusal:
         visible = self.visible(caller)
-        elsewhere = list(self._elsewhere(caller))
-        if name in elsewhere:
-            return refusals.elsewhere(name)
-        ids = sorted(each.model.id for each in visible) + sorted(elsewhere)
+        elsewhere = self._elsewhere(caller)
+        if (found := elsewhere.get(name) or elsewhere.get(name.removesuffix(LATEST))) is not None:
+            return refusals.elsewhere(found)
+        ids = sorted(each.model.id for each in visible) + sorted(set(elsewhere.values()))
         known = ", ".join(ids[:_MOST_NAMED]) or "none"
         if len(ids) > _MOST_NAMED:
             known += f" and {len(ids) - _MOST_NAMED:,} others"

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 import httptools
 
+from gateway.system.tls import distrust
+
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 # Takes a piece of an answer in place of the reader's task, as waking the task costs more than
 # writing the piece. Returns False if it can't take the piece now; then the task gets the piece.
@@ -139,7 +141,13 @@ class HttpClient:
             reason = f"could not be reached within {self._connect_s:g} s"
             raise AnswerError(reason, sent=False, late=True) from None
         except OSError as error:
-            raise AnswerError(f"can't be reached: {error}", sent=False) from error
+            doubt = distrust(error)
+            reason = (
+                f"can't be reached: {error}"
+                if doubt is None
+                else f"shows a certificate that isn't trusted ({doubt})"
+            )
+            raise AnswerError(reason, sent=False) from error
         return connection
 
 

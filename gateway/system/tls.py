@@ -117,6 +117,33 @@ def _trusting_only(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
+def trusting_system() -> ssl.SSLContext:
+    """A TLS context for clients. It trusts the authorities that Python finds on this system, and
+    those in SSL_CERT_FILE or SSL_CERT_DIR. Without these variables it also trusts the authorities
+    that httpx brings along, since Python on macOS may find none of the system's.
+    """
+    # httpx is slow to import, and most gateways have no client of it.
+    import httpx
+
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    # Certificates of private authorities seldom have all fields that a strict check demands.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def trusting_signer(certificate: str) -> ssl.SSLContext:
+    """A client's context that trusts the certificate in this file, and those that it has signed, if
+    they have the server's name.
+
+    Raises: OSError: the file can't be read, or holds none.
+    """
+    context = ssl.create_default_context(cafile=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 def trusting_anybody() -> ssl.SSLContext:
     """A client's context that trusts every server, for requests without secrets."""
     # ssl.create_default_context would read the certificates of authorities, which takes time.

@@ -52,11 +52,19 @@ class _Listing(Struct):
     data: list[Offer]
 
 
+class CycleError(ValueError):
+    """The upstream is the gateway that asks it."""
+
+    def __init__(self) -> None:
+        super().__init__("is this gateway itself, under another address")
+
+
 def read_offers(body: bytes, own: str) -> list[Offer]:
     """The offers in a list of models. Left out are models that are this gateway's own in the end,
     as a request for them would come back. `own` is the instance of this gateway.
 
     Raises:
+        CycleError: it is this gateway's own list, as behind a proxy that takes Via out.
         ValueError: it is no such list; the text completes "the upstream ...".
     """
     try:
@@ -65,6 +73,8 @@ def read_offers(body: bytes, own: str) -> list[Offer]:
         raise ValueError(f"answered with no list of models: {error}") from error
     if len(found) > MOST_MODELS:
         raise ValueError(f"lists {len(found):,} models, of {MOST_MODELS:,} at most")
+    if any(each.via[:1] == (own,) for each in found):
+        raise CycleError
     return [
         each
         for each in found

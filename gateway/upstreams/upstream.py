@@ -19,8 +19,9 @@ from gateway.system.events import EventLog
 from gateway.system.http_client import AnswerError, HttpClient, Question, Server
 from gateway.system.lane import Lane
 from gateway.system.state_file import read_secret
+from gateway.system.tls import trusting_signer, trusting_system
 from gateway.upstreams.health import Health
-from gateway.upstreams.offers import Offer, read_offers
+from gateway.upstreams.offers import CycleError, Offer, read_offers
 from gateway.upstreams.route import via_value
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,12 @@ _BUSY_S: Final = 1.0
 _API: Final = "/v1"
 _KEY: Final = re.compile(rb"[!-~]+")
 _PORTS: Final = {"http": 80, "https": 443}
+_LOCKED: Final = (401, 403)
+REDIRECTS: Final = (301, 302, 303, 307, 308)
+
+
+class KeyNotTakenError(ValueError):
+    """The upstream doesn't take the gateway's key."""
 
 
 class Upstream:
@@ -155,12 +162,9 @@ class Upstream:
     async def look(self) -> None:
         """Fetch the list of models."""
         before = self.health.trouble(self._loop.time()) if self.health.asked else None
+        running = self.running.copy()
         try:
-            async with asyncio.timeout(_LOOK_S):
-                running = self.running.copy()
-                offers = read_offers(await self._list(), self._instance)
-        except TimeoutError:
-            self._missed(f"did not list its models within {_LOOK_S:g} s", before)
+            offers = await self.fetch()
         except (OSError, AnswerError, ValueError) as error:
             self._missed(str(error), before)
         else:
@@ -178,17 +182,43 @@ class Upstream:
             self._events.emit("upstream", None, name=self.name, reachable=False, reason=reason)
         self.health.missed(self._loop.time(), reason)
 
+    async def fetch(self) -> list[Offer]:
+        """Ask for the list of models. Makes the client, if there is none yet.
+
+        Raises:
+            OSError: a file can't be read, or time is up.
+            AnswerError: there is no answer.
+            KeyNotTakenError: the gateway's key isn't taken.
+            CycleError: the upstream is this gateway.
+            ValueError: the answer is no list. The text of each error completes "the upstream ...".
+        """
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._prepare()
+                return read_offers(await self._list(), self._instance)
+        except TimeoutError:
+            raise TimeoutError(f"did not list its models within {_LOOK_S:g} s") from None
+        except OSError as error:
+            raise OSError(f"can't be asked: {error}") from error
+
     async def _list(self) -> bytes:
-        """Raises: OSError, AnswerError, ValueError: there is no list."""
-        await self._prepare()
+        """Raises: AnswerError, ValueError: there is no list."""
         headers = [(b"via", via_value(self._instance)), *self.secrets()]
         question = Question(b"GET", self.target(b"/v1/models"), headers)
         answer = await self.client.ask(question, _LOOK_S)
         try:
-            if answer.status in (401, 403):
-                raise ValueError(f"doesn't take the key in {self.settings.key_file or 'key_file'}")
+            if answer.status in _LOCKED:
+                file = self.settings.key_file
+                raise KeyNotTakenError(
+                    "wants a key, and key_file names none"
+                    if file is None
+                    else f"doesn't take the key in {file}"
+                )
             if answer.status == 508:
-                raise ValueError("is this gateway itself, or leads back to it")
+                raise CycleError
+            if answer.status in REDIRECTS:
+                to = dict(answer.headers).get(b"location", b"nowhere").decode(errors="replace")
+                raise ValueError(f"redirects to {to[:300]!r}: that may be the url to configure")
             if answer.status != 200:
                 raise ValueError(f"answered with {answer.status} when asked for its models")
             body = bytearray()
@@ -217,7 +247,7 @@ class Upstream:
 
     def _trusting(self) -> ssl.SSLContext:
         file = self.settings.certificate
-        return ssl.create_default_context(cafile=None if file is None else expand_home(file))
+        return trusting_system() if file is None else trusting_signer(str(expand_home(file)))
 
     def close(self) -> None:
         if self._client is not None:

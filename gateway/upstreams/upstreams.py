@@ -116,6 +116,18 @@ class Upstreams:
                 if _may_use(caller, way := Way(upstream, offer.id, offer)):
                     yield way
 
+    def names(self, caller: Caller) -> dict[str, str]:
+        """The names that lead to the models that the caller may use, with and without the name of
+        the upstream; to each the id of one such model.
+        """
+        found: dict[str, str] = {}
+        for way in self.visible(caller):
+            assert way.offer is not None
+            found[way.id] = way.id
+            for each in way.offer.names:
+                found.setdefault(each, way.id)
+        return found
+
 
 def _may_use(caller: Caller, way: Way) -> bool:
     return caller.may_use(way.id, (way.told, f"{way.upstream.name}/{way.told}"))

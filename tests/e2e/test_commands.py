@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.commands import all_gone, guarded, serving, table
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 
 MEMORY = {"memory": "200MB"}
 
@@ -102,16 +102,9 @@ def test_a_socket_does_as_well(gateway: Gateway) -> None:
 
 
 def test_what_needs_a_worker_of_ours_is_refused_by_name(gateway: Gateway) -> None:
-    for path, body in (
-        ("/api/chat", {"model": "plain", "messages": [{"role": "user", "content": "hi"}]}),
-        (
-            "/v1/messages/count_tokens",
-            {"model": "plain", "messages": [{"role": "user", "content": "hi"}]},
-        ),
-    ):
-        refused = gateway.client.post(path, json=body)
-        assert refused.status_code == 400
-        assert "server of its own" in refused.text
+    refused = gateway.client.post("/api/chat", json=chat_body("hi", "plain"))
+    assert refused.status_code == 400
+    assert "server of its own" in refused.text
     speech = {"model": "demo", "input": "x"}
     assert gateway.client.post("/v1/audio/speech", json=speech).status_code == 404
 

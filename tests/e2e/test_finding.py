@@ -145,6 +145,46 @@ def test_a_folder_and_a_repository(home: Path, hub: Hub) -> None:
     assert hub.searches == []
 
 
+def test_from_an_empty_home_to_an_agent(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program := home / "claude").write_text("#!/bin/sh\nenv\nexit 7\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:/usr/bin:/bin")
+    several = bulkhead("launch", "claude", "tiny3")
+    assert several.returncode == 2
+    assert SMALL in several.stderr
+    assert "Name one of them: bulkhead launch claude NAME" in several.stderr
+    assert not any("/resolve" in each for each in hub.asked)
+    assert gateways() == []
+    done = bulkhead("launch", "claude", "tiny3", "4b", "--context", "4096")
+    assert done.returncode == 7, done.stderr
+    assert "\nANTHROPIC_MODEL=Tiny3-4B-4bit\n" in done.stdout
+    assert f"{SMALL}, " in done.stderr
+    assert "It will fit" in done.stderr
+    assert "Tiny3-4B-4bit: 4,096 tokens of context take" in done.stderr
+    assert not any(OTHER in each for each in hub.asked)
+    assert gateways() == []
+    # Now it is here, and nobody is asked.
+    hub.searches.clear()
+    done = bulkhead("launch", "claude", "--context", "4096", "--", "-p")
+    assert done.returncode == 7, done.stderr
+    assert "\nANTHROPIC_MODEL=Tiny3-4B-4bit\n" in done.stdout
+    assert hub.searches == []
+
+
+def test_what_can_not_be_launched(home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = bulkhead("launch", "codex", "tiny3", "4b")
+    assert (missing.returncode, "isn't installed" in missing.stderr) == (127, True)
+    assert hub.searches == [], "an agent that isn't there pulls nothing"
+    (program := home / "claude").write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}:/usr/bin:/bin")
+    nobody = bulkhead("launch", "claude", "nobody", "has", "this")
+    assert (nobody.returncode, "try fewer words" in nobody.stderr) == (4, True)
+    assert gateways() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_its_gateway_ends_with_it(home: Path, number: signal.Signals) -> None:
     with terminal("run", str(DEMO), url=None) as running:

@@ -398,6 +398,33 @@ class TestKeys:
         eventually(lambda: completed(first, "bare") == 17)
         eventually(lambda: completed(box, "gateway") == 23)
 
+    def test_patterns_and_the_other_limits(self, keyed: tuple[Gateway, Gateway]) -> None:
+        first, _ = keyed
+        made = {
+            name: _key(first, name, **terms)
+            for name, terms in (
+                ("all-of-box", {"models": ["box/*"]}),
+                ("elsewhere", {"models": ["attic/*"]}),
+                ("few-tokens", {"tpm": 10}),
+                ("one", {"concurrent": 1}),
+            )
+        }
+        assert first.chat("hi", "demo", made["all-of-box"], max_tokens=1).status_code == 200
+        assert first.chat("hi", "box/demo", made["elsewhere"]).status_code == 404
+        assert first.chat("hi", "box/demo", made["few-tokens"], max_tokens=5).status_code == 200
+        # The tokens count once the answer has ended.
+        eventually(lambda: first.chat("hi", "box/demo", made["few-tokens"]).status_code == 429)
+        stream = open_stream(first, STORY, "box/demo", made["one"], **LONG)
+        eventually(lambda: stream.text)
+        refused = first.chat("hi", "box/demo", made["one"])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            429,
+            "rate_limit_exceeded",
+        )
+        gateway_key = {"authorization": f"Bearer {_operator(first)}"}
+        first.client.delete("/admin/v1/keys/one", headers=gateway_key).raise_for_status()
+        assert not stream.join().done, "its key was revoked"
+
     def test_a_key_that_is_not_taken_is_the_operators_matter(self, tmp_path: Path) -> None:
         file = tmp_path / "wrong.key"
         file.touch(0o600)
@@ -417,6 +444,16 @@ class TestKeys:
 
 def _operator(gateway: Gateway) -> str:
     return (gateway.state_dir / "admin.key").read_text().strip()
+
+
+def _key(gateway: Gateway, name: str, **terms: Any) -> dict[str, str]:
+    """The header of a new key."""
+    answer = gateway.client.post(
+        "/admin/v1/keys",
+        json={"name": name, **terms},
+        headers={"authorization": f"Bearer {_operator(gateway)}"},
+    )
+    return {"authorization": f"Bearer {answer.raise_for_status().json()['key']}"}
 
 
 def _make_key(gateway: Gateway, name: str, file: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from tests.support.gateway import Gateway
+from tests.support.raw_server import Handler, RawServer, serving
 
 
 def upstreams(**gateways: Gateway) -> str:
@@ -14,6 +15,21 @@ def upstreams(**gateways: Gateway) -> str:
     return "".join(
         f'[upstreams.{name}]\nurl = "{each.url}/v1"\n' for name, each in gateways.items()
     )
+
+
+@asynccontextmanager
+async def stand_ins(
+    handlers: dict[str, Handler],
+) -> AsyncIterator[tuple[str, dict[str, RawServer]]]:
+    """Servers that send what they are told to: the tables of a configuration that has them as
+    upstreams, and the servers.
+    """
+    async with AsyncExitStack() as stack:
+        tables, servers = "", {}
+        for name, handler in handlers.items():
+            servers[name], server = await stack.enter_async_context(serving(handler))
+            tables += f'[upstreams.{name}]\nurl = "http://127.0.0.1:{server.port}/v1"\n'
+        yield tables, servers
 
 
 @contextmanager

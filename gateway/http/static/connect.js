@@ -4,11 +4,12 @@ import { askJson, modelPath } from "./api.js";
 import { Failure } from "./failure.js";
 import { count } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
+import { askableIds } from "./upstreams.js";
 
 export function Connect({ live, argument }) {
   const [found, setFound] = useState(null);
   const [error, setError] = useState(null);
-  const ids = live.status.models.map((each) => each.id);
+  const ids = askableIds(live.status);
   const id = argument || ids[0];
 
   useEffect(() => {

@@ -6,6 +6,7 @@ import { Failure } from "./failure.js";
 import { count, day } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { NewKey } from "./new_key.js";
+import { askableIds } from "./upstreams.js";
 
 const EVERY_MS = 5000;
 const TODAY = ["requests", "prompt_tokens", "completion_tokens"];
@@ -74,7 +75,7 @@ export function Keys({ live }) {
           ends: requests need a key then, and this page the admin key.
         </p>`
       : html`<${Table} keys=${keys} usage=${usage} onRevoke=${revoke} />`}
-    <${NewKey} models=${live.status.models.map((each) => each.id)} onAdd=${add} />
+    <${NewKey} models=${askableIds(live.status)} onAdd=${add} />
     <${Confirm} question=${asked} onClose=${() => setAsked(null)} />
   `;
 }

@@ -13,6 +13,7 @@ import { Failure } from "./failure.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
 import { Settings, useSettings } from "./settings.js";
+import { askableIds } from "./upstreams.js";
 
 // `wanted` is the model that a link names, or empty.
 export function Playground({ live, wanted }) {
@@ -22,7 +23,7 @@ export function Playground({ live, wanted }) {
   const [settings, changeSetting] = useSettings();
   const stop = useRef(null);
   const [busy, setBusy] = useState(false);
-  const ids = live.status.models.map((each) => each.id);
+  const ids = askableIds(live.status);
   const model = ids.includes(settings.model) ? settings.model : (ids[0] ?? "");
 
   const unkept = () => setError({ message: "This browser doesn't keep conversations: they are gone with this page." });

@@ -3,6 +3,12 @@
 import { counted } from "./format.js";
 import { html } from "./html.js";
 
+// The ids of all models that can be asked here, those of this gateway first.
+export const askableIds = ({ models, upstreams }) => [
+  ...models.map((each) => each.id),
+  ...upstreams.flatMap(({ name, models: theirs }) => theirs.map((each) => `${name}/${each.id}`)),
+];
+
 export function Upstreams({ upstreams }) {
   if (upstreams.length === 0) return null;
   return html`

@@ -114,6 +114,12 @@ def test_models_by_id_or_alias() -> None:
     assert not some.may_use("org/bigger")
     assert not STRANGER.may_use("org/big")
     assert Caller(name="a").may_use("anything")
+    several = Caller(name="a", models=("box/qwen*", "*-4bit"))
+    assert several.may_use("box/qwen3-30b")
+    assert several.may_use("other", ("x-4bit",))
+    for other in ("qwen3-30b", "a/box/qwen3", "box/llama", "x-4bits", "x-4bit\n"):
+        assert not several.may_use(other), other
+    assert not Caller(name="a", models=("a.c*", "[ab]*")).may_use("abc"), "only * is special"
 
 
 @pytest.mark.parametrize(

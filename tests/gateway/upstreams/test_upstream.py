@@ -15,6 +15,9 @@ from tests.support.ports import free_port
 from tests.support.raw_server import CHUNKED, Handler, chunk, serving, whole
 
 LIST = whole(b'{"data": [{"id": "m"}]}')
+MOVED = whole(b"", status=b"301 Moved\r\nlocation: https://other/v1/models")
+# What comes back through a proxy that takes Via out of requests.
+OWN = b'{"data": [{"id": "m", "via": ["0000000000000000"]}]}'
 
 
 def _upstream(port: int, **settings: object) -> Upstream:
@@ -62,7 +65,10 @@ def _saying(answer: bytes) -> Handler:
         (_saying(b""), "closed the connection before its answer was complete"),
         (_saying(b"SSH-2.0-OpenSSH_9.6\r\n"), "sent an answer that is no HTTP"),
         (_saying(whole(b"<html>", b"text/html")), "answered with no list of models"),
-        (_saying(whole(b"{}", status=b"401 Unauthorized")), "doesn't take the key"),
+        (_saying(b"HTTP/1.1 200 OK\r\ncontent-"), "closed the connection before"),
+        (_saying(whole(b"{}", status=b"401 Unauthorized")), "wants a key, and key_file names none"),
+        (_saying(MOVED), "redirects to 'https://other/v1/models'"),
+        (_saying(whole(OWN)), "is this gateway itself"),
         (_saying(whole(b"{}", status=b"508 Loop Detected")), "is this gateway itself"),
         (_saying(whole(b"{}", status=b"500 Oh")), "answered with 500"),
     ],
