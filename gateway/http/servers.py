@@ -265,10 +265,11 @@ class _CommandCall(ModelCall):
         """Raises: AnswerError."""
         clients: CommandClients = self.http.app.state.command_clients
         told = self.told_model
+        via = via_name(self.fleet.upstreams.instance)
         question = Question(
             self.http.method.encode(),
             target,
-            [*passed_on(self.http.scope["headers"], via_name(self.fleet.upstreams.instance)), _BEARER],
+            [*passed_on(self.http.scope["headers"], via), _BEARER],
             body if form is None else form.body(told),
             None if form is None else form.length(told),
         )

@@ -86,7 +86,7 @@ def test_pictures_are_made_and_changed(gateway: Gateway) -> None:
         picture = ("a.png", base64.b64decode(whole))
         assert client.images.edit(**asked, image=picture).data[0].b64_json == whole
         events = list(client.images.edit(**asked, image=[picture, picture], stream=True))
-        assert [each.type for each in events] == ["image_edit.partial_image", "image_edit.completed"]
+        assert events[-1].type == "image_edit.completed"
 
 
 def test_a_form_streams_through_within_bounds_of_its_own(gateway: Gateway) -> None:
