@@ -117,7 +117,8 @@ class Opened(Protocol):
 # of lines would be escaped.
 _LAST: Final = re.compile(
     rb'^data: ?(?:\[DONE\]|\{"error"|.*"type": ?"(?:error|message_stop|'
-    rb'response\.(?:completed|failed|incomplete)|(?:speech\.audio|transcript\.text)\.done)")',
+    rb"response\.(?:completed|failed|incomplete)|(?:speech\.audio|transcript\.text)\.done|"
+    rb'image_(?:generation|edit)\.completed)")',
     re.MULTILINE,
 )
 

@@ -55,6 +55,8 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 # How often a server that can't be reached is asked, and the pauses between.
 _TRIES: Final = 75
 _AGAIN_S: Final = 0.2
+# OpenAI's clients always send a key, so some servers insist on one, whichever it is.
+_BEARER: Final = (b"authorization", b"Bearer bulkhead")
 
 
 class _Peeked(Struct):
@@ -263,10 +265,11 @@ class _CommandCall(ModelCall):
         """Raises: AnswerError."""
         clients: CommandClients = self.http.app.state.command_clients
         told = self.told_model
+        via = via_name(self.fleet.upstreams.instance)
         question = Question(
             self.http.method.encode(),
             target,
-            passed_on(self.http.scope["headers"], via_name(self.fleet.upstreams.instance)),
+            [*passed_on(self.http.scope["headers"], via), _BEARER],
             body if form is None else form.body(told),
             None if form is None else form.length(told),
         )
@@ -328,15 +331,20 @@ async def create_image(http: HttpRequest) -> Response:
     return await _json_only(http)
 
 
-@routes.post(
-    "/v1/audio/transcriptions",
-    Operation("Write down what is said", stream=EVENT_STREAM, refusals=GENERATES),
-)
-async def create_transcription(http: HttpRequest) -> Response:
+async def _pass_form(http: HttpRequest) -> Response:
+    """Pass a form on, whose field `model` names a model whose requests are passed on."""
     form = Form(http)
     model = await form.model()
     call = await _passed(http, model) or _CommandCall(http, model)
     return call.forward(_target(http), b"", form)
+
+
+for _path, _summary in (
+    ("/v1/audio/transcriptions", "Write down what is said"),
+    ("/v1/audio/translations", "Write down in English what is said"),
+    ("/v1/images/edits", "Change pictures"),
+):
+    routes.post(_path, Operation(_summary, stream=EVENT_STREAM, refusals=GENERATES))(_pass_form)
 
 
 _PREFIX: Final = "/servers/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -48,15 +49,44 @@ def test_chats_pass_as_they_are(gateway: Gateway) -> None:
 
 
 def test_sound_goes_there_and_back(gateway: Gateway) -> None:
-    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
-        sound = b"\0" * 3_000_000
-        heard = client.audio.transcriptions.create(model="plain", file=("a.wav", sound))
-        assert heard.text == "heard"
-        spoken = client.audio.speech.create(model="plain", voice="v", input="hello")
-        assert len(spoken.content) == 4000
-    files = {"file": ("a.wav", sound), "model": (None, "plain")}
+    sound = ("a.wav", b"\0" * 3_000_000)
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client:
+        heard = client.audio.transcriptions.create(model="plain", file=sound)
+        assert heard.text == "transcriptions heard"
+        events = list(client.audio.transcriptions.create(model="plain", file=sound, stream=True))
+        assert [each.delta for each in events[:-1]] == ["he", "ard"]
+        assert events[-1].type == "transcript.text.done"
+        english = client.audio.translations.create(model="plain", file=sound)
+        assert english.text == "translations heard"
+        with client.audio.speech.with_streaming_response.create(
+            model="plain", voice="v", input="hello", extra_body={"pause_s": 100}
+        ) as spoken:
+            assert spoken.headers["content-type"] == "audio/wav"
+            pieces = spoken.iter_bytes()
+            assert len(next(pieces)) == 2000, "what has been spoken comes before the rest"
+            guarded(gateway, "plain")[0].kill()
+            with pytest.raises(Exception, match="peer closed connection"):
+                next(pieces)
+    files = {"file": sound, "model": (None, "plain")}
     answer = gateway.client.post("/v1/audio/transcriptions", files=files).json()
     assert answer["model"] == "there", "the model may come after the file"
+
+
+def test_pictures_are_made_and_changed(gateway: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
+        asked = {"model": "plain", "prompt": "a ship"}
+        whole = client.images.generate(**asked).data[0].b64_json
+        assert len(base64.b64decode(whole)) == 210_000
+        events = list(client.images.generate(**asked, stream=True, partial_images=1))
+        assert [each.type for each in events] == [
+            "image_generation.partial_image",
+            "image_generation.completed",
+        ]
+        assert all(each.b64_json == whole for each in events)
+        picture = ("a.png", base64.b64decode(whole))
+        assert client.images.edit(**asked, image=picture).data[0].b64_json == whole
+        events = list(client.images.edit(**asked, image=[picture, picture], stream=True))
+        assert events[-1].type == "image_edit.completed"
 
 
 def test_a_form_streams_through_within_bounds_of_its_own(gateway: Gateway) -> None:
@@ -83,7 +113,8 @@ def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> N
     assert got["path"] == "/own/a%20b?c=d"
     names = {each.lower() for each in got["headers"]}
     assert "x-own" in names
-    assert not {"authorization", "cookie"} & names
+    assert "cookie" not in names
+    assert got["headers"]["authorization"] == "Bearer bulkhead", "a key, and not the client's"
     for other in ("/servers/plain/health", "/servers/plain/own/../health", "/servers/no/own"):
         assert gateway.client.get(other).status_code == 404
     assert gateway.client.get("/servers/plain/ownership").status_code == 404

@@ -5,6 +5,7 @@ library alone, since nothing but its own environment may matter to it.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import http.server
 import json
@@ -49,7 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self._body()
         kind = self.headers.get("content-type", "")
         if kind.startswith("multipart/"):
-            self._json({"bytes": len(body), "model": self._field(body), "text": "heard"})
+            self._answer_form(body)
             return
         asked = json.loads(body or b"{}")
         if asked.get("eat"):
@@ -59,7 +60,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if asked.get("hang"):
             time.sleep(asked["hang"])
         if self.path.endswith("/speech"):
-            self._bytes(b"RIFF" * 1000, "audio/wav")
+            self._pieces([b"RIFF" * 500] * 2, asked.get("pause_s", 0), "audio/wav")
+        elif self.path.endswith("/images/generations"):
+            self._draw("image_generation", bool(asked.get("stream")))
         elif asked.get("stream"):
             self._stream(asked)
         else:
@@ -88,15 +91,53 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return found
 
-    def _field(self, body: bytes) -> str:
-        value = body.partition(b'name="model"')[2].partition(b"\r\n\r\n")[2]
+    def _answer_form(self, body: bytes) -> None:
+        stream = self._field(body, "stream") == "true"
+        if self.path.endswith("/images/edits"):
+            self._draw("image_edit", stream)
+        elif stream:
+            deltas = [{"type": "transcript.text.delta", "delta": each} for each in ("he", "ard")]
+            self._events([*deltas, {"type": "transcript.text.done", "text": "heard"}])
+        else:
+            text = self.path.rpartition("/")[2] + " heard"
+            self._json({"bytes": len(body), "model": self._field(body, "model"), "text": text})
+
+    def _field(self, body: bytes, name: str) -> str:
+        value = body.partition(b'name="%b"' % name.encode())[2].partition(b"\r\n\r\n")[2]
         return value.partition(b"\r\n")[0].decode()
 
-    def _stream(self, asked: dict[str, Any]) -> None:
+    def _draw(self, name: str, stream: bool) -> None:
+        picture = base64.b64encode(b"picture" * 30_000).decode()
+        if stream:
+            kinds = {"partial_image": {"partial_image_index": 0}, "completed": {}}
+            self._events(
+                [
+                    {"type": f"{name}.{kind}", "b64_json": picture, **more}
+                    for kind, more in kinds.items()
+                ]
+            )
+        else:
+            self._json({"created": 1, "data": [{"b64_json": picture}]})
+
+    def _events(self, events: list[dict[str, Any]]) -> None:
+        lines = [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
+        self._pieces([each.encode() for each in lines], 0, "text/event-stream")
+
+    def _pieces(self, pieces: list[bytes], pause_s: float, kind: str) -> None:
+        self._begin(kind)
+        for piece in pieces:
+            self._chunk(piece)
+            time.sleep(pause_s)
+        self._chunk(b"")
+
+    def _begin(self, kind: str) -> None:
         self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-type", kind)
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
+
+    def _stream(self, asked: dict[str, Any]) -> None:
+        self._begin("text/event-stream")
         for number in range(int(asked.get("max_tokens", 5))):
             delta = {"content": f"{number} "}
             choice = {"index": 0, "delta": delta, "finish_reason": None}

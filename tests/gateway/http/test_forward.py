@@ -130,7 +130,15 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
         assert json.loads(data.removeprefix("data: "))["error"]["code"] == "bad_gateway"
 
 
-@pytest.mark.parametrize("last", [b"data: [DONE]\n\n", b'data: {"type":"message_stop"}', b""])
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"data: [DONE]\n\n",
+        b'data: {"type":"message_stop"}',
+        b'data: {"type": "image_generation.completed"}\n\n',
+        b"",
+    ],
+)
 async def test_a_stream_without_framing_is_whole_with_its_last_event(last: bytes) -> None:
     async def answer(head, reader, writer) -> None:
         begin = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
