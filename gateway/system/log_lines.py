@@ -239,7 +239,7 @@ class _Writer(QueueListener):
         self._told = 0
         self.hangs = False
 
-    def dequeue(self, block: bool) -> logging.LogRecord:  # noqa: FBT001
+    def dequeue(self, block: bool) -> logging.LogRecord:
         if self._entrance.queue.empty():
             # To wake this thread costs the event loop more than a line does: lines that come
             # within this time have one wake.
