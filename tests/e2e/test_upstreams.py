@@ -16,12 +16,14 @@ import openai
 import pytest
 
 from tests.support.gateway import BULKHEAD, Gateway, chat_body, eventually
+from tests.support.pictures import RED, data_url, png
 from tests.support.ports import free_port
 from tests.support.raw_server import CHUNKED, chunk, serving, whole
 from tests.support.streams import open_stream
 from tests.support.upstreams import behind, listed, reload_with, upstream_of, upstreams
 
 STORY = "Tell me a story."
+PICTURE = {"type": "image_url", "image_url": {"url": data_url(png(RED))}}
 SAME = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
 # Longer than any test looks on.
 LONG = {"temperature": 0, "max_tokens": 3000, "ignore_eos": True}
@@ -110,6 +112,61 @@ class TestAnswers:
         answer = first.client.post("/v1/messages", json=message).json()
         assert answer["content"][0]["text"]
 
+    @pytest.mark.parametrize("model", ["third/demo", "demo"])
+    def test_tokens_are_counted_there(self, three: Three, model: str) -> None:
+        first, _, third = three
+        for path, asked in (
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": STORY}]}),
+            ("/v1/responses/input_tokens", {"input": STORY}),
+        ):
+            passed = first.client.post(path, json={"model": model, **asked})
+            assert passed.status_code == 200, passed.text
+            direct = third.client.post(path, json={"model": "demo", **asked})
+            assert passed.json() == direct.json()
+
+    def test_nothing_is_stored_there(self, three: Three) -> None:
+        first, _, third = three
+        asked = {"model": "third/demo", "input": STORY, "max_output_tokens": 4}
+        for given in ({}, {"store": True}, {"background": False, "previous_response_id": None}):
+            answer = first.client.post("/v1/responses", json=asked | given)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["store"] is False
+            path = f"/v1/responses/{answer.json()['id']}"
+            assert third.client.get(path).status_code == 404
+        for name, value in (
+            ("background", True),
+            ("previous_response_id", "resp_1"),
+            ("conversation", "conv_1"),
+        ):
+            refused = first.client.post("/v1/responses", json=asked | {name: value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == name
+            assert "send the whole conversation as input" in refused.text
+        kept = first.chat("hi", "third/demo", {"x-mailbox": "keep"})
+        assert (kept.status_code, kept.json()["error"]["param"]) == (400, "X-Mailbox")
+        compacted = first.client.post("/v1/responses/compact", json=asked)
+        assert compacted.status_code == 200, compacted.text
+        assert compacted.json()["output"][-1]["type"] == "compaction"
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"n": 2, "logprobs": True, "top_logprobs": 2},
+            {
+                "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
+                "tool_choice": "required",
+            },
+            {"messages": [{"role": "user", "content": [PICTURE, {"type": "text", "text": "?"}]}]},
+        ],
+        ids=["answers", "tools", "a picture"],
+    )
+    def test_fields_are_the_upstream_s_matter(self, three: Three, fields: dict[str, Any]) -> None:
+        first, _, third = three
+        fields = {"temperature": 0, "max_tokens": 40, **fields}
+        passed, direct = first.chat(STORY, "third/demo", **fields), third.chat(STORY, **fields)
+        assert passed.status_code == direct.status_code
+        assert _of_choices(passed.json()) == _of_choices(direct.json())
+
     def test_ollama_s_paths_reach_another_bulkhead(self, three: Three) -> None:
         first, _, third = three
         names = {each["name"] for each in first.client.get("/api/tags").json()["models"]}
@@ -171,6 +228,16 @@ class TestAnswers:
         eventually(lambda: shares() == [2, 2])
         assert all(each.join().done for each in streams)
         eventually(lambda: shares() == [0, 0])
+
+
+def _of_choices(answer: dict[str, Any]) -> object:
+    """The choices without the ids of calls, or the whole error."""
+    if "choices" not in answer:
+        return answer
+    for choice in answer["choices"]:
+        for call in choice["message"].get("tool_calls") or ():
+            call["id"] = ""
+    return answer["choices"]
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
