@@ -28,12 +28,15 @@ class Held:
 
     def sample(self, gateway: Gateway) -> None:
         held = 0
+        programs: dict[int, list[str]] = {}
         for each in psutil.Process(gateway.pid).children(recursive=True):
             try:
-                memory = each.memory_info()
+                programs[each.pid], memory = each.cmdline(), each.memory_info()
+                # Until a child runs a program of its own, its memory is its parent's.
+                if programs[each.pid] != programs.get(each.ppid()):
+                    held += memory.rss - memory.shared
             except psutil.Error:
                 continue
-            held += memory.rss - memory.shared
         self.most_bytes = max(self.most_bytes, held)
         self.samples += 1
 
