@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +17,30 @@ from bench.models import AGENT, build_model, copy_without_end
 from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.commands import guarded, serving
 from tests.support.gateway import Gateway, eventually
+from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def _mlx_lm(folder: Path) -> list[str]:
     pytest.importorskip("mlx_lm.server")
-    folder: Path = tmp_path_factory.mktemp("models")
     build_model(folder / "source", AGENT, DEMO_FOLDER)
     copy_without_end(folder / "source", folder / "model")
-    command = ["mlx_lm.server", "--model", str(folder / "model"), "--port", "{port}"]
+    return ["mlx_lm.server", "--model", str(folder / "model"), "--port", "{port}"]
+
+
+def _llama(folder: Path) -> list[str]:
+    if shutil.which("llama-server") is None:
+        pytest.skip("needs llama-server")
+    write_tiny_gguf(folder / "model.gguf")
+    return ["llama-server", "-m", str(folder / "model.gguf"), "--port", "{port}"]
+
+
+@pytest.fixture(scope="module", params=[_mlx_lm, _llama])
+def gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    command = request.param(tmp_path_factory.mktemp("models"))
     config = f"""
 [models.other]
 command = {json.dumps(command)}
@@ -46,11 +60,11 @@ def _body(model: str, tokens: int) -> dict[str, object]:
 
 def _events(text: str) -> list[str]:
     """The events without what differs from one answer to the next."""
+    own = ("id", "created", "timings")
     lines = [line for line in text.splitlines() if line.startswith("data: ")]
     told = [json.loads(line[6:]) if line[6:] != "[DONE]" else {"done": True} for line in lines]
     return [
-        json.dumps({key: each for key, each in event.items() if key not in ("id", "created")})
-        for event in told
+        json.dumps({key: each for key, each in event.items() if key not in own}) for event in told
     ]
 
 
