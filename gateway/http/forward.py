@@ -222,7 +222,7 @@ class Forwarded(Response):
     async def _write_answer(self, answer: Opened, scope: Scope, send: Send) -> None:
         framing = framing_of(answer.headers)
         if self._started and framing is not self._framing:
-            # The stream has begun, and the server has answered with something else: a failure.
+            # The stream has begun, and the server has answered with something else.
             raise await self._told(answer)
         # Servers that speak HTTP/1.0 frame no stream, as mlx_lm.server's.
         unended = self._framing is not None and framing is not None and not answer.framed
@@ -264,7 +264,9 @@ class Forwarded(Response):
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     async def _told(self, answer: Opened) -> Refusal:
-        """A failure that the server tells in its answer."""
+        """Why the server's answer is no stream."""
+        if answer.status < 400:
+            return Refusal("bad_gateway", f"{self._server} streams no answer: ask for a whole one.")
         text = bytearray()
         while len(text) < _LONGEST_TOLD and (piece := await answer.read(self._silence_s)):
             text += piece

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -13,14 +15,36 @@ import pytest
 
 from tests.support.commands import guarded, mlx_lm_server, serving
 from tests.support.gateway import Gateway, eventually
+from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def _mlx_lm(folder: Path) -> str:
     pytest.importorskip("mlx_lm.server")
-    config = mlx_lm_server(tmp_path_factory.mktemp("models"))
+    return mlx_lm_server(folder)
+
+
+def _llama(folder: Path) -> str:
+    if shutil.which("llama-server") is None:
+        pytest.skip("needs llama-server")
+    model = folder / "model.gguf"
+    write_tiny_gguf(model)
+    command = ["llama-server", "-m", str(model), "--port", "{port}"]
+    return f"""
+[models.other]
+command = {json.dumps(command)}
+health = "/health"
+name = "default_model"
+memory = "1GB"
+"""
+
+
+@pytest.fixture(scope="module", params=[_mlx_lm, _llama])
+def gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    config = request.param(tmp_path_factory.mktemp("models"))
     with serving(config) as gateway:
         yield gateway
 
@@ -33,11 +57,11 @@ def _body(model: str, tokens: int) -> dict[str, object]:
 
 def _events(text: str) -> list[str]:
     """The events without what differs from one answer to the next."""
+    own = ("id", "created", "timings")
     lines = [line for line in text.splitlines() if line.startswith("data: ")]
     told = [json.loads(line[6:]) if line[6:] != "[DONE]" else {"done": True} for line in lines]
     return [
-        json.dumps({key: each for key, each in event.items() if key not in ("id", "created")})
-        for event in told
+        json.dumps({key: each for key, each in event.items() if key not in own}) for event in told
     ]
 
 
