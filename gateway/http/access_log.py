@@ -53,7 +53,8 @@ def unique(request_id: str) -> str:
 class Record(Struct):
     """A request while it is served. `id` is the client's own if it sent a valid one. `key` is the
     name of the API key; None without keys. Routes that generate set the model, the usage and the
-    timings. `counted`: the usage is in the key's account already.
+    timings. `counted`: the usage is in the key's account already. `passed`: another server has
+    answered, which may tell no usage.
     """
 
     id: str
@@ -61,13 +62,16 @@ class Record(Struct):
     model: str | None = None
     usage: Usage | None = None
     counted: bool = False
+    passed: bool = False
     timings: Sequence[Timing] = ()
     status: int | None = None
 
     @property
     def uncounted(self) -> Usage | None:
-        """The usage that is not in the key's account yet."""
-        return None if self.counted else self.usage
+        """The usage that is not in the key's account yet. None: no model has worked for it."""
+        if self.counted:
+            return None
+        return self.usage or (Usage(0, 0) if self.passed else None)
 
     @property
     def queue_s(self) -> float | None:

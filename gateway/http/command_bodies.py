@@ -227,8 +227,9 @@ class ModelBody(Struct):
     `max_model_len` (vLLM's name) is the context in force. `last_used_at` is a Unix time, null if
     the model wasn't used since the gateway's start. The bytes are the model's floor, its loan, and
     the bytes that it wants in all; they are null until it is loaded. `abilities` are the kinds of
-    its answers: text, embedding, score; null until it is loaded. `prompt_cache` reveals something
-    of other keys' prompts, so it is null for keys that don't share prompts.
+    its answers: text, embedding, score; null until it is loaded, and for a command, whose server
+    doesn't tell. `prompt_cache` reveals something of other keys' prompts, so it is null for keys
+    that don't share prompts.
     """
 
     id: str

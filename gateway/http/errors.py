@@ -41,13 +41,17 @@ def invalid(message: str, param: str) -> Refusal:
     return Refusal("invalid_request_error", message, param=param)
 
 
-# The outcome of a request whose client left. Other failures have the code of an error.
+# The outcomes of a request whose client left, and of one that a command's server or an upstream has
+# answered with an error of its own. Other failures have the code of an error.
 CLIENT_LEFT: Final = "client_left"
+PASSED_ERROR: Final = "passed_error"
 _OUTCOME: Final = "outcome"
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
-    """Note why a request ended, for the log and the metrics: an error's code, or CLIENT_LEFT."""
+    """Note why a request ended, for the log and the metrics: an error's code, CLIENT_LEFT or
+    PASSED_ERROR.
+    """
     scope.setdefault("state", {})[_OUTCOME] = outcome
 
 

@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.access_log import note_usage
+from gateway.http.access_log import note_usage, record_of
 from gateway.http.answer import LINES, Framing, framing_of, stream_headers, until_gone
 from gateway.http.bodies import NOT_GIVEN, given
-from gateway.http.errors import CLIENT_LEFT, error_response, note_outcome
+from gateway.http.errors import CLIENT_LEFT, PASSED_ERROR, error_response, note_outcome
 from gateway.http.exchange import direct_writer_of
 from gateway.requests.request import REMINDER_S
 from gateway.system.http_client import AnswerError, Headers, Sink
@@ -186,6 +186,9 @@ class Forwarded(Response):
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._waited_for(send) as answer:
+                record_of(scope).passed = True
+                if answer.status >= 400:
+                    note_outcome(scope, PASSED_ERROR)
                 await self._write_answer(answer, scope, send)
         except Refusal as refusal:
             await self._end(refusal, scope, receive, send)

@@ -72,7 +72,7 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
         reason=status.reason,
         max_model_len=status.context_tokens,
         last_used_at=status.last_used_at,
-        abilities=compartment.traffic.abilities,
+        abilities=None if compartment.model.is_command else compartment.traffic.abilities,
         floor_bytes=status.floor_bytes,
         lent_bytes=status.lent_bytes,
         wanted_bytes=status.wanted_bytes,

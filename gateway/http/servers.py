@@ -24,6 +24,7 @@ from gateway.http.exchange import direct_writer_of
 from gateway.http.forms import Form
 from gateway.http.forward import Forwarded, UsageReader, passed_on
 from gateway.http.model_call import ModelCall
+from gateway.http.model_field import check_query, set_model
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.upstream_calls import UpstreamCall
 from gateway.models.fleet import Fleet
@@ -172,12 +173,18 @@ def _peek(body: bytearray) -> _Peeked:
 
 async def _pass_json(call: PassedCall, body: bytearray) -> Response:
     body = await beside_the_loop(len(body), call.rewrite, body)
+    # A server that takes forms too might find other fields in the same text.
+    scope = call.http.scope
+    kept = [each for each in scope["headers"] if each[0] != b"content-type"]
+    scope["headers"] = [*kept, (b"content-type", b"application/json")]
     return call.forward(_target(call.http), body)
 
 
 def _target(http: HttpRequest) -> bytes:
+    """The path and the query. Raises: Refusal: the query names a model."""
     path: bytes = http.scope["raw_path"]
     query: bytes = http.scope["query_string"]
+    check_query(query)
     return path + b"?" + query if query else path
 
 
@@ -187,7 +194,6 @@ class _CommandCall(ModelCall):
     def __init__(self, http: HttpRequest, asked: str, *, stream: bool = False) -> None:
         """Raises: Refusal: the caller may not use the model, or it is no command."""
         super().__init__(http, asked, passes=True)
-        self._asked = asked
         self._stream = stream
 
     @property
@@ -196,11 +202,13 @@ class _CommandCall(ModelCall):
         return self.model.settings.name or self.model.id
 
     def rewrite(self, body: bytearray) -> bytearray:
-        """The body with the model's name at the server."""
-        if self.told_model == self._asked:
-            return body
+        """The body with the model's name at the server, without any field twice.
+
+        Raises:
+            Refusal: it may name another model.
+        """
         fields = msgspec.json.decode(body, type=dict[str, Raw])
-        fields["model"] = Raw(msgspec.json.encode(self.told_model))
+        set_model(fields, self.told_model)
         return bytearray(msgspec.json.encode(fields))
 
     def forward(
@@ -344,7 +352,10 @@ for _path, _summary in (
     ("/v1/audio/translations", "Write down in English what is said"),
     ("/v1/images/edits", "Change pictures"),
 ):
-    routes.post(_path, Operation(_summary, stream=EVENT_STREAM, refusals=GENERATES))(_pass_form)
+    # The metrics know a route by its endpoint.
+    routes.post(_path, Operation(_summary, stream=EVENT_STREAM, refusals=GENERATES))(
+        functools.partial(_pass_form)
+    )
 
 
 _PREFIX: Final = "/servers/"

@@ -27,6 +27,7 @@ from gateway.http.forward import (
     passed_on,
     refusal_of,
 )
+from gateway.http.model_field import set_model
 from gateway.models.fleet import Fleet
 from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
 from gateway.system.refusal import Refusal
@@ -80,12 +81,12 @@ class UpstreamCall:
 
         Raises:
             msgspec.DecodeError: the body is no JSON object.
-            Refusal: it asks for a response that the upstream stores.
+            Refusal: it asks for a response that the upstream stores, or may name another model.
         """
         fields = msgspec.json.decode(body, type=dict[str, Raw])
         if self.http.url.path.startswith(_RESPONSES):
             _store_nothing(fields)
-        fields["model"] = Raw(msgspec.json.encode(self.told_model))
+        set_model(fields, self.told_model)
         caller = caller_of(self.http)
         if not caller.admin:
             # The order of others' requests, and how long their models stay loaded, is nothing that

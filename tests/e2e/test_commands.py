@@ -46,6 +46,8 @@ def test_chats_pass_as_they_are(gateway: Gateway) -> None:
         stream = client.chat.completions.create(model="plain", messages=[message], stream=True)
         texts = [each.choices[0].delta.content or "" for each in stream if each.choices]
         assert "".join(texts) == "0 1 2 3 4 "
+    listed = gateway.client.get("/v1/models/plain").json()
+    assert listed["abilities"] is None, "its server doesn't tell"
 
 
 def test_sound_goes_there_and_back(gateway: Gateway) -> None:

@@ -1,0 +1,157 @@
+"""Forms whose fields every server finds alike, and forms that are refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from gateway.http.form_parts import FormParts, boundary_of
+from gateway.http.model_field import check_query, set_model
+from gateway.system.refusal import Refusal
+
+NO_NAME = b"Content-Disposition: form-data"
+MODEL = b'Content-Disposition: form-data; name="model"'
+FILE = b'Content-Disposition: form-data; name="file"; filename="%b"\r\nContent-Type: audio/wav'
+
+
+def form(*parts: tuple[bytes, bytes], end: bytes = b"--B--\r\n") -> bytes:
+    return b"".join(b"--B\r\n%b\r\n\r\n%b\r\n" % each for each in parts) + end
+
+
+CHEAP = (MODEL, b"cheap")
+
+
+def read(body: bytes, step: int) -> tuple[bytes, bytes, bool]:
+    """The model, everything that passed, and whether the form has ended."""
+    parts = FormParts(b"B")
+    model, passed = b"", b""
+    for begin in range(0, len(body), step):
+        parts.add(body[begin : begin + step])
+        if not model and parts.span is not None:
+            model = bytes(parts.held[slice(*parts.span)])
+        if model:
+            passed += parts.take()
+            assert len(parts.held) < 300, "the rest isn't held"
+    return model, (passed + parts.held)[2:], parts.closed
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [CHEAP],
+        [(MODEL.replace(b'"', b""), b"cheap"), (b"content-disposition:form-data;name=x", b"")],
+        [(FILE % b"a; name=model;.wav", b"\0\r\n\r\n--A\r\n-B --B\r"), CHEAP],
+        [CHEAP, (FILE % b"C:\\a.wav", b"\r\n--" * 500), (MODEL[:-6] + b'models[]"', b"x")],
+        [CHEAP, (FILE % "ä".encode() + b"; charset=x", MODEL + b"\r\n\r\ndear")],
+        [CHEAP, (NO_NAME + b"; name=f; filename=%22.wav; filename*=UTF-8''%22", b"")],
+    ],
+)
+def test_a_form_passes_as_it_comes(parts: list[tuple[bytes, bytes]], step: int) -> None:
+    body = form(*parts)
+    assert read(body, step) == (b"cheap", body, True)
+    assert read(body.removesuffix(b"\r\n"), step)[2], "its last line may have no end"
+
+
+@pytest.mark.parametrize("step", [1, 1 << 20])
+@pytest.mark.parametrize(
+    "body",
+    [
+        form(CHEAP, (MODEL, b"dear")),
+        form(CHEAP, (FILE % b"a", b"\0" * 1000), (MODEL, b"dear")),
+        form(CHEAP, (FILE % b"a", b"\0" * 1000), (MODEL.lower().replace(b'"', b""), b"dear")),
+        *(
+            form(CHEAP, (NO_NAME + more, b"dear"))
+            for more in (
+                b"",
+                b"; name*=UTF-8''model",
+                b"; name=x; name*=UTF-8''model",
+                b'; name="x"; name="model"',
+                b'; name="x"; NAME="model"',
+                b'; name*0="mo"; name*1="del"',
+                b'; name="model[]"',
+                b'; name="Model"',
+                b'; name=" model"',
+                b'; name="m%6fdel"',
+                b'; name="mod\\el"',
+                b'; name="=?utf-8?B?bW9kZWw=?="',
+                b'; name="model"; filename="x"',
+                b'; filename="a\\"; name=model; x="; name="x"',
+                b'; filename="a\\\\"; name="x"',
+                b'; name = "model"',
+                b';\r\n name="model"',
+                b'; name="x"\r\n' + MODEL,
+                b'; name="x"\r\nContent-Disposition : form-data; name="model"',
+                b'; name="x"\nContent-Disposition: form-data; name="model"',
+                b'; name="x"\r\nContent-Type: multipart/mixed; boundary=C',
+            )
+        ),
+        form(CHEAP, (MODEL.replace(b"form-data", b"attachment"), b"dear")),
+        form(CHEAP, (FILE % b"a", b"\n--B\n" + MODEL + b"\n\ndear")),
+        form(CHEAP, (FILE % b"a", b"\r--B\r\n" + MODEL + b"\r\n\r\ndear")),
+        form(CHEAP, (FILE % b"a", b"\r\n--B \r\n" + MODEL + b"\r\n\r\ndear")),
+        form(CHEAP, (FILE % b"a", b"--B\r\n" + MODEL + b"\r\n\r\ndear")),
+        form(CHEAP, end=b"--B--") + b"\r\n" + form((MODEL, b"dear")),
+        form(CHEAP, end=b"--B--x\r\n" + form((MODEL, b"dear"))),
+        b"before\r\n" + form(CHEAP),
+    ],
+)
+def test_a_form_that_servers_may_read_otherwise_is_refused(body: bytes, step: int) -> None:
+    with pytest.raises(Refusal) as refused:
+        read(body, step)
+    assert refused.value.status == 400
+
+
+def test_a_head_without_an_end_is_not_held() -> None:
+    parts = FormParts(b"B")
+    parts.add(form(CHEAP, end=b"--B\r\nX: "))
+    parts.take()
+    with pytest.raises(Refusal, match="too long"):
+        for _ in range(17):
+            parts.add(b"x" * 1024)
+
+
+@pytest.mark.parametrize(
+    ("header", "boundary"),
+    [
+        ("multipart/form-data; boundary=----WebKitFormBoundaryx", b"----WebKitFormBoundaryx"),
+        ('Multipart/Form-Data;boundary="a b=c"', b"a b=c"),
+        ("multipart/form-data; charset=utf-8; boundary=x", b"x"),
+    ],
+)
+def test_boundaries(header: str, boundary: bytes) -> None:
+    assert boundary_of([header]) == boundary
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        ["application/json"],
+        ["multipart/form-data; boundary=a", "multipart/form-data; boundary=b"],
+        ["multipart/form-data; boundary=a; boundary=b"],
+        ["multipart/form-data; boundary=a; charset=b; boundary=b"],
+        ["multipart/form-data; boundary*=a; boundary=b"],
+        ['multipart/form-data; x="; boundary=a"; boundary=b'],
+        ["multipart/form-data; boundary=a, multipart/form-data; boundary=b"],
+        ['multipart/form-data; boundary="a\\b"'],
+        ["multipart/form-data; boundary=a b"],
+        ['multipart/form-data; boundary=""'],
+    ],
+)
+def test_ambiguous_boundaries_are_refused(headers: list[str]) -> None:
+    with pytest.raises(Refusal):
+        boundary_of(headers)
+
+
+def test_no_other_field_names_a_model() -> None:
+    fields = {"model": Raw(b"1"), "models": Raw(b"2")}
+    set_model(fields, "m")
+    assert msgspec.json.encode(fields) == b'{"model":"m","models":2}'
+    with pytest.raises(Refusal, match="Model"):
+        set_model({"model": Raw(b"1"), "Model": Raw(b"2")}, "m")
+    check_query(b"api-version=1&models=2&x=model")
+    for each in (b"model=x", b"a=b&Model=x", b"a;model=x", b"%6dodel=x", b"model[]=x", b"model"):
+        with pytest.raises(Refusal, match="model"):
+            check_query(each)
