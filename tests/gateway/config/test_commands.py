@@ -11,7 +11,7 @@ from gateway.config.layers import ConfigError
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags
-from gateway.memory.commands import estimate_of_command
+from gateway.memory.commands import estimate_of_command, loading_key
 from gateway.memory.fitting import Learned
 
 
@@ -72,3 +72,24 @@ def test_the_memory_is_as_told_else_as_measured_else_of_the_files(tmp_path: Path
     learned.put(estimate_of_command(model.settings, learned).key, 77)
     assert found(files) == ("measured", 77)
     assert found("")[0] == "assumed", "another command has other measurements"
+
+
+def test_what_a_broken_start_has_held_only_raises_the_estimate(tmp_path: Path) -> None:
+    command = 'command = ["sh", "{port}"]\n'
+    learned = Learned(tmp_path / "learned.json")
+    (model,) = models_of(_read(tmp_path, command))
+    key = estimate_of_command(model.settings, learned).key
+
+    learned.put(loading_key(key), 15_000_000)
+    assert estimate_of_command(model.settings, learned).basis == "assumed"
+    learned.put(loading_key(key), 4_100_000_000)
+    assert estimate_of_command(model.settings, learned).bytes == 4_100_000_000
+    learned.put(key, 4_300_000_000)
+    assert estimate_of_command(model.settings, learned).bytes == 4_300_000_000
+
+    (configured,) = models_of(_read(tmp_path, f'{command}memory = "60MB"'))
+    found = estimate_of_command(configured.settings, learned)
+    assert found.bytes == 60_000_000
+    assert found.why.endswith("an earlier run held 4.3 GB: raise `memory`")
+    (enough,) = models_of(_read(tmp_path, f'{command}memory = "4.2GB"'))
+    assert estimate_of_command(enough.settings, learned).too_small is None
