@@ -39,7 +39,7 @@ class CommandEstimate(Struct, frozen=True):
 
     @property
     def too_small(self) -> str | None:
-        """The end of a sentence which says that the configured memory is too small; None: it isn't."""
+        """The end of a sentence: the configured memory is too small. None: it isn't."""
         if self.held_bytes <= self.bytes * (1 + _EXCESS):
             return None
         return f"an earlier run held {format_size(self.held_bytes)}: raise `memory`"
