@@ -162,7 +162,8 @@ def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate)
     if theirs.file == own:
         here = "the present contents of the file"
     if answer.gateway is not None:
-        return f"This is by the running gateway, which has read {read}, and not by {here}."
+        but = f", and not by {here}" if here != "no file" else ""
+        return f"This is by the running gateway, which has read {read}{but}."
     return f"This is by {here}, and not by the running gateway, which has read {read}."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -112,7 +113,8 @@ def _check_models(
 @state_dir_option
 @reaches_gateway
 def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms: Any) -> None:
-    """Make an API key and print it, only this once, as the last word.
+    """Make an API key and print it, only this once, as the last word. Into a file or a pipe the key
+    is printed alone.
 
     Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options the key may
     use every model without limits.
@@ -134,7 +136,12 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
             "state folder by themselves.",
             err=True,
         )
-    click.echo(f"The key {name}, shown this once (only its hash is kept): {secret}")
+    said = f"The key {name}, shown this once (only its hash is kept)"
+    if sys.stdout.isatty():
+        click.echo(f"{said}: {secret}")
+    else:
+        click.echo(f"{said}, is the output.", err=True)
+        click.echo(secret)
 
 
 @key_command.command("revoke")

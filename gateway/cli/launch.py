@@ -152,7 +152,10 @@ def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOption
             raise
         click.echo("No gateway runs, so the model and its context aren't checked.", err=True)
         return Connection(gateway.url, name, tokens or _UNKNOWN_CONTEXT, key)
-    tokens = tokens or present_context(gateway, model) or _UNKNOWN_CONTEXT
+    if tokens is None:
+        tokens = present_context(gateway, model)
+    if tokens is None:
+        tokens = _UNKNOWN_CONTEXT
     told = served_name(model, name or "")
     return Connection(gateway.url, told, tokens, key, of_upstream=model.is_upstreams)
 
@@ -162,8 +165,9 @@ def _write(agent: Agent, connection: Connection) -> None:
         written = write(agent, connection, os.environ)
     except (OwnFileError, OSError) as error:
         raise CommandError(f"Nothing was written: {error}.") from error
+    kept = "" if written.backup is None else f", and {written.backup} what was there before"
     click.echo(
-        f"{written.path} has the settings now, and {written.backup} what was there before. "
+        f"{written.path} has the settings now{kept}. "
         f"Start {agent.title} with `{agent.file.start}`; "
         f"`bulkhead launch {agent.name} --undo` takes the settings back."
     )

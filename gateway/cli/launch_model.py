@@ -38,7 +38,7 @@ def find_model(gateway: GatewayClient, name: str | None, key: str | None) -> Mod
 
 def present_context(gateway: GatewayClient, model: ModelBody) -> int | None:
     """The context in force, in tokens; of a model that isn't loaded, the one it would be loaded
-    with. None: the gateway doesn't tell.
+    with. 0: nobody knows, as of a command. None: the gateway doesn't tell.
     """
     if model.max_model_len is not None:
         return model.max_model_len
@@ -57,6 +57,10 @@ def load_for(gateway: GatewayClient, agent: Agent, model: ModelBody, tokens: int
     # An upstream loads its own models, and only the admin key may order a load here: then the first
     # question loads the model.
     outline = None if model.is_upstreams else _outline(gateway, model.id, wanted)
+    if outline is not None and not outline.context_tokens and outline.verdict != "doesn't fit":
+        # The server of a command has its own context, which no order changes.
+        carried_out(gateway, "load", model.id, OrderOptions())
+        outline = None
     if outline is None:
         context_tokens = model.max_model_len or wanted
         if tokens is None and context_tokens < agent.least_tokens:

@@ -90,7 +90,8 @@ def choose(gateway: GatewayClient, name: str, command: str) -> Choice:
         if not _has_model(folder) and not names_gateway():
             raise NoSuchModelError(f"There is no model in {folder}: it has no config.json.")
         return Unserved(str(folder))
-    entries = [each for each in ModelsOnDisks(gateway).entries() if each.ids and not each.problem]
+    on_disks = [each for each in ModelsOnDisks(gateway).entries() if each.ids]
+    entries = [each for each in on_disks if not each.problem]
     if name and (exact := _exact(gateway, name, entries)) is not None:
         return exact
     if "/" in name:
@@ -99,7 +100,7 @@ def choose(gateway: GatewayClient, name: str, command: str) -> Choice:
         except ValueError as error:
             raise NoSuchModelError(str(error)) from error
     words = words_of(name)
-    known = [*map(_on_disk, entries), *_elsewhere(gateway)]
+    known = [*map(_on_disk, entries), *_elsewhere(gateway, on_disks)]
     here = [each for each in known if matches(words, each.known_as)]
     if here:
         chats = [each for each in here if "text" in (each.abilities or ("text",))] or here
@@ -145,16 +146,21 @@ def _on_disk(entry: ModelOnDisk) -> _Here:
     return _Here(entry.name, known_as, entry.size_bytes, entry.abilities)
 
 
-def _elsewhere(gateway: GatewayClient) -> list[_Here]:
-    """The models of upstreams, if a gateway runs."""
+def _elsewhere(gateway: GatewayClient, on_disks: list[ModelOnDisk]) -> list[_Here]:
+    """The models that are commands, and if a gateway runs those of upstreams."""
     try:
         models = gateway.models()
     except NobodyListensError:
-        return []
+        return [
+            _Here(model_id, " ".join((model_id, *each.aliases)), None, None)
+            for model_id, each in local_settings(None)[0].models.items()
+            if each.command
+        ]
+    known = {name for each in on_disks for name in each.ids}
     return [
         _Here(each.id, " ".join((each.id, *each.aliases)), None, each.abilities)
         for each in models
-        if each.is_upstreams
+        if each.is_upstreams or each.id not in known
     ]
 
 

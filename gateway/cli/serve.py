@@ -75,7 +75,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
     state_dir = StateDir.at(settings.gateway.state_dir)
     if inheritance is None:
         _leave_to_another_service(state_dir)
-    keys, certificates, listener = _opened(settings.gateway, state_dir, inheritance)
+    keys, certificates, listener = _opened(configuration, state_dir, inheritance)
     with gateway_logs(state_dir, settings.models, log.log_level, to_stderr=log.to_stderr):
         try:
             raise_file_limit()
@@ -93,13 +93,14 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
 
 
 def _opened(
-    settings: GatewaySettings, state_dir: StateDir, inheritance: Inheritance | None
+    configuration: Configuration, state_dir: StateDir, inheritance: Inheritance | None
 ) -> tuple[ApiKeys, Certificates | None, socket.socket]:
     """Lock the state folder, read the API keys and the certificate, and listen at the address.
 
     Raises:
         CommandError: one of these steps failed.
     """
+    settings = configuration.settings.gateway
     try:
         if inheritance is None:
             state_dir.acquire()
@@ -113,7 +114,11 @@ def _opened(
         return keys, certificates, bind(settings.host, settings.port)
     except PortTakenError as error:
         raise CommandError("\n".join([str(error), *_neighbour(settings)])) from error
-    except (StateDirError, KeyFileError, CertificateError) as error:
+    except StateDirError as error:
+        origin = configuration.source(("gateway", "state_dir"))
+        by = f" It is named by {origin}." if origin.kind == "environment" else ""
+        raise CommandError(f"{error}{by}") from error
+    except (KeyFileError, CertificateError) as error:
         raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(f"The state folder {state_dir.path} can't be used: {error}.") from error

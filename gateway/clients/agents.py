@@ -70,7 +70,7 @@ class Agent(Struct, frozen=True):
 
 def _claude_variables(connection: Connection) -> dict[str, str]:
     model = connection.model
-    return {
+    variables = {
         "ANTHROPIC_BASE_URL": connection.url,
         "ANTHROPIC_AUTH_TOKEN": connection.shown_key,
         "ANTHROPIC_MODEL": model,
@@ -79,12 +79,14 @@ def _claude_variables(connection: Connection) -> dict[str, str]:
         "ANTHROPIC_DEFAULT_SONNET_MODEL": model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": model,
         "CLAUDE_CODE_SUBAGENT_MODEL": model,
-        # Conversations are compacted by this. CLAUDE_CODE_AUTO_COMPACT_WINDOW knows no less than
-        # 100,000 tokens.
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(connection.context_tokens),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(connection.answer_tokens),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    if connection.context_tokens:
+        # Conversations are compacted by this. CLAUDE_CODE_AUTO_COMPACT_WINDOW knows no less than
+        # 100,000 tokens.
+        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(connection.context_tokens)
+        variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(connection.answer_tokens)
+    return variables
 
 
 def _claude(connection: Connection) -> Setup:
@@ -108,11 +110,10 @@ def _claude(connection: Connection) -> Setup:
 
 def _codex_settings(connection: Connection) -> dict[str, str]:
     """Codex's settings, each as a value in TOML."""
-    return {
-        "model": _json(connection.model),
-        "model_provider": _json(_PROVIDER),
-        "model_context_window": str(connection.context_tokens),
-    }
+    settings = {"model": _json(connection.model), "model_provider": _json(_PROVIDER)}
+    if connection.context_tokens:
+        settings["model_context_window"] = str(connection.context_tokens)
+    return settings
 
 
 # A long prompt may be computed for longer than the five minutes that Codex waits by itself.
@@ -159,7 +160,7 @@ def _opencode_settings(connection: Connection) -> Values:
             # Without this it gives up after five minutes.
             "timeout": False,
         },
-        "models": {connection.model: {"limit": limit}},
+        "models": {connection.model: {"limit": limit} if connection.context_tokens else {}},
     }
     return {("model",): name, ("small_model",): name, ("provider", _PROVIDER): provider}
 

@@ -16,8 +16,8 @@ _LONGEST_ANSWER_TOKENS: Final = 32_000
 
 class Connection(Struct, frozen=True):
     """A model of the gateway at `url`, which has no path. `context_tokens` is the longest prompt
-    and answer. `key` is an API key; None if the gateway has no keys. `of_upstream`: the model is
-    that of an upstream, which decides on its context.
+    and answer; 0: nobody knows it. `key` is an API key; None if the gateway has no keys.
+    `of_upstream`: the model is that of an upstream, which decides on its context.
     """
 
     url: str

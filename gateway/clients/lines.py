@@ -45,6 +45,11 @@ def agent_lines(agent: Agent, connection: Connection) -> Lines:
 
 
 def _remark(agent: Agent, connection: Connection) -> str | None:
+    if not connection.context_tokens:
+        return (
+            f"{agent.title} needs {agent.least_tokens:,} tokens of context: how many "
+            f"{connection.model} has is not known here."
+        )
     if connection.context_tokens >= agent.least_tokens:
         return None
     needs = (
@@ -60,12 +65,15 @@ def _remark(agent: Agent, connection: Connection) -> str | None:
     )
 
 
+_ZEDS_TOKENS: Final = 32_768
+
+
 def _zed(connection: Connection) -> str:
-    model = {
-        "name": connection.model,
-        "max_tokens": connection.context_tokens,
-        "max_output_tokens": connection.answer_tokens,
-    }
+    model: dict[str, str | int] = {"name": connection.model}
+    # Zed takes no model without a number here.
+    model["max_tokens"] = connection.context_tokens or _ZEDS_TOKENS
+    if connection.context_tokens:
+        model["max_output_tokens"] = connection.answer_tokens
     provider = {"api_url": connection.base_url, "available_models": [model]}
     settings = {"language_models": {"openai_compatible": {"Bulkhead": provider}}}
     return json.dumps(settings, indent=2, ensure_ascii=False)
@@ -73,22 +81,25 @@ def _zed(connection: Connection) -> str:
 
 def _continue(connection: Connection) -> str:
     name = json.dumps(connection.model, ensure_ascii=False)
-    return "\n".join(
-        (
-            "models:",
-            f"  - name: {name}",
-            "    provider: openai",
-            f"    model: {name}",
-            f"    apiBase: {connection.base_url}",
-            f"    apiKey: {connection.shown_key}",
+    lines = [
+        "models:",
+        f"  - name: {name}",
+        "    provider: openai",
+        f"    model: {name}",
+        f"    apiBase: {connection.base_url}",
+        f"    apiKey: {connection.shown_key}",
+    ]
+    if connection.context_tokens:
+        lines += [
             "    defaultCompletionOptions:",
             f"      contextLength: {connection.context_tokens}",
             f"      maxTokens: {connection.answer_tokens}",
-        )
-    )
+        ]
+    return "\n".join(lines)
 
 
 def _others(connection: Connection) -> str:
+    tokens = f"{connection.context_tokens} tokens" if connection.context_tokens else "not known"
     return "\n".join(
         (
             f"OpenAI's base URL     {connection.base_url}",
@@ -96,7 +107,7 @@ def _others(connection: Connection) -> str:
             f"Ollama's host         {connection.url}",
             f"API key               {connection.shown_key}",
             f"model                 {connection.model}",
-            f"context               {connection.context_tokens} tokens",
+            f"context               {tokens}",
         )
     )
 

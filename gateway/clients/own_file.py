@@ -21,12 +21,12 @@ class OwnFileError(Exception):
 
 
 class Written(Struct, frozen=True):
-    """A file that was changed. `backup` has what was there before the first change: nothing if
-    there was no file.
+    """A file that was changed. `backup` has what was there before the first change; None: nothing
+    was there.
     """
 
     path: Path
-    backup: Path
+    backup: Path | None
 
 
 def write(agent: Agent, connection: Connection, environment: Mapping[str, str]) -> Written:
@@ -46,7 +46,7 @@ def write(agent: Agent, connection: Connection, environment: Mapping[str, str]) 
     if not backup.exists():
         write_secret(backup, before)
     write_secret(path, content.encode())
-    return Written(path, backup)
+    return Written(path, backup if backup.stat().st_size else None)
 
 
 def undo(agent: Agent, environment: Mapping[str, str]) -> Path:

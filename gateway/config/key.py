@@ -47,11 +47,11 @@ Budget: TypeAlias = (
 
 
 class UnexpectedError(ValueError):
-    """A key doesn't accept `value`. `index` is the index of `value` in a list; None: the value is
-    no element of a list.
+    """A key doesn't accept `value`. `index` is the index of `value` in a list, or its name in a
+    table; None: the value is the whole value of the key.
     """
 
-    def __init__(self, value: object, index: int | None = None) -> None:
+    def __init__(self, value: object, index: int | str | None = None) -> None:
         super().__init__(value)
         self.value = value
         self.index = index
@@ -140,7 +140,8 @@ def arguments(about: str, **said: Any) -> Meta:
 
 def variables(about: str, **said: Any) -> Meta:
     """The annotation of a dict of texts: environment variables."""
-    return _meta(Key(about, 'a table of texts, as { LANG = "C" }', **said))
+    expected = 'a table of texts, as { LANG = "C" }'
+    return _meta(Key(about, expected, prepare=_check_texts, **said))
 
 
 def rank_places(about: str, most: int, **said: Any) -> Meta:
@@ -176,6 +177,8 @@ def read_value(annotation: Any, value: object) -> Any:
     prepare = key_of(annotation).prepare
     try:
         return msgspec.convert(value if prepare is None else prepare(value), annotation)
+    except UnexpectedError:
+        raise
     except ValueError as error:
         if isinstance(value, list) and (at := _AT_ELEMENT.search(str(error))):
             raise UnexpectedError(value[int(at[1])], int(at[1])) from None
@@ -204,6 +207,13 @@ def _check_budget(value: Any) -> Any:
     # With the largest total, even the smallest share that can be written is above 0 bytes.
     if value != "auto" and not parse_size(value, LARGEST_BYTES):
         raise ValueError("nothing")
+    return value
+
+
+def _check_texts(value: Any) -> Any:
+    for name, each in value.items() if isinstance(value, dict) else ():
+        if not isinstance(each, str):
+            raise UnexpectedError(each, name)
     return value
 
 

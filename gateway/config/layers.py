@@ -95,7 +95,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """
     if name in _HOMES:
         return f"unknown here; it is a key of {_HOMES[name]}"
-    if found := nearest(name, known):
+    part_of = (each for each in known if name in each.split("_"))
+    if found := nearest(name, known) or next(part_of, None):
         return f"unknown {what}; did you mean {found}?"
     if found := nearest(name, _HOMES):
         return f"unknown {what}; did you mean {found} in {_HOMES[found]}?"

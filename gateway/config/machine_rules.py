@@ -151,13 +151,15 @@ def _read_key(path: str, hint: str) -> str:
     """`hint` says how to get the file. Raises: ValueError: the key file can't be used."""
     file = expand_home(path)
     try:
-        read_secret(file)
+        text = read_secret(file).decode("ascii", "replace")
     except FileNotFoundError:
         raise ValueError(f"there is no file {file}: {hint}") from None
     except PermissionError as error:
         raise ValueError(f"{file} can't be used: {error.strerror}; `chmod 600 {file}`") from error
     except OSError as error:
         raise ValueError(f"{file} can't be read: {error.strerror}") from error
+    if len(text.split()) != 1 or not text.strip().isascii():
+        raise ValueError(f"{file} holds no key, which is one word: {hint}")
     return ""
 
 

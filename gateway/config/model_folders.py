@@ -218,7 +218,7 @@ def find_program(name: str, folder: str | None) -> str:
     interpreter.
 
     Raises:
-        NotThereError: there is no such program, or it may not be run.
+        NotThereError: there is no such program, or it may not be run, or there is no such folder.
     """
     at = expand_home(folder or "~")
     if os.sep in name:
@@ -230,6 +230,8 @@ def find_program(name: str, folder: str | None) -> str:
         raise NotThereError(
             f"There is no program {name} that may be run: name its path, or install it.", name
         )
+    if not at.is_dir():
+        raise NotThereError(f"There is no folder {at} for the program to work in.", found)
     return found
 
 

@@ -199,7 +199,9 @@ class _Reading:
                 }
         settings = Settings(**found)
         for place, message in complaints(settings):
-            self._complain(place, message)
+            # Without its command a model seems to have keys that don't belong to it.
+            if (*place[:2], "command") not in self._wrong or place[2:] == ("command",):
+                self._complain(place, message)
         for place, message in group_complaints(settings):
             if (*place[:2], "models") not in self._wrong:
                 self._complain(place, message)
@@ -320,6 +322,12 @@ class _Reading:
                 self._complain(element, unexpected(keys[name].key, error.value))
         for name, definition in keys.items():
             if section is ModelSettings and name == "path" and "command" in given:
+                if not values["command"] and name not in given:
+                    # No folder is to be looked for. An empty list is reported here alone.
+                    self._wrong.add((*table, name))
+                    if (*table, "command") not in self._wrong:
+                        self._wrong.add((*table, "command"))
+                        self._complain((*table, "command"), "it is empty: the program comes first")
                 continue
             if definition.required and name not in given:
                 self._wrong.add((*table, name))

@@ -5,6 +5,7 @@ Each rule yields the place of each mistake in the configuration, with a message.
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -224,6 +225,9 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
 
 
 _PLACES: Final = ("{port}", "{socket}")
+# Less like a place are words that the program itself may know, as {host}.
+_MISSPELT: Final = 0.8
+_BRACED: Final = re.compile(r"\{[a-z]+\}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -246,6 +250,10 @@ def _commands(settings: Settings) -> Iterator[Complaint]:
                 (*at, "command"),
                 "it names neither {port} nor {socket}, so the server isn't told where to listen",
             )
+        for word in _BRACED.findall(told):
+            meant = next(iter(difflib.get_close_matches(word, _PLACES, 1, _MISSPELT)), word)
+            if meant != word:
+                yield (*at, "command"), f"{word} stands for nothing; did you mean {meant}?"
         for name in model.environment:
             if not _VARIABLE.fullmatch(name) or name.startswith("BULKHEAD_"):
                 yield (*at, "environment", name), f"{toml_text(name)} is no name for a variable"
@@ -270,15 +278,28 @@ def _upstreams(settings: Settings) -> Iterator[Complaint]:
                 "begin with a letter or digit",
             )
         url = upstream.url
-        found = _UPSTREAM.fullmatch(url)
         # A missing `url` is reported elsewhere.
-        if url and (found is None or int(found["port"] or 1) > _LAST_PORT or set(url) & {*"?#@"}):
+        if url and (fault := _fault(url)) is not None:
             yield (
                 ("upstreams", name, "url"),
-                f"{toml_text(url)} is no address of a server, as https://box.local:8642/v1",
+                (f"{fault}: expected an address such as https://box.local:8642/v1"),
             )
         elif upstream.certificate is not None and not url.startswith("https:"):
             yield ("upstreams", name, "certificate"), "only an address with https has one"
+
+
+def _fault(url: str) -> str | None:
+    """Why this is no address of an upstream; None if it is one. A password isn't repeated."""
+    if "@" in url:
+        return "a name and a password can't stand in it (@), and a key belongs into key_file"
+    if {*"?#"} & {*url}:
+        return f"{toml_text(url)} has more than a path behind its host (? or #)"
+    found = _UPSTREAM.fullmatch(url)
+    if found is None:
+        return f"{toml_text(url)} is no address of a server"
+    if int(found["port"] or 1) > _LAST_PORT:
+        return f"{found['port']} is no port, as the last one is {_LAST_PORT}"
+    return None
 
 
 def _is_one_line(text: str) -> bool:

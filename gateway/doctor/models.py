@@ -133,6 +133,13 @@ def _look_at_command(model_id: str, installation: Installation) -> Iterator[Find
         )
     elif trouble is not None:
         yield judge_trouble(model_id, trouble)
+    elif found.too_small is not None:
+        yield warning(
+            _CHECK,
+            f"It {asks}.",
+            f"Raise models.{model_id}.memory: a run that outgrows it may be ended.",
+            subject=model_id,
+        )
     else:
         yield ok(_CHECK, f"{program} may be run; it {asks}.", subject=model_id)
 

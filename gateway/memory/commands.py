@@ -14,6 +14,7 @@ from gateway.config.model_folders import expand_home
 from gateway.config.model_settings import ModelSettings
 from gateway.memory.estimate import EstimateLine
 from gateway.memory.fitting import Learned, Outline
+from gateway.system.notation import format_size
 
 # The memory of a program beside its files, and more than most programs need beside a small model.
 _PROGRAM_BYTES: Final = 500_000_000
@@ -22,21 +23,33 @@ _ASSUMED_BYTES: Final = 2_000_000_000
 Basis: TypeAlias = Literal["configured", "measured", "files", "assumed"]
 
 
+# `memory` may be exceeded by this share before it is called too small.
+_EXCESS: Final = 0.05
+
+
 class CommandEstimate(Struct, frozen=True):
     """The bytes to ask for, what they are based on, and the `key` by which the command's
-    measurements are kept.
+    measurements are kept. If the bytes are configured, an earlier run has held `held_bytes`.
     """
 
     bytes: int
     basis: Basis
     key: str
+    held_bytes: int = 0
+
+    @property
+    def too_small(self) -> str | None:
+        """The end of a sentence: the configured memory is too small. None: it isn't."""
+        if self.held_bytes <= self.bytes * (1 + _EXCESS):
+            return None
+        return f"an earlier run held {format_size(self.held_bytes)}: raise `memory`"
 
     @property
     def why(self) -> str:
         """Where the number comes from, as the end of a sentence."""
         match self.basis:
             case "configured":
-                return "as the key memory says"
+                return "; ".join(filter(None, ("as the key memory says", self.too_small)))
             case "measured":
                 return "the most that an earlier run has held"
             case "files":
@@ -52,14 +65,24 @@ def estimate_of_command(settings: ModelSettings, learned: Learned) -> CommandEst
         OSError: a file or folder can't be looked at.
     """
     key = _key(settings)
+    ready_bytes = learned.fixed_bytes(key)
+    held_bytes = max(ready_bytes or 0, learned.fixed_bytes(loading_key(key)) or 0)
     if settings.memory_bytes is not None:
-        return CommandEstimate(settings.memory_bytes, "configured", key)
-    if (measured_bytes := learned.fixed_bytes(key)) is not None:
-        return CommandEstimate(measured_bytes, "measured", key)
-    if settings.files:
+        return CommandEstimate(settings.memory_bytes, "configured", key, held_bytes)
+    found = CommandEstimate(_ASSUMED_BYTES, "assumed", key)
+    if ready_bytes is None and settings.files:
         file_bytes = sum(_size(expand_home(each)) for each in settings.files)
-        return CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
-    return CommandEstimate(_ASSUMED_BYTES, "assumed", key)
+        found = CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
+    if ready_bytes is not None or held_bytes > found.bytes:
+        return CommandEstimate(held_bytes, "measured", key)
+    return found
+
+
+def loading_key(key: str) -> str:
+    """The key of the most bytes that a command has held before it was ready. It may have been ended
+    early, so these bytes only raise an estimate.
+    """
+    return f"{key}|loading"
 
 
 def outline_of_command(

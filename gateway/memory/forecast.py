@@ -76,7 +76,10 @@ def _sentences(
 ) -> Iterator[str]:
     """`wanted` are the model and the models that are loaded together with it."""
     if not found.loads:
-        yield f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} loaded already."
+        allocations = (admission.ledger.allocation(each) for each in wanted)
+        loading = any(each is not None and each.ready_at is None for each in allocations)
+        how = "being loaded" if loading else "loaded already"
+        yield f"{', '.join(wanted)} {'is' if len(wanted) == 1 else 'are'} {how}."
         return
     along = sorted(set(found.loads) - {found.model})
     needed, usable = format_size(found.needed_bytes), format_size(found.usable_bytes)

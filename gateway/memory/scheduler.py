@@ -16,6 +16,7 @@ from gateway.config.settings import Settings
 from gateway.memory import explain
 from gateway.memory.admission import Admission, Shortage
 from gateway.memory.allocation import Allocation, MemoryNeed
+from gateway.memory.commands import loading_key
 from gateway.memory.estimate import Estimate
 from gateway.memory.estimator import AbsentError, Estimator, Known, UnreadableFilesError
 from gateway.memory.execution import (
@@ -265,13 +266,17 @@ class MemoryScheduler:
         if key is not None and not _same(fixed_bytes, self._learned.fixed_bytes(key)):
             self._write(functools.partial(self._learned.put, key, fixed_bytes), "learn")
 
-    def learn_peak(self, model_id: str, peak_bytes: int) -> None:
-        """Remember the most bytes that a command has held, for its next start."""
-        if (estimated := self._estimator.commands.get(model_id)) is None:
+    def learn_peak(self, model_id: str, peak_bytes: int, *, ready: bool) -> None:
+        """Remember the most bytes that a command has held, for its next start. Before it is `ready`
+        only more than it has asked for says anything.
+        """
+        estimated = self._estimator.commands.get(model_id)
+        if estimated is None or not (ready or peak_bytes > estimated.bytes):
             return
-        known_bytes = self._learned.fixed_bytes(estimated.key) or 0
+        key = estimated.key if ready else loading_key(estimated.key)
+        known_bytes = self._learned.fixed_bytes(key) or 0
         if peak_bytes > known_bytes * (1 + _SAME):
-            self._write(functools.partial(self._learned.put, estimated.key, peak_bytes), "learn")
+            self._write(functools.partial(self._learned.put, key, peak_bytes), "learn")
 
     def learn_process(self, process_bytes: int) -> None:
         """Remember the bytes of a worker without a model."""

@@ -197,7 +197,8 @@ class ModelMemory:
             worker.memory.idle_bytes = held_bytes
             self._scheduler.learn(self.model.id, held_bytes)
         if is_command:
-            self._scheduler.learn_peak(self.model.id, worker.memory.peak_footprint_bytes)
+            peak_bytes = worker.memory.peak_footprint_bytes
+            self._scheduler.learn_peak(self.model.id, peak_bytes, ready=ready)
         if ready and is_command:
             self._worker = worker
             self._answer_for(worker)

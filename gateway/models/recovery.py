@@ -197,7 +197,11 @@ class Recovery:
         if ordered:
             self._condition.handle(ModelEvent.EXIT)
         else:
-            how = str(status) if worker.loss is None else None
+            # The last line of a guard says how its server ended. An end by order has its reason.
+            by_itself = status.code is not None and worker.mark is not None
+            by_order = status.code == 0 and self._condition.end_reason is not None
+            told = worker.loss is not None or by_itself or by_order
+            how = None if told else str(status)
             self._judge(ModelEvent.EXIT, reason, how, self.last_exit.log_tail)
 
     def not_started(self, error: Exception) -> None:

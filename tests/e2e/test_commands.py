@@ -176,6 +176,9 @@ def test_a_command_that_ends_at_once_says_why(gateway: Gateway) -> None:
     refused = gateway.chat("hi", "broken")
     assert refused.status_code == 503
     assert "this server can't start" in refused.text
+    reason = gateway.model("broken")["reason"]
+    assert reason.count("exit code") == 1, "the server's own, and not the guard's"
+    assert "exit code 1 " in reason
 
 
 def test_the_death_of_a_server_is_said_and_another_one_starts(gateway: Gateway) -> None:
@@ -183,6 +186,8 @@ def test_the_death_of_a_server_is_said_and_another_one_starts(gateway: Gateway) 
     refused = gateway.chat("hi", "plain", die=3)
     assert refused.status_code == 502
     assert "The server of 'plain'" in refused.json()["error"]["message"]
+    eventually(lambda: bool(gateway.events("exit")))
+    assert gateway.events("exit")[-1]["code"] == 3
     # As clients do, which send a request again after a 502.
     eventually(lambda: gateway.chat("hi", "plain").status_code == 200)
 
@@ -237,14 +242,28 @@ def test_a_server_that_hangs_is_replaced() -> None:
 
 
 def test_the_memory_of_a_command_is_learned() -> None:
-    config = table("w", "--eat", "300")
+    config = table("w", "--eat", "300") + table("broken", "--fail", "--eat", "1")
     with serving(config) as gateway:
+        assert gateway.chat("hi", "broken").status_code == 503
+        estimated = gateway.client.get("/admin/v1/models/broken/estimate")
+        assert "an assumption" in estimated.text, "it was never ready"
         assert gateway.load("w")["floor_bytes"] == 2_000_000_000, "assumed"
         gateway.say("hi", "w", eat=100)
         eventually(lambda: gateway.model("w")["worker"]["peak_footprint_bytes"] > 420_000_000)
         gateway.order("unload", "w").raise_for_status()
         learned = gateway.load("w")["floor_bytes"]
         assert 420_000_000 < learned < 600_000_000, "the peak"
+
+
+def test_a_memory_that_is_too_small_is_spoken_of() -> None:
+    config = "[memory]\nbudget = 200_000_000\n"
+    config += table("w", "--eat", "300", "--slow-start", "60", memory="60MB")
+    with serving(config) as gateway:
+        gateway.order("load", "w")
+        eventually(lambda: bool(gateway.events("exit")))
+        assert "exit code 0" not in gateway.model("w")["reason"]
+        estimated = gateway.client.get("/admin/v1/models/w/estimate")
+        assert "raise `memory`" in estimated.text
 
 
 def test_pinned_preloaded_and_grouped_commands_are_as_workers_are() -> None:

@@ -130,7 +130,9 @@ class Guard:
         return grace_s(held) + _SPARE_S
 
     def run(self) -> int:
-        """Run until the server is to end, or has ended. Returns the exit status of the guard."""
+        """Run until the server is to end, or has ended. Returns the exit status of the guard:
+        after an end of the server that of the server.
+        """
         heartbeat_at = time.monotonic()
         while not self._stops:
             self._link.wait(max(0.0, heartbeat_at - time.monotonic()))
@@ -147,7 +149,7 @@ class Guard:
                 ready = self._health is not None and self._health.ready
                 if not self._server.alive(ready=ready):
                     logger.error("%s", self._server.obituary())
-                    return 1
+                    return self._server.exit_code
             if due:
                 heartbeat_at = time.monotonic() + _HEARTBEAT_S
                 self._send_heartbeat()

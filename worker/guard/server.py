@@ -119,6 +119,12 @@ class CommandServer:
                 if each.pid != self._first.pid and each.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(each.pid, os.WNOHANG)
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of an ended command; after a signal 128 and its number, as shells say."""
+        code = self._first.returncode or 0
+        return code if code >= 0 else 128 - code
+
     def obituary(self) -> str:
         """How the command has ended, and what it said last."""
         code = self._first.returncode or 0

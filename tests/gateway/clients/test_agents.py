@@ -98,3 +98,12 @@ def test_every_client_has_lines_with_address_and_model() -> None:
     assert shlex.split(lines["claude"].text)[0] == "unset"
     zed = json.loads(lines["zed"].text)["language_models"]["openai_compatible"]["Bulkhead"]
     assert zed["available_models"][0]["max_tokens"] == 65_536
+
+
+def test_a_context_that_nobody_knows_is_not_named() -> None:
+    for each in all_lines(Connection("http://127.0.0.1:8642", "whisper", 0)):
+        assert "CONTEXT" not in each.text
+        assert "context_window" not in each.text
+        assert "contextLength" not in each.text
+        assert '"limit"' not in each.text
+        assert each.client not in AGENTS or "not known here" in str(each.remark)

@@ -11,7 +11,7 @@ from gateway.config.layers import ConfigError
 from gateway.config.model import models_of
 from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags
-from gateway.memory.commands import estimate_of_command
+from gateway.memory.commands import estimate_of_command, loading_key
 from gateway.memory.fitting import Learned
 
 
@@ -32,13 +32,16 @@ def test_a_program_takes_the_place_of_a_folder(tmp_path: Path) -> None:
     ("table", "said"),
     [
         ('command = ["sh", "serve"]', "neither {port} nor {socket}"),
-        ("command = []", "path: It is empty"),
+        ("command = []", "command: it is empty"),
+        ('command = "sh -c foo"', "command: expected a list of texts"),
+        ('command = ["sh", "{port}", "{prot}"]', "did you mean {port}?"),
+        ('command = ["sh", "{port}"]\nfolder = "/no-such-folder"', "no folder /no-such-folder"),
         ('command = ["no-such-program-here", "{port}"]', "no program"),
         ('command = ["sh", "{port}"]\nkv_bits = 4', "kv_bits: only a model with a path"),
         ('path = "demo"\nmemory = "1GB"', "memory: only a model with a command"),
         ('command = ["sh", "{port}"]\npath = "demo"', "path: only a model with a path"),
         ('command = ["sh", "{port}"]\nenvironment = { BULKHEAD_X = "1" }', "no name"),
-        ('command = ["sh", "{port}"]\nenvironment = { A = 1 }', "environment"),
+        ('command = ["sh", "{port}"]\nenvironment = { A = 1 }', "environment.A: expected"),
         ('command = ["sh", "{port}"]\nhealth = "health"', "begins with /"),
         ('command = ["sh", "{port}"]\npaths = ["own"]', "doesn't begin with /"),
         ('command = ["sh", "{port}"]\nfiles = ["here"]', "not an absolute path"),
@@ -48,6 +51,38 @@ def test_mistakes_are_named(tmp_path: Path, table: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         _read(tmp_path, table)
     assert said in str(caught.value)
+    assert "path: It is empty" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://user:secret@box.local/v1", "key_file"),
+        ("http://box.local/v1?x=1", "(? or #)"),
+        ("http://box.local:99999/v1", "99999 is no port"),
+        ("box.local", "is no address of a server"),
+    ],
+)
+def test_the_address_of_an_upstream_is_judged_without_its_password(
+    tmp_path: Path, url: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _read(tmp_path, f'path = "demo"\n[upstreams.y]\nurl = "{url}"')
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_key_file_holds_a_key_and_is_named_for_key(tmp_path: Path) -> None:
+    file = tmp_path / "box.key"
+    file.write_text("The key desk, shown this once: sk-bulkhead-x\n")
+    file.chmod(0o600)
+    table = 'path = "demo"\n[upstreams.y]\nurl = "http://box.local/v1"\n'
+    with pytest.raises(ConfigError, match="holds no key, which is one word"):
+        _read(tmp_path, f'{table}key_file = "{file}"')
+    file.write_text("sk-bulkhead-x\n")
+    _read(tmp_path, f'{table}key_file = "{file}"')
+    with pytest.raises(ConfigError, match=r"did you mean key_file\?"):
+        _read(tmp_path, f'{table}key = "abc"')
 
 
 def test_the_memory_is_as_told_else_as_measured_else_of_the_files(tmp_path: Path) -> None:
@@ -72,3 +107,24 @@ def test_the_memory_is_as_told_else_as_measured_else_of_the_files(tmp_path: Path
     learned.put(estimate_of_command(model.settings, learned).key, 77)
     assert found(files) == ("measured", 77)
     assert found("")[0] == "assumed", "another command has other measurements"
+
+
+def test_what_a_broken_start_has_held_only_raises_the_estimate(tmp_path: Path) -> None:
+    command = 'command = ["sh", "{port}"]\n'
+    learned = Learned(tmp_path / "learned.json")
+    (model,) = models_of(_read(tmp_path, command))
+    key = estimate_of_command(model.settings, learned).key
+
+    learned.put(loading_key(key), 15_000_000)
+    assert estimate_of_command(model.settings, learned).basis == "assumed"
+    learned.put(loading_key(key), 4_100_000_000)
+    assert estimate_of_command(model.settings, learned).bytes == 4_100_000_000
+    learned.put(key, 4_300_000_000)
+    assert estimate_of_command(model.settings, learned).bytes == 4_300_000_000
+
+    (configured,) = models_of(_read(tmp_path, f'{command}memory = "60MB"'))
+    found = estimate_of_command(configured.settings, learned)
+    assert found.bytes == 60_000_000
+    assert found.why.endswith("an earlier run held 4.3 GB: raise `memory`")
+    (enough,) = models_of(_read(tmp_path, f'{command}memory = "4.2GB"'))
+    assert estimate_of_command(enough.settings, learned).too_small is None
