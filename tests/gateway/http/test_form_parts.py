@@ -109,7 +109,7 @@ def test_a_head_without_an_end_is_not_held() -> None:
     parts.take()
     parts.add(b"x" * (15 << 10))
     with pytest.raises(Refusal, match="too long"):
-        parts.add(b"x" * (1 << 10))
+        parts.add(b"x" * (2 << 10))
 
 
 @pytest.mark.parametrize(
