@@ -41,7 +41,8 @@ def test_addresses(tmp_path: Path, url: str) -> None:
 )
 def test_what_is_no_address(tmp_path: Path, url: str) -> None:
     (mistake,) = _mistakes(tmp_path, f'url = "{url}"')
-    assert "is no address of a server" in mistake
+    assert "expected an address such as https://box" in mistake
+    assert "secret" not in mistake
 
 
 @pytest.mark.parametrize("name", ['"a/b"', '"a b"', '".a"'])

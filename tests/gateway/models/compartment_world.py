@@ -41,6 +41,7 @@ class ScriptedWorker:
     """Keeps what it is told, and says what the test has it say."""
 
     def __init__(self, supervisor: Listener, incarnation: int) -> None:
+        self.mark: str | None = None
         self.incarnation = incarnation
         self.pid = 1000 + incarnation
         self.memory = WorkerMemory()
