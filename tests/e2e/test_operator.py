@@ -37,6 +37,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
     assert set(status) == {
         "version",
         "pid",
+        "instance",
         "uptime_s",
         "state",
         "reason",
