@@ -16,6 +16,9 @@ from gateway.http.errors import invalid
 # Go's servers ignore the case of a field's name, and PHP's and Node's take brackets for a list.
 _SPELLINGS: Final = re.compile(r"\s*model\s*(\[.*)?", re.I | re.S)
 
+# With these OpenRouter and LiteLLM are told of models to take instead.
+_OTHERS: Final = ("models", "fallbacks")
+
 
 def may_mean_model(name: str) -> bool:
     """Whether some server takes a field of this name for `model`."""
@@ -27,6 +30,8 @@ def set_model(fields: dict[str, Raw], model: str) -> None:
     for name in fields:
         if name != "model" and may_mean_model(name):
             raise invalid(f"{name[:40]!r} may mean the model: send model alone.", "model")
+        if name in _OTHERS:
+            raise invalid(f"{name} would name further models: send model alone.", name)
     fields["model"] = Raw(msgspec.json.encode(model))
 
 

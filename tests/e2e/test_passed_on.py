@@ -118,9 +118,14 @@ def test_no_json_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
     assert answer.status_code == 200, answer.text
     assert provider.bodies[-1] == b'{"model":"cheap","x":"&model=other&"}'
     assert b"content-type: application/json" in provider.heads[-1]
-    both = {"model": "prov/cheap", "MODEL": "dear"}
-    refused = gateway.client.post("/v1/audio/speech", json=both, headers=key)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    for name, value, param in (
+        ("MODEL", "dear", "model"),
+        ("models", ["dear"], "models"),
+        ("fallbacks", ["dear"], "fallbacks"),
+    ):
+        both = {"model": "prov/cheap", name: value}
+        refused = gateway.client.post("/v1/audio/speech", json=both, headers=key)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_what_is_served_counts_under_its_path_and_with_its_outcome(keyed: Keyed) -> None:
