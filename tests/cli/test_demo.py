@@ -55,8 +55,8 @@ def test_cleans_up_when_it_is_ended(folder: Path, number: int, exit_status: int)
         gateway_pid = _read_gateway_pid(running)
         running.send_signal(number)
         _, stderr = running.communicate(timeout=60)
-    # If Ctrl-C meets code that runs in exec(), as a dataclass is made, `python -m` ends by the signal
-    # in the end, although the exception was caught. For a shell both are the same.
+    # Where Ctrl-C has met code in exec(), which makes dataclasses, `python -m` ends by the signal,
+    # although the exception was caught. For a shell both are the same.
     code = running.returncode
     assert (128 - code if code < 0 else code, stderr) == (exit_status, "")
     assert gone(gateway_pid)

@@ -52,9 +52,11 @@ class TestExample:
         text = text.replace("~/tls", str(tmp_path))
         key = tmp_path / "studio2.key"
         key.touch(0o600)
+        key.write_text("key")
         text = text.replace("~/studio2.key", str(key))
         upstreams_key = tmp_path / "box.key"
         upstreams_key.touch(0o600)
+        upstreams_key.write_text("key")
         text = text.replace("~/box.key", str(upstreams_key))
         text = text.replace("~/box.crt", str(tmp_path / "mac.crt"))
         configuration = _read(tmp_path, text)
