@@ -146,11 +146,12 @@ def test_ambiguous_boundaries_are_refused(headers: list[str]) -> None:
 
 
 def test_no_other_field_names_a_model() -> None:
-    fields = {"model": Raw(b"1"), "models": Raw(b"2")}
+    fields = {"model": Raw(b"1"), "modelling": Raw(b"2")}
     set_model(fields, "m")
-    assert msgspec.json.encode(fields) == b'{"model":"m","models":2}'
-    with pytest.raises(Refusal, match="Model"):
-        set_model({"model": Raw(b"1"), "Model": Raw(b"2")}, "m")
+    assert msgspec.json.encode(fields) == b'{"model":"m","modelling":2}'
+    for name in ("Model", "models", "fallbacks"):
+        with pytest.raises(Refusal, match=name):
+            set_model({"model": Raw(b"1"), name: Raw(b"2")}, "m")
     check_query(b"api-version=1&models=2&x=model")
     for each in (b"model=x", b"a=b&Model=x", b"a;model=x", b"%6dodel=x", b"model[]=x", b"model"):
         with pytest.raises(Refusal, match="model"):
