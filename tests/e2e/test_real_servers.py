@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.commands import guarded, mlx_lm_server, serving
+from tests.support.commands import guarded, mlx_lm_server, real_server, serving
 from tests.support.gateway import Gateway, eventually
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -30,14 +30,7 @@ def _llama(folder: Path) -> str:
         pytest.skip("needs llama-server")
     model = folder / "model.gguf"
     write_tiny_gguf(model)
-    command = ["llama-server", "-m", str(model), "--port", "{port}"]
-    return f"""
-[models.other]
-command = {json.dumps(command)}
-health = "/health"
-name = "default_model"
-memory = "1GB"
-"""
+    return real_server("llama-server", "-m", str(model))
 
 
 @pytest.fixture(scope="module", params=[_mlx_lm, _llama])

@@ -59,10 +59,14 @@ def mlx_lm_server(folder: Path) -> str:
     """
     build_model(folder / "source", AGENT, DEMO_FOLDER)
     copy_without_end(folder / "source", folder / "model")
-    command = ["mlx_lm.server", "--model", str(folder / "model"), "--port", "{port}"]
+    return real_server("mlx_lm.server", "--model", str(folder / "model"))
+
+
+def real_server(*command: str) -> str:
+    """A table of the model `other`, whose command is another project's server."""
     return f"""
 [models.other]
-command = {json.dumps(command)}
+command = {json.dumps([*command, "--port", "{port}"])}
 health = "/health"
 name = "default_model"
 memory = "1GB"
