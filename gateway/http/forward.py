@@ -142,9 +142,9 @@ class Forwarded(Response):
         whole: asyncio.Event | None = None,
         hides_usage: bool = False,
     ) -> None:
-        """The answer may pause for `silence_s`. `hides_usage`: the usage in a stream is not for the
-        client. `whole` is set when the body of the request has
-        been read; None: it has been read before.
+        """The answer may pause for `silence_s`. `whole` is set when the body of the request has
+        been read; None: it has been read before. `hides_usage`: the usage in a stream is not for
+        the client.
         """
         self.background = None
         self._opened = opened
