@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Of the processes that the tests start; this one has its path already.
 _ABSENT = str(Path(__file__).parent / "support" / "absent")
 os.environ["PYTHONPATH"] = os.pathsep.join([_ABSENT, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# Thousands of modules and tests are made now, and stay: to search them for garbage again and again
+# would take a fifth of the time.
+gc.disable()
 
 # Some tests run engines in their own process, and import what workers do.
 keep_import_structure()
@@ -49,9 +54,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
-    for each in items:
-        if each.get_closest_marker("outside_our_hands"):
-            each.add_marker(pytest.mark.flaky(reruns=1))
+    for item in items:
+        if item.get_closest_marker("outside_our_hands"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _turn(item: pytest.Item) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.support.gateway import Gateway
+
+if TYPE_CHECKING:
+    # Its import takes four seconds of every process that collects the tests.
+    import anthropic
 
 ASKED: dict[str, Any] = {
     "model": "demo",
@@ -36,6 +39,8 @@ def gateway(own_gateway: Gateway) -> Gateway:
 
 @pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
         yield client
 
@@ -136,6 +141,8 @@ def test_tools(client: anthropic.Anthropic, choice: Any) -> None:
 def test_what_is_wrong_is_said(
     client: anthropic.Anthropic, changes: dict[str, Any], said: str
 ) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError, match=said) as caught:
         client.messages.create(**{**ASKED, **changes})
     error = caught.value.body["error"]  # type: ignore[index, call-overload]
@@ -227,6 +234,8 @@ def test_as_a_coding_agent_asks(client: anthropic.Anthropic) -> None:
 
 def test_blocks_that_nobody_knows(client: anthropic.Anthropic) -> None:
     """Of Anthropic's servers, or of a time to come."""
+    import anthropic
+
     found = {"type": "web_search_result", "title": "Rain", "url": "http://a.b", "page_age": None}
     assistants: Any = [
         {"type": "redacted_thinking", "data": "AAAA"},
@@ -311,6 +320,8 @@ def test_what_only_anthropic_runs_is_left_out_and_named(
 
 def test_a_deferred_tool_is_told_where_a_result_refers_to_it(client: anthropic.Anthropic) -> None:
     """As Claude's ToolSearch does it: what comes before stays as it was computed."""
+    import anthropic
+
     search: Any = {"name": "ToolSearch", "description": "Find. " * 60, "input_schema": SCHEMA}
     later: Any = {**TOOL, "defer_loading": True}
     other: Any = {**later, "name": "get_time", "description": "Never. " * 300}
@@ -345,6 +356,8 @@ def test_a_deferred_tool_is_told_where_a_result_refers_to_it(client: anthropic.A
 
 
 def test_unknown_models_are_not_found(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(**{**ASKED, "model": "claude-none"})
     assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]

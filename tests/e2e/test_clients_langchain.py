@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import openai
 import pytest
-from langchain_core.exceptions import ContextOverflowError
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.support.gateway import Gateway
+
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
+
+pytestmark = pytest.mark.slow
 
 QUESTION = "What is Bulkhead?"
 
 
 def _chat(gateway: Gateway, **fields: object) -> ChatOpenAI:
+    # At the top of the file this import would cost every process of a run two seconds.
+    from langchain_openai import ChatOpenAI
+
     settings = {"model": "demo", "temperature": 0, "max_retries": 2, **fields}
     return ChatOpenAI(base_url=f"{gateway.url}/v1", api_key="none", **settings)
 
@@ -30,7 +37,6 @@ def test_a_whole_answer(gateway: Gateway, whole: str) -> None:
     assert answer.usage_metadata["output_tokens"] > 1
 
 
-@pytest.mark.slow
 def test_a_streamed_answer(gateway: Gateway, whole: str) -> None:
     pieces = list(_chat(gateway, stream_usage=True).stream(QUESTION))
     assert len(pieces) > 1
@@ -39,13 +45,14 @@ def test_a_streamed_answer(gateway: Gateway, whole: str) -> None:
     assert sum(each["output_tokens"] for each in counted) > 1
 
 
-@pytest.mark.slow
 async def test_an_asynchronous_answer(gateway: Gateway, whole: str) -> None:
     assert (await _chat(gateway).ainvoke(QUESTION)).content == whole
     assert "".join([str(each.content) async for each in _chat(gateway).astream(QUESTION)]) == whole
 
 
 def test_a_conversation(gateway: Gateway) -> None:
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+
     messages = [
         SystemMessage("Be brief."),
         HumanMessage(QUESTION),
@@ -55,15 +62,15 @@ def test_a_conversation(gateway: Gateway) -> None:
     assert _chat(gateway, max_tokens=8).invoke(messages).usage_metadata["output_tokens"] == 8
 
 
-@pytest.mark.slow
 def test_stop_sequences(gateway: Gateway, whole: str) -> None:
     stop = whole[10:20]
     assert _chat(gateway).invoke(QUESTION, stop=[stop]).content == whole[: whole.index(stop)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_completion(gateway: Gateway, *, stream: bool) -> None:
+    from langchain_openai import OpenAI
+
     model = OpenAI(
         model="demo", base_url=f"{gateway.url}/v1", api_key="none", temperature=0, max_tokens=8
     )
@@ -74,6 +81,8 @@ def test_a_completion(gateway: Gateway, *, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_context_is_its_own_exception(gateway: Gateway, *, stream: bool) -> None:
+    from langchain_core.exceptions import ContextOverflowError
+
     model = _chat(gateway)
     ask = model.stream if stream else model.invoke
     with pytest.raises(ContextOverflowError):

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
-from anthropic.types.shared import ErrorResponse
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.support.gateway import START_S, Gateway, eventually
@@ -124,6 +122,9 @@ def test_what_was_not_asked_for_is_the_models_own(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("asked", MESSAGES.values(), ids=MESSAGES)
 def test_messages(gateway: Gateway, asked: dict[str, Any]) -> None:
+    # This import takes four seconds: at the top of the file, every process of a run would pay them.
+    from anthropic.types import Message, RawMessageStreamEvent
+
     question = {"role": "user", "content": "What can you do?"}
     body = {"model": "demo", "max_tokens": 300, "messages": [question], "temperature": 0, **asked}
     whole = gateway.client.post("/v1/messages", json=body)
@@ -136,6 +137,9 @@ def test_messages(gateway: Gateway, asked: dict[str, Any]) -> None:
 
 
 def test_counts_and_errors_of_messages(gateway: Gateway) -> None:
+    from anthropic.types import MessageTokensCount
+    from anthropic.types.shared import ErrorResponse
+
     body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
     counted = gateway.client.post("/v1/messages/count_tokens", json=body)
     decode(MessageTokensCount, counted.json(), ANTHROPIC)
