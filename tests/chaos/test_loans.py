@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from gateway.memory.loans import RECALL_S
-from tests.chaos.test_memory_pressure import Sampler
 from tests.support import faults, shapes
 from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.held import Sampler
 
 CONFIG = "[memory]\nordinary_tokens = 256\n[queue]\nmax_wait_s = 10.0\n"
 PROMPT = [7] * 20

@@ -29,8 +29,8 @@ _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 # Rounding differs by less, and tokens that are wrong differ by more.
 _NEARLY: Final = 0.05
-# The step by which the caches of a trial grow. A trial runs a few tokens of several sequences. It is
-# a part of the load, which has to stay within the floor, and that may have room for one sequence.
+# The step by which the caches of a trial grow. A trial runs a few tokens of several sequences. It
+# is part of a load, which has to stay within the floor: that may have room for one sequence.
 _TRIAL_STEP_TOKENS: Final = 16
 _WORDS: Final = (
     (RotatingKVCache, "a sliding window"),
