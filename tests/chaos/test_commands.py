@@ -19,7 +19,7 @@ from gateway.system.state_dir import lock_holder
 from protocol.process_tree import MARK, marked
 from tests.support.commands import all_gone, guarded, mlx_lm_server, serving, table
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.held import Sampler
 from tests.support.streams import Stream, open_stream
 
@@ -77,7 +77,9 @@ def kill_at_random(
             seen += processes
             marks.add(processes[1].environ()[MARK])
             streams = open_streams(gateway, model)
-            eventually(lambda streams=streams: all(each.arrivals or each.done for each in streams))
+            eventually(
+                lambda streams=streams: all(each.arrivals or each.done for each in streams), START_S
+            )
             time.sleep(chance.random() * 0.5)
             match victim:
                 case "gateway":
@@ -92,7 +94,7 @@ def kill_at_random(
                 eventually(lambda processes=processes: all_gone(processes))
                 gateway = start()
             # A request may still reach the socket of the server that is dying, and be told so.
-            eventually(all_whole)
+            eventually(all_whole, START_S)
         gateway.order("unload", model).raise_for_status()
         stack.close()
         assert all_gone(seen)

@@ -10,11 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.loans import RECALL_S
 from tests.chaos.test_loans import CONFIG as LOANS
 from tests.chaos.test_loans import Load
 from tests.support import shapes
 from tests.support.commands import serving, table
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.held import Sampler
 
 
@@ -78,7 +80,9 @@ def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
         gateway.load("command")
         load = Load(gateway, "worker", 8, 120)
         try:
-            eventually(lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.5)
+            eventually(
+                lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.5, START_S
+            )
             # An idle one would be evicted rather than anything busy.
             body = {"model": "command", "eat": 300, "max_tokens": 10_000, "stream": True}
             # A worker that gives back slowly, on a busy machine, costs the command its process.
@@ -105,7 +109,11 @@ def _until_it_has(gateway: Gateway, body: dict[str, object], lent_bytes: int) ->
 
     for ended in range(5):
         with gateway.client.stream("POST", "/v1/chat/completions", json=body):
-            eventually(lambda ended=ended: lent() or len(gateway.events("overgrown")) > ended)
+            eventually(
+                lambda ended=ended: lent() or len(gateway.events("overgrown")) > ended,
+                # The worker may take as long to answer, and the command to be ended.
+                2 * (RECALL_S + OVERGROWN_S),
+            )
             if lent():
                 assert gateway.model("worker")["lent_bytes"] < lent_bytes
                 return ended

@@ -91,7 +91,7 @@ def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     undisturbed = gateway.chat(STORY, **fields).json()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gateway.chat, STORY, **fields)
-        eventually(lambda: gateway.model("demo")["active_requests"] == 1)
+        eventually(lambda: gateway.model("demo")["active_requests"] == 1, START_S)
         os.kill(gateway.worker_pid("demo"), signal.SIGKILL)
         answer = asked.result(60).raise_for_status().json()
     assert answer["choices"] == undisturbed["choices"]
