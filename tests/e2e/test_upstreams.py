@@ -220,7 +220,8 @@ class TestAnswers:
         second.load()
         third.load()
         eventually(lambda: _states(first) == ("ready", "ready"))
-        streams = [open_stream(first, STORY, **LONG | {"max_tokens": 300}) for _ in range(4)]
+        # So long that the first still runs when the last has begun.
+        streams = [open_stream(first, STORY, **LONG | {"max_tokens": 1500}) for _ in range(4)]
 
         def shares() -> list[int]:
             return [each["active_requests"] for each in first.status()["upstreams"]]
