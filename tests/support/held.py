@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import psutil
 
@@ -46,7 +46,7 @@ class Sampler:
                 return
 
 
-def held_at_once(pids: Iterable[int], read: Callable[[int], int] | None = None) -> dict[int, int]:
+def held_at_once(pids: Iterable[int]) -> dict[int, int]:
     """Bytes that these processes held at the same moment, at least.
 
     Readings of several processes are of several moments. Between these one process gives memory
@@ -55,9 +55,8 @@ def held_at_once(pids: Iterable[int], read: Callable[[int], int] | None = None) 
     rounds there is a moment at which each held its smaller reading, unless it gave memory back and
     took it again meanwhile.
     """
-    read = read or _own_bytes
-    first = {pid: read(pid) for pid in pids}
-    second = {pid: read(pid) for pid in reversed(first)}
+    first = {pid: _own_bytes(pid) for pid in pids}
+    second = {pid: _own_bytes(pid) for pid in reversed(first)}
     return {pid: min(first[pid], second[pid]) for pid in first}
 
 
