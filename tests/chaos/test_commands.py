@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from gateway.system.state_dir import lock_holder
 from protocol.process_tree import MARK, marked
 from tests.support.commands import all_gone, guarded, mlx_lm_server, serving, table
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.held import Sampler
 from tests.support.streams import Stream, open_stream
 
 CONFIG = "[workers]\nrestart_limit = 1000\n" + table("w", "--child", memory="200MB")
@@ -77,7 +77,9 @@ def kill_at_random(
             seen += processes
             marks.add(processes[1].environ()[MARK])
             streams = open_streams(gateway, model)
-            eventually(lambda streams=streams: all(each.arrivals or each.done for each in streams))
+            eventually(
+                lambda streams=streams: all(each.arrivals or each.done for each in streams), START_S
+            )
             time.sleep(chance.random() * 0.5)
             match victim:
                 case "gateway":
@@ -92,7 +94,7 @@ def kill_at_random(
                 eventually(lambda processes=processes: all_gone(processes))
                 gateway = start()
             # A request may still reach the socket of the server that is dying, and be told so.
-            eventually(all_whole)
+            eventually(all_whole, START_S)
         gateway.order("unload", model).raise_for_status()
         stack.close()
         assert all_gone(seen)
@@ -143,29 +145,15 @@ def test_two_commands_take_turns_within_a_budget_for_one(
     config += table("a", "--eat", "200", memory="260MB")
     config += table("b", "--eat", "200", memory="260MB")
     config += table("greedy", memory="50MB") + table("large", memory="3GB")
-    most_bytes = 0
-    over = threading.Event()
-
-    def watch(gateway: Gateway) -> None:
-        nonlocal most_bytes
-        while not over.is_set():
-            most_bytes = max(most_bytes, _held_bytes(gateway.pid))
-            time.sleep(0.05)
-
     with serving(config) as gateway:
-        watcher = threading.Thread(target=watch, args=(gateway,))
-        watcher.start()
         turns = 0
         until = time.monotonic() + seconds
-        try:
+        with Sampler(gateway) as sampler:
             while time.monotonic() < until or turns < 4:
                 name = "ab"[turns % 2]
                 assert gateway.say("hi", name) == name
                 turns += 1
-        finally:
-            over.set()
-            watcher.join()
-        assert most_bytes < budget_bytes, "never both"
+        assert 200 << 20 < sampler.highest_bytes < budget_bytes, "never both"
         ended = gateway.chat("hi", "greedy", eat=600, hang=60)
         assert ended.status_code == 502
         assert gateway.say("hi", "a") == "a", "it takes nobody along for long"
@@ -178,16 +166,4 @@ def test_two_commands_take_turns_within_a_budget_for_one(
         for name in ("a", "b", "greedy"):
             gateway.order("unload", name)
         assert gateway.status()["memory"]["granted_bytes"] == 0, "all of it comes back"
-    tell(turns=turns, most_mb=most_bytes >> 20)
-
-
-def _held_bytes(gateway_pid: int) -> int:
-    """The resident bytes of all servers below a gateway."""
-    held = 0
-    for each in psutil.Process(gateway_pid).children(recursive=True):
-        try:
-            if MARK in each.environ():
-                held += each.memory_info().rss
-        except (psutil.Error, OSError):
-            continue
-    return held
+    tell(turns=turns, most_mb=sampler.highest_bytes >> 20)

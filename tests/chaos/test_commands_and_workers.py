@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from gateway.memory.admission_round import OVERGROWN_S
+from gateway.memory.loans import RECALL_S
 from tests.chaos.test_loans import CONFIG as LOANS
 from tests.chaos.test_loans import Load
 from tests.support import shapes
 from tests.support.commands import serving, table
-from tests.support.gateway import Gateway, eventually
-
-
-class Held:
-    """The most resident bytes of a gateway's descendants together, without pages of files."""
-
-    def __init__(self) -> None:
-        self.most_bytes = 0
-        self.samples = 0
-
-    def sample(self, gateway: Gateway) -> None:
-        held = 0
-        programs: dict[int, list[str]] = {}
-        for each in psutil.Process(gateway.pid).children(recursive=True):
-            try:
-                programs[each.pid], memory = each.cmdline(), each.memory_info()
-                # Until a child runs a program of its own, its memory is its parent's.
-                if programs[each.pid] != programs.get(each.ppid()):
-                    held += memory.rss - memory.shared
-            except psutil.Error:
-                continue
-        self.most_bytes = max(self.most_bytes, held)
-        self.samples += 1
-
-
-@contextmanager
-def watched(gateway: Gateway) -> Iterator[Held]:
-    held, over = Held(), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.02):
-            held.sample(gateway)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield held
-    finally:
-        over.set()
-        watcher.join()
-    assert held.samples
+from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.held import Sampler
 
 
 @pytest.mark.parametrize(
@@ -79,7 +40,7 @@ def test_a_command_and_a_worker_take_turns_within_a_budget_for_one(
     assert budget_bytes < sum(floors.values())
     config += f"[memory]\nbudget = {budget_bytes}\n" + table("large", memory="9GB")
     turns = 0
-    with serving(config) as gateway, watched(gateway) as held:
+    with serving(config) as gateway, Sampler(gateway) as sampler:
         until = time.monotonic() + seconds
         while time.monotonic() < until or turns < 4:
             name = ("command", "worker")[turns % 2]
@@ -96,12 +57,12 @@ def test_a_command_and_a_worker_take_turns_within_a_budget_for_one(
             gateway.order("unload", name)
         assert gateway.status()["memory"]["granted_bytes"] == 0
         assert not psutil.Process(gateway.pid).children(), "all of it comes back"
-    assert held.most_bytes <= budget_bytes, "never both"
-    assert held.most_bytes > megabytes << 20
+    assert sampler.highest_bytes <= budget_bytes, "never both"
+    assert sampler.highest_bytes > megabytes << 20
     tell(
         turns=turns,
-        most_of_budget=f"{held.most_bytes / 1e6:.0f} of {budget_bytes / 1e6:.0f} MB",
-        samples=held.samples,
+        most_of_budget=f"{sampler.highest_bytes / 1e6:.0f} of {budget_bytes / 1e6:.0f} MB",
+        samples=sampler.count,
     )
 
 
@@ -115,11 +76,13 @@ def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
     lent_bytes = 400_000_000
     budget_bytes = floor_bytes + 100_000_000 + lent_bytes
     config = config.replace("[memory]\n", f"[memory]\nbudget = {budget_bytes}\n", 1)
-    with serving(config) as gateway, watched(gateway) as held:
+    with serving(config) as gateway, Sampler(gateway) as sampler:
         gateway.load("command")
         load = Load(gateway, "worker", 8, 120)
         try:
-            eventually(lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.5)
+            eventually(
+                lambda: (gateway.model("worker")["lent_bytes"] or 0) > lent_bytes * 0.5, START_S
+            )
             # An idle one would be evicted rather than anything busy.
             body = {"model": "command", "eat": 300, "max_tokens": 10_000, "stream": True}
             # A worker that gives back slowly, on a busy machine, costs the command its process.
@@ -130,7 +93,10 @@ def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
         assert len(load.texts) == 1
         gateway.order("unload", "command")
     # The command takes memory first, and is measured later.
-    tell(most_of_budget=f"{held.most_bytes / 1e6:.0f} of {budget_bytes / 1e6:.0f} MB", ended=ended)
+    tell(
+        most_of_budget=f"{sampler.highest_bytes / 1e6:.0f} of {budget_bytes / 1e6:.0f} MB",
+        ended=ended,
+    )
 
 
 def _until_it_has(gateway: Gateway, body: dict[str, object], lent_bytes: int) -> int:
@@ -143,7 +109,11 @@ def _until_it_has(gateway: Gateway, body: dict[str, object], lent_bytes: int) ->
 
     for ended in range(5):
         with gateway.client.stream("POST", "/v1/chat/completions", json=body):
-            eventually(lambda ended=ended: lent() or len(gateway.events("overgrown")) > ended)
+            eventually(
+                lambda ended=ended: lent() or len(gateway.events("overgrown")) > ended,
+                # The worker may take as long to answer, and the command to be ended.
+                2 * (RECALL_S + OVERGROWN_S),
+            )
             if lent():
                 assert gateway.model("worker")["lent_bytes"] < lent_bytes
                 return ended

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.support.edge import shortened
-from tests.support.gateway import START_S, Gateway, chat_body, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.raw_http import post
 from tests.support.streams import open_stream
 
@@ -139,10 +139,7 @@ def test_nothing_of_them_stays(
         other = open_stream(gateway, STORY, temperature=0.0, max_tokens=60)
         asyncio.run(_attack(gateway, crowd, chance))
         assert other.join(_LONGEST_S).text == whole
-        eventually(
-            lambda: gateway.model()["active_requests"] + gateway.model()["queue_depth"] == 0,
-            START_S,
-        )
+        eventually(lambda: gateway.model()["active_requests"] + gateway.model()["queue_depth"] == 0)
         eventually(lambda: b"" if _others(process) else True)
         held.append(process.memory_info().rss)
         files.append(process.num_fds())

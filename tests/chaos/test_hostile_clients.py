@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.support.edge import shortened
-from tests.support.gateway import START_S, Gateway, chat_body, eventually
+from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, connect, get, post, send
 from tests.support.streams import Probe, open_stream
 
@@ -136,9 +136,7 @@ def test_nobody_else_notices(
     assert not crowd.problems
     assert most_files < FILES
     assert gateway.worker_pid() == pid, "no page has unloaded it"
-    eventually(
-        lambda: gateway.model()["active_requests"] + gateway.model()["queue_depth"] == 0, START_S
-    )
+    eventually(lambda: gateway.model()["active_requests"] + gateway.model()["queue_depth"] == 0)
     # But for the connection of who looks.
     eventually(lambda: process.num_fds() <= files + 2)
     grown = process.memory_info().rss - before

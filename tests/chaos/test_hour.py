@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from gateway.system.memory import footprint
-from gateway.system.memory_reading import FootprintError
 from tests.support import shapes
 from tests.support.faults import EAGER_SPARES, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.held import held_at_once
 
 NAMES = ("full", "window", "hybrid")
 CLIENTS = 4
@@ -74,13 +74,12 @@ class Watcher:
         while not self._over.wait(self._every_s):
             self.gateway_bytes.append(footprint(self._process.pid).current_bytes)
             self.gateway_descriptors.append(self._process.num_fds())
-            workers_bytes = 0
-            for each in self._process.children(recursive=True):
+            workers = self._process.children(recursive=True)
+            self.workers_bytes.append(sum(held_at_once(each.pid for each in workers).values()))
+            for each in workers:
                 # It may have just ended.
-                with contextlib.suppress(FootprintError, psutil.Error):
-                    workers_bytes += footprint(each.pid).current_bytes
+                with contextlib.suppress(psutil.Error):
                     self.worker_descriptors.append(each.num_fds())
-            self.workers_bytes.append(workers_bytes)
             self.prompts_bytes.append(_payload_bytes(self._state_dir / "prompts"))
             self.state_bytes.append(_bytes(self._state_dir))
 

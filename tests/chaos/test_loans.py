@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from gateway.memory.loans import RECALL_S
-from tests.chaos.test_memory_pressure import Sampler
 from tests.support import faults, shapes
 from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.held import Sampler
 
 CONFIG = "[memory]\nordinary_tokens = 256\n[queue]\nmax_wait_s = 10.0\n"
 PROMPT = [7] * 20
@@ -117,7 +117,7 @@ def test_two_under_load_where_one_and_a_half_fit(
         ended = time.monotonic()
         second.stop()
         freed = time.monotonic()
-        eventually(lambda: _has_all(gateway, "a"), START_S)
+        eventually(lambda: _has_all(gateway, "a"))
         moved_s = time.monotonic() - freed
         first.stop()
         status = gateway.status()
@@ -320,9 +320,7 @@ def test_what_a_worker_cannot_give_is_known_by_its_answer(
     )
     body = {"model": "a", "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
     gateway.client.post("/v1/completions", json=body).raise_for_status()
-    eventually(
-        lambda: gateway.model("a")["worker"]["footprint_bytes"] > floor + FAT_BYTES * 0.8, START_S
-    )
+    eventually(lambda: gateway.model("a")["worker"]["footprint_bytes"] > floor + FAT_BYTES * 0.8)
     gateway.load("b")
     (evicted,) = gateway.events("evict")
     assert evicted["for_model"] == "b"

@@ -112,6 +112,7 @@ class _House:
 
     def outcome(self, path: str) -> tuple[str, str]:
         """How it ended, and its text; why, if it failed."""
+        # All that are kept run one after the other, also after the gateway was killed.
         answer = eventually(lambda: self._ended(path), within_s=300.0, every_s=0.2)
         body = answer.json()
         if body.get("error"):

@@ -13,55 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
-from gateway.system.memory import footprint
-from gateway.system.memory_reading import FootprintError
 from tests.support import shapes
 from tests.support.gateway import Gateway
+from tests.support.held import Sampler
 
 NAMES = ("a", "b", "c", "d", "e")
 PROMPTS = ("Once upon a time", "A ship with seven holds", "What is a door?")
-BETWEEN_SAMPLES_S = 0.1
-
-
-class Sampler:
-    """The sums of the footprints of all workers and of their own peaks, sampled often."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.highest_bytes = 0
-        self.highest_peaks_bytes = 0
-        self.count = 0
-        self._peaks: dict[int, int] = {}
-        self._gateway = gateway
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(60)
-
-    def _sample(self) -> None:
-        gateway = psutil.Process(self._gateway.pid)
-        while not self._over.wait(BETWEEN_SAMPLES_S):
-            pids = [each.pid for each in gateway.children()]
-            held = {pid: _footprint_bytes(pid) for pid in pids}
-            self._peaks = {pid: max(self._peaks.get(pid, 0), held[pid]) for pid in pids}
-            self.highest_bytes = max(self.highest_bytes, sum(held.values()))
-            self.highest_peaks_bytes = max(self.highest_peaks_bytes, sum(self._peaks.values()))
-            self.count += 1
-
-
-def _footprint_bytes(pid: int) -> int:
-    try:
-        return footprint(pid).current_bytes
-    except FootprintError:
-        return 0  # It has just ended.
 
 
 class Clients:

@@ -18,7 +18,7 @@ from tests.cli.conftest import SPACED_ID
 from tests.cli.terminal import bulkhead, started, terminal
 from tests.support.faults import wrapped_python
 from tests.support.folders import short_folder
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
 STARTED = r"-- worker started: pid \d+, incarnation \d+ --"
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def _talk(running: Gateway, log: Path, times: int) -> None:
     running.order("load", "talker", wait=False).raise_for_status()
-    eventually(lambda: log.exists() and log.read_text().count("red") == times)
+    eventually(lambda: log.exists() and log.read_text().count("red") == times, START_S)
     assert running.stop() == 0
     assert running.log == "", "stderr of a service is for crashes"
 

@@ -57,7 +57,7 @@ def needed(folder: Path) -> int:
     running = Gateway(models=(), config=_models(folder, "a"))
     running.load("a")
     learned = running.state_dir / "learned.json"
-    eventually(lambda: learned.exists() and str(folder) in learned.read_text(), START_S)
+    eventually(lambda: learned.exists() and str(folder) in learned.read_text())
     assert running.order("unload", "a").status_code == 200
     granted: int = running.load("a")["worker"]["granted_bytes"]
     assert running.stop() == 0, running.log
@@ -124,7 +124,7 @@ def test_the_spare_gives_way(
     )
     eventually(lambda: running.status()["memory"]["spare_bytes"], START_S)
     assert _ask(running, "a").status_code == 200
-    eventually(lambda: running.status()["memory"]["spare_bytes"] == 0, START_S)
+    eventually(lambda: running.status()["memory"]["spare_bytes"] == 0)
     assert running.model("a")["state"] == "ready"
     running.order("unload", "a").raise_for_status()
     eventually(lambda: running.status()["memory"]["spare_bytes"], START_S)
@@ -341,7 +341,7 @@ def test_what_is_lent_and_what_waits_is_shown(
         for key in ("floor_bytes", "lent_bytes", "wanted_bytes"):
             assert isinstance(listed[key], int)
         assert all(each.result().status_code == 200 for each in asked)
-    eventually(lambda: running.model("a")["reason"] is None, START_S)
+    eventually(lambda: running.model("a")["reason"] is None)
 
 
 def _short(running: Gateway) -> dict[str, Any] | None:
@@ -353,7 +353,7 @@ def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folde
     running = start_gateway(models=(), config=_models(folder, "a"))
     running.load("a")
     learned = running.state_dir / "learned.json"
-    eventually(lambda: learned.exists() and str(folder) in learned.read_text(), START_S)
+    eventually(lambda: learned.exists() and str(folder) in learned.read_text())
     arguments = ("--state-dir", str(running.state_dir), "--context", "1024", str(folder))
     shown = bulkhead("estimate", *arguments)
     assert shown.returncode == 0, shown.stderr

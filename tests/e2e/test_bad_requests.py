@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import Gateway
+from tests.support.gateway import Gateway, eventually
 
 COMPLETION = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
@@ -96,11 +96,14 @@ def test_chats(changes: dict[str, Any], param: str, gateway: Gateway) -> None:
     ids=["text", "three million tokens", "a hundred thousand tokens"],
 )
 def test_far_too_long(body: dict[str, Any], gateway: Gateway) -> None:
-    before = gateway.load()["worker"]["footprint_bytes"]
+    gateway.load()
+    before = eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
+    # Whoever shares this gateway may have needed more earlier.
+    peak = gateway.model()["worker"]["peak_footprint_bytes"]
     answer = gateway.client.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-    after = gateway.order("load").json()["worker"]["peak_footprint_bytes"]
-    assert after - before < 100e6, "it was refused before it was tokenized"
+    after = gateway.model()["worker"]["peak_footprint_bytes"]
+    assert after <= max(peak, before + 100e6), "it was refused before it was tokenized"
 
 
 def test_what_changes_nothing_is_taken(gateway: Gateway) -> None:

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -15,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.commands import all_gone, guarded, serving, table
-from tests.support.gateway import Gateway, chat_body, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 
 MEMORY = {"memory": "200MB"}
 
@@ -165,9 +164,9 @@ def test_requests_wait_in_turn(gateway: Gateway) -> None:
 
 def test_a_flood_of_output_is_bounded(gateway: Gateway) -> None:
     gateway.load("flood")
-    time.sleep(3)
-    assert gateway.say("hi", "flood") == "flood"
     (log,) = (gateway.state_dir / "logs").rglob("flood.log")
+    eventually(lambda: "too much at once" in log.read_text("utf-8", "replace"))
+    assert gateway.say("hi", "flood") == "flood"
     assert log.stat().st_size < 8 << 20
     gateway.order("unload", "flood")
 
@@ -192,7 +191,7 @@ def test_the_death_of_a_server_is_said_and_another_one_starts(gateway: Gateway) 
         )
     )
     # As clients do, which send a request again after a 502.
-    eventually(lambda: gateway.chat("hi", "plain").status_code == 200)
+    eventually(lambda: gateway.chat("hi", "plain").status_code == 200, START_S)
 
 
 @pytest.mark.parametrize("victim", ["guard", "server"])
@@ -211,7 +210,7 @@ def test_a_stream_whose_server_is_killed_ends_with_an_error(gateway: Gateway, vi
     assert event["error"]["code"] == "bad_gateway"
     eventually(lambda: all_gone(processes))
     # As clients do, which send a request again after a 502.
-    eventually(lambda: gateway.chat("hi", "plain").status_code == 200)
+    eventually(lambda: gateway.chat("hi", "plain").status_code == 200, START_S)
 
 
 def test_a_gateway_that_is_killed_leaves_nothing() -> None:
@@ -263,7 +262,7 @@ def test_a_memory_that_is_too_small_is_spoken_of() -> None:
     config += table("w", "--eat", "300", "--slow-start", "60", memory="60MB")
     with serving(config) as gateway:
         gateway.order("load", "w")
-        eventually(lambda: bool(gateway.events("exit")))
+        eventually(lambda: bool(gateway.events("exit")), START_S)
         assert "exit code 0" not in gateway.model("w")["reason"]
         estimated = gateway.client.get("/admin/v1/models/w/estimate")
         assert "raise `memory`" in estimated.text
@@ -276,9 +275,9 @@ def test_pinned_preloaded_and_grouped_commands_are_as_workers_are() -> None:
     config += '[groups.both]\nmodels = ["pair", "demo"]\ntogether = true\n'
     config += table("half", memory="500MB") + table("large", memory="900MB")
     with serving(config) as gateway:
-        eventually(lambda: gateway.model("kept")["state"] == "ready")
+        eventually(lambda: gateway.model("kept")["state"] == "ready", START_S)
         gateway.load("pair")
-        eventually(lambda: gateway.model("demo")["state"] == "ready")
+        eventually(lambda: gateway.model("demo")["state"] == "ready", START_S)
         refused = gateway.chat("hi", "large")
         assert refused.status_code == 507
         assert "kept" in refused.text, "with the model that stays"
@@ -288,8 +287,10 @@ def test_pinned_preloaded_and_grouped_commands_are_as_workers_are() -> None:
         assert states["pair"] != "ready"
         before = gateway.worker_pid("kept")
         os.kill(before, signal.SIGKILL)
-        eventually(lambda: (gateway.model("kept")["worker"] or {"pid": before})["pid"] != before)
-        eventually(lambda: gateway.model("kept")["state"] == "ready")
+        eventually(
+            lambda: (gateway.model("kept")["worker"] or {"pid": before})["pid"] != before, START_S
+        )
+        eventually(lambda: gateway.model("kept")["state"] == "ready", START_S)
 
 
 def test_the_socket_of_a_server_goes_with_its_guard(gateway: Gateway) -> None:

@@ -14,7 +14,7 @@ from gateway.memory.weights import LoadOptions
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import Footprint
 from tests.support import shapes
-from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.gateway import Gateway, eventually
 
 CONTEXT = 1024
 BUILT: dict[str, Callable[[Path], Path]] = {
@@ -40,7 +40,7 @@ def _took(gateway: Gateway) -> tuple[Footprint, Footprint]:
     """Readings of a new worker: idle, and after a sequence that filled its context."""
     gateway.load("m")
     pid = gateway.worker_pid("m")
-    eventually(lambda: gateway.model("m")["worker"]["footprint_bytes"], START_S)
+    eventually(lambda: gateway.model("m")["worker"]["footprint_bytes"])
     idle = footprint(pid)
     # A short prompt first: the chunks of the next one have grown to their length.
     _complete(gateway, 300, 2)
@@ -69,7 +69,7 @@ def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
     assert before.whole_bytes == pytest.approx(full.peak_bytes, rel=0.25)
 
     key = model_key(folder, None)
-    eventually(lambda: Learned(path).fixed_bytes(key), START_S)
+    eventually(lambda: Learned(path).fixed_bytes(key))
     _, after = whole(folder, CONTEXT, CONTEXT, None, Learned(path), LoadOptions())
     gateway.order("unload", "m").raise_for_status()
     idle, full = _took(gateway)

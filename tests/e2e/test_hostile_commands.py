@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.commands import all_gone, guarded, hostile, serving
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
 
 SILENCE_S = 2
@@ -84,7 +84,7 @@ def test_a_server_that_listens_no_longer_is_replaced(gateway: Gateway) -> None:
     before = guarded(gateway, "w")
     assert _ask(gateway, "deaf").json() == {}
     eventually(lambda: all_gone(before))
-    eventually(lambda: _ask(gateway, "well").status_code == 200)
+    eventually(lambda: _ask(gateway, "well").status_code == 200, START_S)
     assert gateway.model("w")["last_exit"]["reason"].startswith("no engine step")
 
 
@@ -92,7 +92,7 @@ def test_a_server_that_stops_itself_is_replaced(gateway: Gateway) -> None:
     before = guarded(gateway, "w")
     code, message = _error(_ask(gateway, "stop"))
     assert code in ("deadline_exceeded", "bad_gateway"), message
-    eventually(lambda: _ask(gateway, "well").status_code == 200)
+    eventually(lambda: _ask(gateway, "well").status_code == 200, START_S)
     eventually(lambda: all_gone(before))
 
 

@@ -112,7 +112,9 @@ def test_an_answer_waits_for_a_host_out_of_reach(agent, gateway):
         for each in (there, agent.process.pid):
             os.kill(each, signal.SIGSTOP)
         try:
-            eventually(lambda: "waits for a host" in (gateway.model("split")["reason"] or ""), 60)
+            # A host that is silent is waited for, and then another worker starts.
+            reason = "waits for a host"
+            eventually(lambda: reason in (gateway.model("split")["reason"] or ""), START_S)
         finally:
             for each in (agent.process.pid, there):
                 os.kill(each, signal.SIGCONT)

@@ -106,8 +106,8 @@ def test_an_answer_that_nobody_takes(gateway: Gateway) -> None:
     with connect(gateway) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         send(connection, get("/admin/v1/models/demo/logs?lines=10000"))
-        eventually(lambda: _is_held(gateway, connection), START_S)
-        eventually(lambda: not _is_held(gateway, connection), START_S)
+        eventually(lambda: _is_held(gateway, connection))
+        eventually(lambda: not _is_held(gateway, connection))
 
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(gateway: Gateway) -> None:
@@ -140,7 +140,7 @@ def test_bodies_have_a_bound_together(gateway: Gateway) -> None:
             assert gateway.say("Hello", max_tokens=1)
             return answer if answer.status == 503 else None
 
-    answer = eventually(refused, START_S)
+    answer = eventually(refused)
     assert answer.error["code"] == "overloaded"
     assert int(answer.headers["retry-after"]) > 0
     eventually(lambda: ask(gateway, _closing(3_000_000)).status == 400)

@@ -40,11 +40,11 @@ def test_as_long_as_one_runs(start_gateway: Callable[..., Gateway], tmp_path: Pa
     assert not _held(gateway)
     stream = open_stream(gateway, "Tell me a story.", max_tokens=3500, ignore_eos=True)
     eventually(lambda: stream.text, START_S)
-    eventually(lambda: _held(gateway), START_S)
+    eventually(lambda: _held(gateway))
     assert (tmp_path / "calls").read_text().splitlines()[0] == f"-i -w {gateway.pid}"
     gateway.order("unload", force=True)
     stream.join()
-    eventually(lambda: not _held(gateway), START_S)
+    eventually(lambda: not _held(gateway))
     assert gateway.say("Hello.", max_tokens=4)
 
 

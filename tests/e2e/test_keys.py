@@ -232,7 +232,8 @@ def test_who_leaves_before_the_vectors_come_has_used_the_texts(gateway: Gateway)
     with connect(gateway) as connection:
         send(connection, "\r\n".join(raw).encode() + body.encode())
         eventually(
-            lambda: gateway.model()["active_requests"] or _used(gateway, "collector")["requests"]
+            lambda: gateway.model()["active_requests"] or _used(gateway, "collector")["requests"],
+            START_S,
         )
     counts = eventually(lambda: used if (used := _used(gateway, "collector"))["requests"] else None)
     assert counts["prompt_tokens"] > 1000
@@ -372,7 +373,7 @@ def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:
         answer = gateway.client.get(f"/v1/responses/{started['id']}", headers=headers).json()
         return answer if answer["status"] in ("completed", "incomplete") else None
 
-    usages = kept["usage"], eventually(made)["usage"]
+    usages = kept["usage"], eventually(made, START_S)["usage"]
 
     def both() -> dict[str, int] | None:
         counts = _used(gateway, "parked")

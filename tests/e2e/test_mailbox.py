@@ -47,7 +47,7 @@ def _fetched(gateway: Gateway, answer_id: str) -> dict[str, Any]:
             return None
         return answer.raise_for_status().json()
 
-    answer: dict[str, Any] = eventually(found)
+    answer: dict[str, Any] = eventually(found, START_S)
     return answer
 
 

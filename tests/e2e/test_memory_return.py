@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support import shapes
-from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.gateway import Gateway, eventually
 
 _SLACK = 32 << 20
 
@@ -68,9 +68,7 @@ def _load_and_unload(running: Gateway, weights: int) -> tuple[int, int]:
     before = _settled_available()
     pid = running.load("large")["worker"]["pid"]
     assert running.chat("Hello", "large", max_tokens=8).status_code == 200
-    eventually(
-        lambda: (running.model("large")["worker"]["footprint_bytes"] or 0) > weights, START_S
-    )
+    eventually(lambda: (running.model("large")["worker"]["footprint_bytes"] or 0) > weights)
     loaded = _settled_available()
     running.order("unload", "large").raise_for_status()
     assert not psutil.pid_exists(pid)

@@ -32,7 +32,7 @@ def gateway() -> Iterator[Gateway]:
 
 def test_status_has_every_field(gateway: Gateway) -> None:
     gateway.load()
-    eventually(lambda: gateway.model()["worker"]["footprint_bytes"], START_S)
+    eventually(lambda: gateway.model()["worker"]["footprint_bytes"])
     status = gateway.status()
     assert set(status) == {
         "version",
@@ -117,7 +117,7 @@ def test_the_oldest_request_has_its_age_from_its_arrival(gateway: Gateway) -> No
     gateway.order("unload").raise_for_status()
     stream = open_stream(gateway, STORY, **LONG)
     waited_s = eventually(lambda: gateway.model()["oldest_waiting_s"])
-    active_s = eventually(lambda: gateway.model()["oldest_active_s"])
+    active_s = eventually(lambda: gateway.model()["oldest_active_s"], START_S)
     assert 0 < waited_s < active_s
     assert gateway.model()["oldest_waiting_s"] is None
     stream.join()
@@ -128,7 +128,7 @@ def test_a_request_is_listed_while_it_runs(gateway: Gateway) -> None:
     headers = {"x-request-id": "listed"}
     stream = open_stream(gateway, STORY, headers=headers, **LONG)
     listed = eventually(
-        lambda: [each for each in _requests(gateway) if each["delivered_tokens"] > 0]
+        lambda: [each for each in _requests(gateway) if each["delivered_tokens"] > 0], START_S
     )
     (request,) = listed
     assert request.pop("age_s") > 0

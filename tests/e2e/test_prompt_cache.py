@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.gateway import Gateway, eventually
 
 BLOCK = 64
 PROMPT = [random.Random(5).randrange(10, 600) for _ in range(10 * BLOCK)]
@@ -44,7 +44,7 @@ def test_what_was_computed_is_found_again(start_gateway: Callable[..., Gateway])
     assert _ask(gateway, [*PROMPT, 11, 12])[1] == 10 * BLOCK
     assert _ask(gateway, [*PROMPT[: 4 * BLOCK], 11, 12])[1] == 4 * BLOCK
     assert _ask(gateway, PROMPT, cache_salt="mine") == (text, 0)
-    eventually(lambda: _stored(gateway) >= 20, START_S)
+    eventually(lambda: _stored(gateway) >= 20)
 
     gateway.order("unload").raise_for_status()
     assert _ask(gateway, PROMPT) == (text, 9 * BLOCK)
@@ -62,7 +62,7 @@ def test_it_survives_the_gateway(start_gateway: Callable[..., Gateway], tmp_path
     killed = Gateway("--state-dir", str(folder))
     killed.state_dir = folder
     text, _ = _ask(killed, PROMPT)
-    eventually(lambda: _stored(killed) >= 10, START_S)
+    eventually(lambda: _stored(killed) >= 10)
     os.kill(killed.pid, signal.SIGKILL)
     killed.process.wait(60)
     assert _ask(start_gateway("--state-dir", str(folder)), PROMPT) == (text, 9 * BLOCK)
@@ -73,7 +73,7 @@ def test_one_key_does_not_learn_what_another_asked(start_gateway: Callable[..., 
     gateway = start_gateway(config="[gateway]\n")
     text, cached = _ask(gateway, PROMPT)
     assert (cached, _ask(gateway, PROMPT)[1]) == (0, 9 * BLOCK)
-    eventually(lambda: _stored(gateway) >= 10, START_S)
+    eventually(lambda: _stored(gateway) >= 10)
 
     def key(name: str) -> dict[str, str]:
         made = gateway.client.post("/admin/v1/keys", json={"name": name}, headers=admin)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.commands import guarded, mlx_lm_server, real_server, serving
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
@@ -87,4 +87,4 @@ def test_a_stream_ends_with_an_error_if_the_server_dies(gateway: Gateway) -> Non
         os.kill(server.pid, signal.SIGKILL)
         assert "event: error" in list(lines)
     # As clients do, which send a request again after a 502.
-    eventually(lambda: gateway.chat("hi", "other", max_tokens=5).status_code == 200)
+    eventually(lambda: gateway.chat("hi", "other", max_tokens=5).status_code == 200, START_S)

@@ -109,7 +109,7 @@ def test_who_writes_of_a_missing_model_is_told_and_one_missing_before_is_no_obst
     assert f"{tmp_path}/missing" not in refused.text
     answer = _reload(running, _config(_model("here"), missing, _model("added")))
     assert (answer.status_code, answer.json()["added"]) == (200, ["added"]), answer.text
-    eventually(lambda: "no model folder" in (running.model("missing")["reason"] or ""), START_S)
+    eventually(lambda: "no model folder" in (running.model("missing")["reason"] or ""))
 
 
 def test_what_holds_at_once_and_what_waits_for_a_restart(

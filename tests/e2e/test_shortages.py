@@ -118,7 +118,7 @@ def test_without_descriptors_readings_stop_and_go_on(
 ) -> None:
     running = start_gateway(models=(), config=CONFIG)
     pids = [running.load(each)["worker"]["pid"] for each in ("demo", "other")]
-    eventually(lambda: running.status()["memory"]["footprint_bytes"], START_S)
+    eventually(lambda: running.status()["memory"]["footprint_bytes"])
     assert running.client.get("/health").json()["faults"] == []
     # It outlasts the next readings: where it ends, a descriptor is free.
     longer = {**LONG, "max_tokens": 1500}
@@ -147,6 +147,6 @@ def test_without_descriptors_readings_stop_and_go_on(
         memory, worker = running.status()["memory"], running.model("other")["worker"]
         return None not in (memory["footprint_bytes"], worker["footprint_bytes"])
 
-    eventually(measured, START_S)
+    eventually(measured)
     said = running.log.count(fault["what"])
     assert 1 <= said <= 1 + lasted_s / SAID_AGAIN_S

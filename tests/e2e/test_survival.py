@@ -114,7 +114,7 @@ class TestRequests:
                 next(each for each in lines if '"content"' in each)
                 os.kill(gateway.worker_pid(), signal.SIGKILL)
                 eventually(lambda: gateway.model()["queue_depth"] == 1)
-        eventually(lambda: gateway.model()["queue_depth"] == 0)
+        eventually(lambda: gateway.model()["queue_depth"] == 0, START_S)
 
     def test_parked_time_counts_toward_the_deadline(self, gateway: Gateway, flags: Path) -> None:
         gateway.load()
@@ -139,7 +139,7 @@ class TestRequests:
         eventually(lambda: stream.text, START_S)
         restarts, judged = gateway.model()["restarts"], len(gateway.events("breaker"))
         for _ in range(3):
-            eventually(lambda: gateway.model()["active_requests"] == 1)
+            eventually(lambda: gateway.model()["active_requests"] == 1, START_S)
             gateway.order("kill", force=True).raise_for_status()
         (flags / "slow").unlink()
         assert stream.join().text == whole
@@ -216,9 +216,7 @@ class TestSpare:
         )
         eventually(lambda: "change=ready" in running.log, START_S)
         (spare,) = psutil.Process(running.pid).children()
-        eventually(
-            lambda: (running.status()["memory"]["footprint_bytes"] or 0) > 20_000_000, START_S
-        )
+        eventually(lambda: (running.status()["memory"]["footprint_bytes"] or 0) > 20_000_000)
         other = running.load("own")["worker"]["pid"]
         assert other != spare.pid, "an interpreter of its own does without"
         assert running.say("Hello", "own")
@@ -234,7 +232,7 @@ class TestSpare:
         eventually(lambda: 19 in _nice_values(spare.pid), every_s=0.01, within_s=START_S)
         eventually(lambda: "change=ready" in running.log, SPARE_S)
         # The thread that imported is gone a moment later.
-        eventually(lambda: _nice_values(spare.pid) == {0}, START_S)
+        eventually(lambda: _nice_values(spare.pid) == {0})
         assert running.load()["worker"]["pid"] == spare.pid
         assert running.say("Hello")
         assert _nice_values(spare.pid) == {0}
@@ -329,7 +327,7 @@ class TestNoHalfWay:
         pid = running.worker_pid()
         with _no_more_descriptors(running):
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda: running.log.count('verdict="back off"') >= 2)
+            eventually(lambda: running.log.count('verdict="back off"') >= 2, START_S)
         assert "Too many open files" in running.log
         assert stream.join().done
         assert running.say("Hello")
@@ -347,7 +345,7 @@ class TestNoHalfWay:
         with _no_more_descriptors(running):
             os.kill(pid, signal.SIGKILL)
             assert stream.join().done
-            eventually(lambda: running.log.count('change="not started"') >= 2)
+            eventually(lambda: running.log.count('change="not started"') >= 2, START_S)
         eventually(lambda: running.log.count("change=ready") == 3, SPARE_S)
         assert running.log.count("event=adopt") == 2
         assert running.say("Hello")

@@ -244,7 +244,7 @@ def test_signals_are_handed_on(gateway: Gateway) -> None:
     os.kill(gateway.pid, signal.SIGHUP)
     eventually(lambda: len(gateway.events("reload")) > reloads)
     os.kill(gateway.pid, signal.SIGUSR2)
-    eventually(lambda: gateway.status()["pid"] != pid)
+    eventually(lambda: gateway.status()["pid"] != pid, START_S)
     assert gateway.worker_pid("a") == worker
     assert gateway.model("b")["state"] == "held"
     assert gateway.chat("Hello", "b").status_code == 503
@@ -252,7 +252,7 @@ def test_signals_are_handed_on(gateway: Gateway) -> None:
 
 def test_the_end_of_who_serves_is_everybodys(gateway: Gateway) -> None:
     pid, worker = gateway.status()["pid"], gateway.worker_pid("a")
-    eventually(lambda: "gateway" not in psutil.Process(gateway.pid).cmdline())
+    eventually(lambda: "gateway" not in psutil.Process(gateway.pid).cmdline(), START_S)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: gone(worker))
     # A service manager starts it again for that.

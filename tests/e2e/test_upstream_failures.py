@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.gateway import Gateway, eventually
+from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.ports import free_port
 from tests.support.raw_server import Handler, RawServer, whole
 from tests.support.streams import Stream, open_stream
@@ -42,7 +42,7 @@ class TestKilled:
             eventually(lambda: _states(first) == ["ready", "ready"])
 
             begun = _ten(first, 1000)
-            eventually(lambda: all(each.text for each in begun))
+            eventually(lambda: all(each.text for each in begun), START_S)
             there, elsewhere = _running(first)
             assert there > 0 < elsewhere
             one.process.kill()
@@ -58,7 +58,7 @@ class TestKilled:
             one = Gateway("--port", port)
             one.load()
             assert all(each.join().done for each in meanwhile), "none had begun at the dead one"
-            eventually(lambda: _states(first) == ["ready", "ready"])
+            eventually(lambda: _states(first) == ["ready", "ready"], START_S)
             after = _ten(first, 300)
             eventually(lambda: all(_running(first)))
             assert all(each.join().done for each in after)

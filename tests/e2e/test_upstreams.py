@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.gateway import BULKHEAD, Gateway, chat_body, eventually
+from tests.support.gateway import BULKHEAD, START_S, Gateway, chat_body, eventually
 from tests.support.pictures import RED, data_url, png
 from tests.support.ports import free_port
 from tests.support.raw_server import CHUNKED, chunk, serving, whole
@@ -220,7 +220,8 @@ class TestAnswers:
         second.load()
         third.load()
         eventually(lambda: _states(first) == ("ready", "ready"))
-        streams = [open_stream(first, STORY, **LONG | {"max_tokens": 300}) for _ in range(4)]
+        # So long that the first still runs when the last has begun.
+        streams = [open_stream(first, STORY, **LONG | {"max_tokens": 1500}) for _ in range(4)]
 
         def shares() -> list[int]:
             return [each["active_requests"] for each in first.status()["upstreams"]]
@@ -292,7 +293,7 @@ class TestDeaths:
             one.load()
             eventually(lambda: listed(first)["one/demo"]["state"] == "ready")
             stream = open_stream(first, STORY, **LONG)
-            eventually(lambda: stream.text)
+            eventually(lambda: stream.text, START_S)
             one.process.kill()
             stream.join()
             assert not stream.done
@@ -345,7 +346,7 @@ class TestDeaths:
         with behind(models=("demo",)) as one, behind(one=one) as first:
             eventually(lambda: listed(first))
             stream = open_stream(first, STORY, "one/demo", **LONG | {"max_tokens": 400})
-            eventually(lambda: stream.text)
+            eventually(lambda: stream.text, START_S)
             first.process.send_signal(signal.SIGTERM)
             assert stream.join().done, "the gateway between waits for what it passes on"
 
@@ -482,7 +483,7 @@ class TestKeys:
         # The tokens count once the answer has ended.
         eventually(lambda: first.chat("hi", "box/demo", made["few-tokens"]).status_code == 429)
         stream = open_stream(first, STORY, "box/demo", made["one"], **LONG)
-        eventually(lambda: stream.text)
+        eventually(lambda: stream.text, START_S)
         refused = first.chat("hi", "box/demo", made["one"])
         assert (refused.status_code, refused.json()["error"]["code"]) == (
             429,
@@ -504,7 +505,9 @@ class TestKeys:
                 assert refused.status_code == 503, "a client's own key isn't wrong"
                 assert "doesn't take the key" in refused.text
                 file.write_text((tmp_path / "right.key").read_text())
-                assert eventually(lambda: gateway.chat("hi", "box/demo").status_code == 200)
+                assert eventually(
+                    lambda: gateway.chat("hi", "box/demo").status_code == 200, START_S
+                )
             finally:
                 gateway.stop()
 

@@ -145,7 +145,7 @@ def test_vectors_survive_their_worker(gateway: Gateway, client: openai.OpenAI) -
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.embeddings.create, model="minilm", input=TEXTS)
-        eventually(lambda: gateway.model("minilm")["active_requests"])
+        eventually(lambda: gateway.model("minilm")["active_requests"], START_S)
         os.kill(pid, signal.SIGKILL)
         answer = asked.result(120)
     assert cosines(np.array([each.embedding for each in answer.data])).min() >= 0.999

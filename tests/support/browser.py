@@ -20,7 +20,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.support.gateway import eventually
+from tests.support.gateway import START_S, eventually
 
 _AXE = Path(__file__).parent / "axe" / "axe.min.js.gz"
 _MISSED = (
@@ -91,7 +91,8 @@ class Browser:
             with contextlib.suppress(*_MISSED):
                 return condition()
 
-        return eventually(holds)
+        # A page shows what a load has led to, too.
+        return eventually(holds, START_S)
 
     def find(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)

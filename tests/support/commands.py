@@ -13,7 +13,6 @@ import psutil
 
 from bench.models import AGENT, build_model, copy_without_end
 from gateway.config.model_folders import DEMO_FOLDER
-from protocol.process_tree import MARK
 from tests.support.gateway import Gateway, gone
 
 PROGRAM = str(Path(__file__).with_name("command_server.py"))
@@ -39,18 +38,6 @@ def _written(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) + "}"
     return json.dumps(value)
-
-
-def marked_by_anyone() -> list[psutil.Process]:
-    """All processes of commands on this machine."""
-    found = []
-    for each in psutil.process_iter():
-        try:
-            if MARK in each.environ() and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def mlx_lm_server(folder: Path) -> str:

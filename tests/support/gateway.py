@@ -22,8 +22,10 @@ from gateway.system.log_lines import readable
 from tests.support.folders import short_folder
 
 # Deadlines on a machine that does much else. Only a defect waits for their end.
+SOON_S = 20.0
 STOP_S = 120.0
-# Of whatever needs a new worker first: its imports and its load. Few conditions need none.
+# Of whatever needs a process of ours first: its imports and its load take 15 s beside two programs
+# that compute, and some conditions need several processes, one after the other.
 START_S = 120.0
 BULKHEAD = str(Path(sys.executable).with_name("bulkhead"))
 
@@ -167,9 +169,9 @@ def gone(pid: int) -> bool:
 
 
 def eventually(
-    condition: Callable[[], Any], within_s: float = START_S, every_s: float = 0.05
+    condition: Callable[[], Any], within_s: float = SOON_S, every_s: float = 0.05
 ) -> Any:
-    """The first true value of a condition."""
+    """The first true value of a condition. Whoever waits longer than usual says why."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if value := condition():

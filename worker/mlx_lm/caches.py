@@ -29,6 +29,9 @@ _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 # Rounding differs by less, and tokens that are wrong differ by more.
 _NEARLY: Final = 0.05
+# The step by which the caches of a trial grow. A trial runs a few tokens of several sequences. It
+# is part of a load, which has to stay within the floor: that may have room for one sequence.
+_TRIAL_STEP_TOKENS: Final = 16
 _WORDS: Final = (
     (RotatingKVCache, "a sliding window"),
     (ArraysCache, "a recurrent state"),
@@ -158,6 +161,13 @@ def set_state(leaf: Any, state: Any) -> None:
     leaf.state = state
 
 
+def in_small_steps(caches: list[Any]) -> list[Any]:
+    """The same caches, which from now on grow by few tokens: for trials."""
+    for leaf in leaves_of(caches):
+        leaf.step = _TRIAL_STEP_TOKENS
+    return caches
+
+
 def keeps_states(model: Any) -> bool:
     """Whether layers of a model keep a recurrent state, which can't forget single tokens."""
     return any(isinstance(each, ArraysCache) for each in leaves_of(make_caches(model)))
@@ -171,8 +181,8 @@ def takes_padding(model: Any) -> bool:
         return True
     if not can_be_merged(make_caches(model)):
         return False
-    alone = make_caches(model)
-    padded = [type(each).merge([each, each]) for each in make_caches(model)]
+    alone = in_small_steps(make_caches(model))
+    padded = in_small_steps([type(each).merge([each, each]) for each in make_caches(model)])
     mx.eval(model(mx.array([[1, 2]]), cache=alone), model(mx.array([[1, 2]] * 2), cache=padded))
     for each in padded:
         each.finalize()
@@ -200,7 +210,9 @@ def takes_padding_again(model: Any) -> bool:
     except (AttributeError, TypeError, ValueError):
         return False
     prompts = ([token for part in row for token in part] for row in zip(*chunks, strict=True))
-    alone = [model(mx.array([each]), cache=make_caches(model))[:, -1] for each in prompts]
+    alone = [
+        model(mx.array([each]), cache=in_small_steps(make_caches(model)))[:, -1] for each in prompts
+    ]
     found, expected = (each.astype(mx.float32) for each in (together, mx.concatenate(alone)))
     return bool(mx.abs(found - expected).max() <= _NEARLY * mx.abs(expected).max())
 
@@ -209,7 +221,9 @@ def _in_chunks(model: Any, chunks: Iterable[Sequence[list[int]]]) -> mx.array:
     """The logits, (rows, vocabulary), after chunks of rows. The last one has equally long rows."""
     batch: list[Any] = []
     for rows in chunks:
-        batch = batch or [type(each).merge([each] * len(rows)) for each in make_caches(model)]
+        batch = batch or in_small_steps(
+            [type(each).merge([each] * len(rows)) for each in make_caches(model)]
+        )
         lengths = [len(each) for each in rows]
         padding = [max(lengths) - each for each in lengths]
         for each in batch:

@@ -132,6 +132,9 @@ class RowsCache:
     lengths after it.
     """
 
+    # Memory grows by so many tokens, as in mlx-lm's caches.
+    step = CACHE_STEP_TOKENS
+
     def __init__(self, lengths: RowLengths, keys: mx.array, values: mx.array) -> None:
         self.lengths = lengths
         self.keys = keys
@@ -198,7 +201,7 @@ class RowsCache:
         """Have at least so many slots. Memory grows by steps."""
         missing = slots - self.keys.shape[2]
         if missing > 0:
-            grown = -(-missing // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+            grown = -(-missing // self.step) * self.step
             self.keys, self.values = (_longer(each, grown) for each in self.state)
 
     def drop(self, tokens: Sequence[int], slots: int | None = None) -> None:
@@ -224,6 +227,7 @@ class RowsCache:
     def part(self, rows: Sequence[int], lengths: RowLengths) -> RowsCache:
         """A cache with a copy of these rows. Their `lengths` are shared by all layers."""
         part = RowsCache(lengths, *self.rows(rows, lengths.most_slots))
+        part.step = self.step
         part.reserve(lengths.most_slots + 1)
         return part
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
-from worker.mlx_lm.caches import can_be_merged, leaves_of, make_caches
+from worker.mlx_lm.caches import can_be_merged, in_small_steps, leaves_of, make_caches
 from worker.mlx_lm.grouped_attention import joined
 from worker.mlx_lm.row_caches import RowsCache, changed, reserve, rows_caches
 
@@ -216,7 +216,7 @@ def takes_groups(model: Any) -> bool:
     themselves, or look at masks. Only a try tells.
     """
     prompts = [1, 2], [1, 2, 3, 4, 5]
-    rows = [make_caches(model) for _ in prompts]
+    rows = [in_small_steps(make_caches(model)) for _ in prompts]
     if not can_be_merged(rows[0]):
         return False
     for caches, tokens in zip(rows, prompts, strict=True):
@@ -234,7 +234,8 @@ def takes_groups(model: Any) -> bool:
 
 
 def _merged(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    return rows_caches([type(each[0]).merge(list(each)) for each in zip(*rows, strict=True)])
+    merged = [type(each[0]).merge(list(each)) for each in zip(*rows, strict=True)]
+    return in_small_steps(rows_caches(merged))
 
 
 def _is_same(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +21,12 @@ from gateway.system.processes import (
     send,
 )
 from gateway.workers.leftovers import WorkerRecord, WorkerRecords, sweep
+from tests.support.gateway import eventually
 
 SLEEP = "import time; time.sleep(60)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({path!r}, 'w').close()"
+)
 
 
 def _parent_of(code: str) -> str:
@@ -57,11 +59,8 @@ def records(tmp_path: Path) -> WorkerRecords:
 
 
 def _eventually_has_child(identity: ProcessIdentity) -> ProcessIdentity:
-    for _ in range(200):
-        if children := psutil.Process(identity.pid).children():
-            return identify(children[0].pid)
-        time.sleep(0.02)
-    raise AssertionError("no child")
+    children = eventually(psutil.Process(identity.pid).children)
+    return identify(children[0].pid)
 
 
 class TestIdentity:
@@ -77,9 +76,7 @@ class TestIdentity:
 
     def test_a_zombie_is_not_alive(self, processes: list[subprocess.Popen[bytes]]) -> None:
         identity = _start(processes, "")
-        deadline = time.monotonic() + 10
-        while alive(identity) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        eventually(lambda: not alive(identity))
         assert psutil.Process(identity.pid).status() == psutil.STATUS_ZOMBIE
         assert not alive(identity)
 
@@ -124,10 +121,14 @@ class TestSweep:
         assert not alive(identity)
 
     def test_ends_one_that_ignores_sigterm(
-        self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords
+        self,
+        processes: list[subprocess.Popen[bytes]],
+        records: WorkerRecords,
+        tmp_path: Path,
     ) -> None:
-        identity = _start(processes, STUBBORN)
-        time.sleep(0.5)
+        ignores = tmp_path / "ignores"
+        identity = _start(processes, f"{STUBBORN.format(path=str(ignores))}; {SLEEP}")
+        eventually(ignores.exists)
         records.add(WorkerRecord(identity, "demo"))
         assert [each.ended for each in sweep(records)] == [True]
         assert processes[0].wait(60) == -signal.SIGKILL
@@ -139,10 +140,7 @@ class TestSweep:
         child = _eventually_has_child(identity)
         records.add(WorkerRecord(identity, "demo"))
         sweep(records)
-        deadline = time.monotonic() + 5
-        while alive(child) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not alive(child)
+        eventually(lambda: not alive(child))
 
     def test_spares_a_pid_that_was_given_away(
         self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords, tmp_path: Path

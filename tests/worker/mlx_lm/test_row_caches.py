@@ -36,6 +36,7 @@ NEARLY = 1e-5
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_caches, "CACHE_STEP_TOKENS", CACHE_STEP_TOKENS)
+    monkeypatch.setattr(RowsCache, "step", CACHE_STEP_TOKENS)
 
 
 @dataclass
