@@ -104,6 +104,7 @@ def kill_at_random(
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills",
     [pytest.param(4, id="short"), pytest.param(50, id="long", marks=pytest.mark.chaos)],
@@ -132,6 +133,7 @@ def test_kills_of_a_real_server_leave_nothing(
     tell(kills=kills, ends=dict(ends))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seconds",
     [pytest.param(15, id="short"), pytest.param(120, id="long", marks=pytest.mark.chaos)],

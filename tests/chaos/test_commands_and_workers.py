@@ -19,6 +19,8 @@ from tests.support.commands import serving, table
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.held import Sampler
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("megabytes", "seconds"),

@@ -261,6 +261,7 @@ def _interpreter(folder: Path, code: str) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _names(*ALWAYS))
 def test_a_fault_that_comes_always(
     name: str, gateway: Gateway, undisturbed: tuple[object, ...], tell: Callable[..., None]

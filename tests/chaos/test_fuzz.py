@@ -19,6 +19,8 @@ from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.openapi_fuzz import ASKED, ORDERED, ask_at_random, but
 from tests.support.raw_fuzz import send_at_random
 
+pytestmark = pytest.mark.slow
+
 STORY: Final = "Tell me a story."
 # Of memory and descriptors, once what is kept for good is there.
 SHARE: Final = 1.05

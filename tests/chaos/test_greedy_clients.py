@@ -22,6 +22,8 @@ from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.raw_http import post
 from tests.support.streams import open_stream
 
+pytestmark = pytest.mark.slow
+
 STORY: Final = "Tell me a story."
 CHAT: Final = "/v1/chat/completions"
 # What an allocator keeps of what a crowd took.

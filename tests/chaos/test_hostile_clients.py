@@ -21,6 +21,8 @@ from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, connect, get, post, send
 from tests.support.streams import Probe, open_stream
 
+pytestmark = pytest.mark.slow
+
 STORY = "Tell me a story."
 CHAT = "/v1/chat/completions"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"

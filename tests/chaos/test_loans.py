@@ -17,6 +17,8 @@ from tests.support import faults, shapes
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.held import Sampler
 
+pytestmark = pytest.mark.slow
+
 CONFIG = "[memory]\nordinary_tokens = 256\n[queue]\nmax_wait_s = 10.0\n"
 PROMPT = [7] * 20
 
@@ -78,7 +80,7 @@ def floor(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("clients", "tokens", "seconds"),
     [
-        pytest.param(8, 40, 8, id="short", marks=pytest.mark.slow),
+        pytest.param(8, 40, 8, id="short"),
         pytest.param(16, 300, 60, id="long", marks=pytest.mark.chaos),
     ],
 )
@@ -239,13 +241,7 @@ def _budget(floor: int, clients: int, tokens: int) -> int:
     return 2 * floor + int(1.5 * clients * steps * 256 * 32768 * 3)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        each if each == "by use" else pytest.param(each, marks=pytest.mark.slow)
-        for each in FAT_WORKERS
-    ],
-)
+@pytest.mark.parametrize("kind", FAT_WORKERS)
 @pytest.mark.parametrize(
     ("clients", "tokens", "seconds"),
     [

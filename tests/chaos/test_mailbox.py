@@ -19,6 +19,8 @@ import pytest
 
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 [gateway]
 drain_s = 0.2

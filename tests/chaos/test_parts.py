@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.gateway import START_S, Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 CONFIG = "[workers]\nrestart_limit = 1000\n"
 CITY = {
     "type": "object",

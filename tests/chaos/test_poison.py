@@ -13,6 +13,8 @@ from tests.support.faults import after_import, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
+pytestmark = pytest.mark.slow
+
 POISON = "What do you know about the poisonous prompt?"
 INNOCENT = "Tell me a story."
 
@@ -92,7 +94,6 @@ def test_the_poisonous_one_pays_alone(
     tell(innocents=len(innocents), worker_deaths=restarts, seconds=f"{seconds:.1f}")
 
 
-@pytest.mark.slow
 def test_many_poisons_are_no_fault_of_the_model(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import Stream, open_stream
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("a", "b", "c")
 QUESTIONS = ("Tell me a story.", "What is Bulkhead?", "What can you do?", "Hello")
 TOKENS = 120

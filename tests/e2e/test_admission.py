@@ -130,6 +130,7 @@ def test_the_spare_gives_way(
     eventually(lambda: running.status()["memory"]["spare_bytes"], START_S)
 
 
+@pytest.mark.slow
 def test_files_that_change_after_the_estimate(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_files_that_change_after_the_estimate(
     assert _ask(running, "m").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_busy_model_is_waited_for_and_a_priority_is_not(
     start_gateway: Callable[..., Gateway], folder: Path, needed: int, tmp_path: Path
 ) -> None:
@@ -219,6 +221,7 @@ def test_two_that_do_not_fit_together_are_never_loaded_together(
     assert running.status()["memory"]["granted_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_a_prompt_that_can_never_fit_into_the_grant(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -286,6 +289,7 @@ def _leaks(tmp_path: Path, flag: Path, leaked_bytes: int) -> dict[str, str]:
     )
 
 
+@pytest.mark.slow
 def test_a_limit_follows_what_a_worker_holds_where_there_is_room(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -302,6 +306,7 @@ def test_a_limit_follows_what_a_worker_holds_where_there_is_room(
     assert running.model()["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_outgrows_the_budget_is_replaced(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -323,6 +328,7 @@ def test_a_worker_that_outgrows_the_budget_is_replaced(
     assert running.model()["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_lent_and_what_waits_is_shown(
     start_gateway: Callable[..., Gateway], folder: Path, needed: int
 ) -> None:

@@ -115,6 +115,7 @@ async def test_a_rank_that_dies_by_itself_is_told_with_its_last_lines(host, tmp_
     await until(lambda: "error: the following arguments are required" in logged(tmp_path))
 
 
+@pytest.mark.slow
 async def test_silent_strangers_keep_nobody_out(tmp_path):
     """Who never begins TLS has a descriptor for a while, and makes place for whoever comes."""
     agent = Agent(environment=shortened(tmp_path / "site", seconds=5.0, files=320))
@@ -228,6 +229,7 @@ def test_a_gateway_that_is_killed_takes_its_ranks_along(agent):
     eventually(lambda: "connection was closed" in agent.log)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_is_stopped_loses_its_ranks_after_the_lease(agent):
     """It is as silent as one behind a link that is cut."""
     with scripted_gateway(agent) as (gateway, rank):
@@ -236,6 +238,7 @@ def test_a_gateway_that_is_stopped_loses_its_ranks_after_the_lease(agent):
         assert re.search(rf"Rank {rank} .* not been heard for 4 s", agent.log)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_is_killed_takes_its_ranks_along(tmp_path):
     agent = Agent()
     try:
@@ -262,6 +265,7 @@ async def test_an_agent_that_ends_ends_its_ranks(tmp_path):
         assert (await end_of(rank)).reason
 
 
+@pytest.mark.slow
 async def test_a_link_that_is_cut_for_long_ends_the_rank_on_both_sides(agent, tmp_path):
     link = Link(agent.port)
     try:

@@ -49,6 +49,7 @@ def test_unknown_folder(state: tuple[str, ...]) -> None:
     assert (status, "no model folder /nowhere/at all" in text) == (2, True)
 
 
+@pytest.mark.slow
 def test_models_that_are_not_there_leave_the_others_served(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_pipe_where_a_worker_is_recorded(tmp_path: Path) -> None:
     assert (status, "workers/1.json is a named pipe" in text) == (1, True)
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf_8(state: tuple[str, ...], tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     status, text = serve("--port", "0", "--state-dir", folder, "--model", "demo")
@@ -194,6 +196,7 @@ def test_a_repository_in_the_hugging_face_cache(
     assert running.say("Hello", "small-model")
 
 
+@pytest.mark.slow
 def test_folder_names_with_spaces_and_other_letters(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

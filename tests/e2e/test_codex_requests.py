@@ -215,6 +215,7 @@ def test_a_tool_that_was_found_later_is_called(gateway: Gateway) -> None:
     assert (call.type, call.name, call.namespace) == ("function_call", "weather", "mcp__w")
 
 
+@pytest.mark.slow
 def test_a_conversation_is_summed_up(gateway: Gateway) -> None:
     items = [
         {"role": "developer", "content": "Rules"},

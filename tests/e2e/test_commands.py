@@ -90,6 +90,7 @@ def test_pictures_are_made_and_changed(gateway: Gateway) -> None:
         assert events[-1].type == "image_edit.completed"
 
 
+@pytest.mark.slow
 def test_a_form_streams_through_within_bounds_of_its_own(gateway: Gateway) -> None:
     def transcribe(*fields: tuple[str, tuple[str | None, str | bytes]]) -> httpx.Response:
         return gateway.client.post("/v1/audio/transcriptions", files=list(fields))
@@ -171,6 +172,7 @@ def test_a_flood_of_output_is_bounded(gateway: Gateway) -> None:
     gateway.order("unload", "flood")
 
 
+@pytest.mark.slow
 def test_a_command_that_ends_at_once_says_why(gateway: Gateway) -> None:
     refused = gateway.chat("hi", "broken")
     assert refused.status_code == 503
@@ -224,6 +226,7 @@ def test_a_gateway_that_is_killed_leaves_nothing() -> None:
         eventually(lambda: all_gone(left))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_never_ready_or_talks_nonsense_is_given_up() -> None:
     config = "[workers]\nload_timeout_s = 3\n" + table("never", "--never", **MEMORY)
     config += table("nonsense", "--nonsense", **MEMORY)
@@ -234,6 +237,7 @@ def test_a_server_that_is_never_ready_or_talks_nonsense_is_given_up() -> None:
             assert "was not loaded within 3 s" in refused.text
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_replaced() -> None:
     config = "[workers]\nstall_timeout_s = 3\n" + table("w", silence_s=4, **MEMORY)
     with serving(config) as gateway:
@@ -243,6 +247,7 @@ def test_a_server_that_hangs_is_replaced() -> None:
         assert gateway.say("hi", "w") == "w"
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_command_is_learned() -> None:
     config = table("w", "--eat", "300") + table("broken", "--fail", "--eat", "1")
     with serving(config) as gateway:
@@ -257,6 +262,7 @@ def test_the_memory_of_a_command_is_learned() -> None:
         assert 420_000_000 < learned < 600_000_000, "the peak"
 
 
+@pytest.mark.slow
 def test_a_memory_that_is_too_small_is_spoken_of() -> None:
     config = "[memory]\nbudget = 200_000_000\n"
     config += table("w", "--eat", "300", "--slow-start", "60", memory="60MB")

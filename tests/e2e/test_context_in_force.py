@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.terminal import bulkhead
 from tests.support import shapes
 from tests.support.gateway import START_S, Gateway, eventually
+
+pytestmark = pytest.mark.slow
 
 
 def _config(folder: Path, budget_mb: int, *, pinned: bool) -> str:

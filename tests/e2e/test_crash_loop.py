@@ -27,6 +27,7 @@ def state_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_after_a_few_unclean_starts_nothing_is_preloaded(
     start_gateway: Callable[..., Gateway], state_dir: Path
 ) -> None:

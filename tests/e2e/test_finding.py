@@ -109,6 +109,7 @@ def test_from_an_empty_home_to_a_chat_by_a_loose_name(home: Path, hub: Hub) -> N
     assert gateways() == []
 
 
+@pytest.mark.slow
 def test_several_are_asked_for_at_a_terminal_and_listed_elsewhere(home: Path, hub: Hub) -> None:
     refused = bulkhead("run", "tiny3", stdin="What is Bulkhead?\n")
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -133,6 +134,7 @@ def test_no_name_and_no_model(home: Path, hub: Hub) -> None:
     assert hub.asked == []
 
 
+@pytest.mark.slow
 def test_a_folder_and_a_repository(home: Path, hub: Hub) -> None:
     folder = shutil.copytree(DEMO, home / "my-model")
     done = bulkhead("run", str(folder), stdin="What is Bulkhead?\n")
@@ -145,6 +147,7 @@ def test_a_folder_and_a_repository(home: Path, hub: Hub) -> None:
     assert hub.searches == []
 
 
+@pytest.mark.slow
 def test_from_an_empty_home_to_an_agent(
     home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +188,7 @@ def test_what_can_not_be_launched(home: Path, hub: Hub, monkeypatch: pytest.Monk
     assert gateways() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_its_gateway_ends_with_it(home: Path, number: signal.Signals) -> None:
     with terminal("run", str(DEMO), url=None) as running:
@@ -195,6 +199,7 @@ def test_its_gateway_ends_with_it(home: Path, number: signal.Signals) -> None:
     assert gateways() == []
 
 
+@pytest.mark.slow
 def test_what_can_not_be_run(home: Path, hub: Hub) -> None:
     nobody = bulkhead("run", "nobody", "has", "this")
     assert (nobody.returncode, "try fewer words" in nobody.stderr) == (4, True)
@@ -234,6 +239,7 @@ def gateway(hub: Hub, tmp_path: Path) -> Iterator[Gateway]:
     assert running.stop() == 0, running.log
 
 
+@pytest.mark.slow
 def test_the_gateway_searches_beside_its_requests(gateway: Gateway, hub: Hub) -> None:
     answer = gateway.client.get("/admin/v1/search", params={"q": "Tiny3 4B"}).json()
     assert (answer["query"], answer["dated"]) == ("tiny3 4b", None)
@@ -260,6 +266,7 @@ def test_the_gateway_searches_beside_its_requests(gateway: Gateway, hub: Hub) ->
     assert hub.searches
 
 
+@pytest.mark.slow
 def test_run_uses_the_gateway_that_serves(gateway: Gateway, hub: Hub) -> None:
     done = bulkhead("run", "tiny3", "9b", url=gateway.url, stdin="What is Bulkhead?\n")
     assert done.returncode == 0, done.stderr
@@ -272,6 +279,7 @@ def test_run_uses_the_gateway_that_serves(gateway: Gateway, hub: Hub) -> None:
     assert (elsewhere.returncode, "config reload" in elsewhere.stderr) == (4, True)
 
 
+@pytest.mark.slow
 @pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
 def test_from_an_empty_home_to_a_chat_by_the_page(hub: Hub, tmp_path: Path) -> None:
     if (reason := missing()) is not None:

@@ -66,6 +66,7 @@ def _states(gateway: Gateway) -> dict[str, str]:
     return {each["id"]: each["state"] for each in gateway.status()["models"]}
 
 
+@pytest.mark.slow
 def test_the_page(gateway: Gateway, budget: int) -> None:
     answers = _run(gateway, 0)
     assert [each.returncode for each in answers.values()] == [0] * 5, answers

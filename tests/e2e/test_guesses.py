@@ -111,6 +111,7 @@ def test_an_answer_that_outlives_its_worker_has_the_guesses_of_both(
     assert gateway.model("guesser")["restarts"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
 def test_the_page_shows_the_share_once_there_is_one(gateway: Gateway) -> None:
     if (reason := missing()) is not None:

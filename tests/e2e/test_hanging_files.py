@@ -113,6 +113,7 @@ def test_a_worker_that_hangs_in_its_load_is_ended(gateway: Gateway) -> None:
         assert gone(pid)
 
 
+@pytest.mark.slow
 def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None:
     hangs(folder / "cache" / "models--owner--name" / "refs" / "main").touch()
     threads = psutil.Process(gateway.pid).num_threads()
@@ -152,6 +153,7 @@ def test_what_is_kept_loaded_is_tried_again(
     eventually(lambda: running.model("m")["state"] == "ready", START_S)
 
 
+@pytest.mark.slow
 def test_an_end_waits_for_no_log_that_hangs(start_gateway: Callable[..., Gateway]) -> None:
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         running = start_gateway("--state-dir", folder)

@@ -219,6 +219,7 @@ def test_a_worker_that_stops_reading(gateway: Gateway, whole: str) -> None:
     assert status["last_exit"]["signal"] == "SIGTERM"
 
 
+@pytest.mark.slow
 def test_a_process_that_survives_sigkill(gateway: Gateway, whole: str, folder: Path) -> None:
     """It stays counted and shown, its end is told step by step, and nobody else is concerned."""
     pid = gateway.load("deaf")["worker"]["pid"]

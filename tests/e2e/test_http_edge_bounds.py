@@ -45,6 +45,7 @@ def _stream(gateway: Gateway, max_tokens: int) -> Stream:
     return stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "status", "code"),
     [
@@ -150,6 +151,7 @@ def _closing(size: int) -> bytes:
     return post("/v1/completions", b" " * size, "Connection: close")
 
 
+@pytest.mark.slow
 def test_at_the_limit_of_files_health_still_answers(gateway: Gateway) -> None:
     body = chat_body(STORY, max_tokens=1000, ignore_eos=True, stream=True)
     with contextlib.ExitStack() as stack:

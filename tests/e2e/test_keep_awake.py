@@ -38,7 +38,7 @@ def _held(gateway: Gateway) -> bool:
 def test_as_long_as_one_runs(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
     gateway = _start(start_gateway, tmp_path, "")
     assert not _held(gateway)
-    stream = open_stream(gateway, "Tell me a story.", max_tokens=3500, ignore_eos=True)
+    stream = open_stream(gateway, "Tell me a story.", max_tokens=1200, ignore_eos=True)
     eventually(lambda: stream.text, START_S)
     eventually(lambda: _held(gateway))
     assert (tmp_path / "calls").read_text().splitlines()[0] == f"-i -w {gateway.pid}"

@@ -151,6 +151,7 @@ def test_a_running_one_is_deleted(gateway: Gateway) -> None:
     eventually(lambda: gateway.model()["active_requests"] == 0)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> None:
     """Another program holds the file for long."""
     asked = {"model": "demo", "background": True, "stream": True, **GREEDY}
@@ -179,6 +180,7 @@ def test_what_cannot_be_written_yet_is_there_all_the_same(gateway: Gateway) -> N
         assert any("response.completed" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_removed_while_it_is_used_is_begun_anew(gateway: Gateway) -> None:
     path = gateway.state_dir / "mailbox.sqlite"
     assert gateway.chat("Hi", max_tokens=2, headers={**KEEP, "X-Request-Id": "lost"}).is_success

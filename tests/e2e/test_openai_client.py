@@ -300,6 +300,7 @@ CONTEXT = "This model's maximum context length is 4096 tokens. However, "
 LONG = "a server " * 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_an_answer_is_cut_to_what_the_context_leaves(client: openai.OpenAI, name: str) -> None:
     """As opencode asks for 32,000 tokens of any model."""
@@ -331,6 +332,7 @@ def test_a_context_that_can_never_hold_the_prompt(
         assert "answer of" not in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_default_that_does_not_fit_is_cut(client: openai.OpenAI) -> None:
     """A completion has 16 tokens where nothing else is said."""
     answer = client.completions.create(

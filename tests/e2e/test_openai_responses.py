@@ -213,6 +213,7 @@ def test_limits_and_log_probabilities(client: openai.OpenAI) -> None:
     assert all(len(each.top_logprobs) == 2 for each in part.logprobs)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_can_be_dropped(client: openai.OpenAI, whole: Any) -> None:
     """A quarter of a small context is left for an answer, also for one that may be longer."""
     turns: list[Any] = []

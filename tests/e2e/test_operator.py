@@ -237,6 +237,7 @@ def test_answers_survive_a_kill(gateway: Gateway, *, force: bool) -> None:
     assert killed["state"] == "unloaded", "nobody waits for it"
 
 
+@pytest.mark.slow
 def test_verbs_in_the_middle_of_a_start(gateway: Gateway) -> None:
     for verb in ("unload", "kill", "restart", "unload"):
         gateway.order("load", wait=False)
@@ -347,6 +348,7 @@ def test_a_body_over_the_limit(gateway: Gateway) -> None:
     assert answer.json()["error"]["code"] == "request_too_large"
 
 
+@pytest.mark.slow
 def test_a_load_that_takes_too_long(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
     running = start_gateway(
         config="[workers]\nload_timeout_s = 1.0\n",

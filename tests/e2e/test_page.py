@@ -254,6 +254,7 @@ def test_who_waits_is_told_for_what(page: Browser, site: Site) -> None:
     assert waiting.join().outcome
 
 
+@pytest.mark.slow
 def test_an_answer_goes_on_after_a_kill(page: Browser, site: Site) -> None:
     asked = {"temperature": 0, "max_tokens": 120}
     expected = site.gateway.say(QUESTION, **asked)
@@ -363,6 +364,7 @@ def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:
     assert httpx.get(f"{site.gateway.url}/v1/models", headers=headers).status_code == 401
 
 
+@pytest.mark.slow
 def test_a_pull_is_cancelled_and_resumed(page: Browser, hub: Hub) -> None:
     hub.rate = 4e5
     try:
@@ -379,6 +381,7 @@ def test_a_pull_is_cancelled_and_resumed(page: Browser, hub: Hub) -> None:
     assert not page.there("[aria-label='Resume org/nowhere']"), "it would fail again"
 
 
+@pytest.mark.slow
 def test_a_model_is_found_pulled_and_talked_to(page: Browser, hub: Hub) -> None:
     hub.search_answers = [Answer(status=429)]
     page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
@@ -409,6 +412,7 @@ def test_a_model_is_found_pulled_and_talked_to(page: Browser, hub: Hub) -> None:
     page.until(lambda: page.there(".found [aria-label='Chat with Tiny3-4B-4bit']"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nobody_is_left_out(page: Browser, scheme: str) -> None:
     page.scheme(scheme)
@@ -422,6 +426,7 @@ def test_nobody_is_left_out(page: Browser, scheme: str) -> None:
     page.resize(1280, 1000)
 
 
+@pytest.mark.slow
 def test_all_is_reached_with_the_keyboard(page: Browser, site: Site) -> None:
     site.gateway.order("unload").raise_for_status()
     page.until(lambda: _state(page) == "unloaded")

@@ -96,6 +96,7 @@ def test_promtool_finds_nothing_wrong_with_the_names(gateway: Gateway) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_prometheus_reads_it(gateway: Gateway, tmp_path: Path) -> None:
     files = (RULES / "prometheus.yml", RULES / "vllm-names.yml")
     prometheus = Prometheus(gateway, tmp_path, *files)

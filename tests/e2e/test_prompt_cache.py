@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.gateway import Gateway, eventually
 
 BLOCK = 64
@@ -68,6 +70,7 @@ def test_it_survives_the_gateway(start_gateway: Callable[..., Gateway], tmp_path
     assert _ask(start_gateway("--state-dir", str(folder)), PROMPT) == (text, 9 * BLOCK)
 
 
+@pytest.mark.slow
 def test_one_key_does_not_learn_what_another_asked(start_gateway: Callable[..., Gateway]) -> None:
     """Whatever the route, in memory and on disk, and whatever salt it guesses."""
     gateway = start_gateway(config="[gateway]\n")

@@ -207,6 +207,7 @@ def test_what_will_not_fit_is_said_before_it_begins(gateway: Gateway, cache: Pat
     assert followed(gateway, begin(gateway, WIDE, force=True)["id"])[-1]["state"] == "done"
 
 
+@pytest.mark.slow
 def test_the_commands(gateway: Gateway) -> None:
     # As a process, since progress goes to one stream and the outcome to the other.
     done = bulkhead("pull", SMALL, url=gateway.url)
@@ -258,6 +259,7 @@ def test_a_model_that_is_configured_or_partly_there(
     assert [each["id"] for each in gateway.client.get("/v1/models").json()["data"]] == ["small"]
 
 
+@pytest.mark.slow
 def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
     state = str(tmp_path / "s")
     environment = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}

@@ -165,6 +165,7 @@ def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) 
     assert exit_["reason"] == f"rank {rank} on this machine was lost (signal SIGKILL)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_hangs_takes_the_others_along(gateway: Gateway, rank: int) -> None:
     gateway.load("two")
@@ -194,6 +195,7 @@ def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
     eventually(lambda: gateway.model("stages")["state"] == "failed", START_S)
 
 
+@pytest.mark.slow
 def test_a_reload_under_load(gateway: Gateway) -> None:
     """What concerns others leaves them alone; from several ranks to one and back streams go on."""
     whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
@@ -229,6 +231,7 @@ def _upgrade(gateway: Gateway, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
     whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
     expected = whole.join().outcome
@@ -243,6 +246,7 @@ def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
     assert gateway.say("Hello", "demo", max_tokens=5)
 
 
+@pytest.mark.slow
 def test_one_that_is_loaded_while_the_next_gateway_starts(gateway: Gateway, tmp_path: Path) -> None:
     gateway.order("unload", "two").raise_for_status()
     python, pid = tmp_path / "python", gateway.status()["pid"]
@@ -267,6 +271,7 @@ def _runs(pid: int, program: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_an_upgrade_does_as_it_was_told_to(gateway: Gateway) -> None:
     """What the refusal says: the model is held over the upgrade, and loaded after it."""
     pid = gateway.status()["pid"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.cli.terminal import bulkhead
 from tests.support.gateway import START_S, Gateway, eventually
@@ -30,6 +31,7 @@ def _reload(gateway: Gateway, config: str) -> httpx.Response:
     return gateway.client.post("/admin/v1/reload")
 
 
+@pytest.mark.slow
 def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway(models=(), config=_config(*map(_model, ("same", "changed", "removed"))))
     for name in ("same", "changed", "removed"):

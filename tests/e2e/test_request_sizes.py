@@ -83,6 +83,7 @@ def test_a_count_beyond_the_context_costs_no_worker(gateway: Gateway, pid: int) 
     assert counted.json()["input_tokens"] > gateway.model()["context_tokens"]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_not_stored(gateway: Gateway, pid: int) -> None:
     turns = [{"role": "user", "content": "one two three " * 300}] * 100
     turns.append({"role": "user", "content": "Hi"})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.faults import EAGER_SPARES, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
@@ -68,6 +69,7 @@ def test_without_threads_models_go_on_and_no_other_is_loaded(
         assert running.stop() == 0, running.log
 
 
+@pytest.mark.slow
 def test_a_worker_whose_threads_can_not_be_started(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ threading.Thread.start = fails
     running.load("other")
 
 
+@pytest.mark.slow
 def test_without_descriptors_readings_stop_and_go_on(
     start_gateway: Callable[..., Gateway],
 ) -> None:

@@ -7,8 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.streams import open_stream
+
+pytestmark = pytest.mark.slow
 
 LIMIT_S = 5
 CONFIG = f"""

@@ -85,6 +85,7 @@ def gateway(faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 class TestRequests:
+    @pytest.mark.slow
     def test_another_model_in_the_same_folder_does_not_go_on(
         self, start_gateway: Callable[..., Gateway], copy: Path
     ) -> None:
@@ -129,6 +130,7 @@ class TestRequests:
         stream.join()
         assert (stream.done, stream.error["code"]) == (False, "deadline_exceeded")
 
+    @pytest.mark.slow
     def test_ordered_deaths_count_against_nobody(self, gateway: Gateway, flags: Path) -> None:
         """The policy would give up after two, and a request may be under one at most."""
         fields = {"max_tokens": 100, "ignore_eos": True}
@@ -163,6 +165,7 @@ class TestRequests:
         (flags / "broken").unlink()
         assert gateway.load()["state"] == "ready", "an operator's load closes the breaker"
 
+    @pytest.mark.slow
     def test_the_breaker_lets_one_start_be_tried(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
     ) -> None:
@@ -225,6 +228,7 @@ class TestSpare:
         eventually(lambda: running.log.count("change=ready") == 2, START_S)
         assert len(psutil.Process(running.pid).children()) == 3
 
+    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform != "linux", reason="reads nice values from /proc")
     def test_its_imports_give_way(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway("--spare", "1")
@@ -237,6 +241,7 @@ class TestSpare:
         assert running.say("Hello")
         assert _nice_values(spare.pid) == {0}
 
+    @pytest.mark.slow
     def test_a_crash_loop_of_spares_ends(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
     ) -> None:
@@ -307,6 +312,7 @@ class TestDeepHealth:
 class TestNoHalfWay:
     """Whatever goes wrong between a worker's end and the next, supervision goes on."""
 
+    @pytest.mark.slow
     def test_backoffs_without_a_pause(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway(
             config="[workers]\nrestart_limit = 0\nbackoff_first_s = 0\nbackoff_longest_s = 0\n"
@@ -318,6 +324,7 @@ class TestNoHalfWay:
         os.kill(running.worker_pid(), signal.SIGKILL)
         assert stream.join().text == whole
 
+    @pytest.mark.slow
     def test_no_descriptors_for_another_worker(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway(config="[workers]\nbackoff_first_s = 0.5\n")
         running.load()
@@ -332,6 +339,7 @@ class TestNoHalfWay:
         assert stream.join().done
         assert running.say("Hello")
 
+    @pytest.mark.slow
     def test_no_descriptors_for_another_spare(self, start_gateway: Callable[..., Gateway]) -> None:
         """What a lost worker leaves is enough to adopt a spare, and not enough to start one."""
         running = start_gateway("--spare", "1", config="[workers]\nbackoff_first_s = 0.5\n")
@@ -350,6 +358,7 @@ class TestNoHalfWay:
         assert running.log.count("event=adopt") == 2
         assert running.say("Hello")
 
+    @pytest.mark.slow
     def test_the_state_folder_is_removed(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
         for removed in ("run", "workers", "logs", "."):
@@ -362,6 +371,7 @@ class TestNoHalfWay:
             eventually((running.state_dir / "logs" / "gateway.log").exists)
         assert lock_holder(running.state_dir) == running.pid
 
+    @pytest.mark.slow
     def test_requests_that_cross_the_end_of_a_worker(
         self, start_gateway: Callable[..., Gateway]
     ) -> None:

@@ -151,6 +151,7 @@ def test_nobody_notices(gateway: Gateway, undisturbed: list[tuple[object, ...]])
     assert "gateway" not in below.cmdline()[:5]
 
 
+@pytest.mark.slow
 def test_one_that_crashes_at_its_start(
     gateway: Gateway, installation: Path, undisturbed: list[tuple[object, ...]]
 ) -> None:
@@ -201,6 +202,7 @@ def test_one_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
     assert "status 3: no such thing" in refused.stderr
 
 
+@pytest.mark.slow
 def test_one_that_dies_while_it_takes_over(
     gateway: Gateway, installation: Path, undisturbed: list[tuple[object, ...]]
 ) -> None:
@@ -220,6 +222,7 @@ def test_one_that_dies_while_it_takes_over(
     assert gateway.say("Hello", "b")
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_handed_over_is_missed(
     gateway: Gateway, undisturbed: list[tuple[object, ...]]
 ) -> None:

@@ -68,6 +68,7 @@ def test_orders_say_whose_model_it_is(first: Gateway, name: str) -> None:
     assert "'box/demo' is a model of an upstream" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
 def test_the_page_chats_and_connects(first: Gateway) -> None:
     if (reason := missing()) is not None:

@@ -30,6 +30,7 @@ STORY = "Tell me a story."
 
 
 class TestKilled:
+    @pytest.mark.slow
     def test_thirty_requests_while_one_of_two_is_killed_and_started_again(self) -> None:
         port = str(free_port())
         with ExitStack() as stack:
@@ -88,6 +89,7 @@ def _asked(gateway: Gateway) -> float:
 
 
 class TestCircles:
+    @pytest.mark.slow
     def test_a_ring_of_three(self) -> None:
         with (
             behind(models=("demo",)) as one,

@@ -252,6 +252,7 @@ def _states(first: Gateway) -> tuple[str, str]:
 
 
 class TestCycles:
+    @pytest.mark.slow
     def test_two_that_have_each_other(self) -> None:
         with behind(models=("demo",)) as one, behind(one=one, models=("demo",)) as two:
             eventually(lambda: "one/demo" in listed(two))
@@ -342,6 +343,7 @@ class TestDeaths:
             assert text == two.say("hi", max_tokens=2)
             assert asked >= 1, "it was asked first, or at its turn"
 
+    @pytest.mark.slow
     def test_an_upstream_that_drains_ends_what_runs(self) -> None:
         with behind(models=("demo",)) as one, behind(one=one) as first:
             eventually(lambda: listed(first))

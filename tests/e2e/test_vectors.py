@@ -126,6 +126,7 @@ def test_documents_are_ordered_by_what_they_have_to_do_with_a_query(gateway: Gat
     assert "document" not in answer["results"][0]
 
 
+@pytest.mark.slow
 def test_a_chat_model_makes_vectors_too_beside_its_streams(
     gateway: Gateway, client: openai.OpenAI
 ) -> None:
