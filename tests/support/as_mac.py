@@ -8,6 +8,7 @@ alone. What is Linux's own is skipped, and the documents' commands are run as ty
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import io
 import os
@@ -69,10 +70,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"only a Mac shows this: {reason}"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     base = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     base.chmod(0o755)
-    config.add_cleanup(lambda: shutil.rmtree(base, ignore_errors=True))
+    # Behind what others register later, which may lie in it.
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
     folders.SHORT = str(_behind_link(base, "tmp"))  # type: ignore[misc]
     room = _LONG - len(str(base / "var" / "folders" / "T")) - 1
     temporary = _behind_link(base, "var") / "folders" / ("x" * room) / "T"
