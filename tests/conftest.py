@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.folders import short_folder
 from tests.support.gateway import Gateway
 from worker.transformers import keep_import_structure
 
@@ -67,6 +68,13 @@ def pytest_collection_finish() -> None:
 def _turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     return SLOWEST.index(folder) if folder in SLOWEST else len(SLOWEST)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder for sockets, whose paths are bounded: those of `tmp_path` may be longer."""
+    with short_folder() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -333,6 +333,5 @@ def check_alone(init: InitSystem) -> None:
 
 def init_system(owner: Owner, say: Callable[[str], None], *, system: bool) -> InitSystem:
     """launchd on macOS, systemd elsewhere."""
-    if sys.platform == "darwin":
-        return Launchd(owner, say, system=system)
-    return Systemd(owner, system=system)
+    on_mac = sys.platform == "darwin"
+    return Launchd(owner, say, system=system) if on_mac else Systemd(owner, system=system)

@@ -79,12 +79,11 @@ def give_large_buffers_back() -> None:
     (mallopt(3)), and keeps the memory that a thread has freed for that thread. The allocators of
     other systems need no such setting.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # Other C libraries have no mallopt.
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        # Other C libraries have no mallopt.
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
 
 
 logger = logging.getLogger(__name__)

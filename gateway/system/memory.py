@@ -144,7 +144,9 @@ def back_end() -> BackEnd:
     """MLX's back end in this Python environment. Models with an interpreter of their own are
     assumed to have the same back end.
     """
-    if sys.platform == "darwin":
-        return BackEnd.METAL
-    names = (each.metadata["Name"] or "" for each in distributions())
-    return BackEnd.CUDA if any(each.startswith(_CUDA) for each in names) else BackEnd.CPU
+    return BackEnd.METAL if sys.platform == "darwin" else _installed_back_end()
+
+
+def _installed_back_end() -> BackEnd:
+    names = (package.metadata["Name"] or "" for package in distributions())
+    return BackEnd.CUDA if any(name.startswith(_CUDA) for name in names) else BackEnd.CPU

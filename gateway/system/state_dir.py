@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
-import platformdirs
 import psutil
 from msgspec import Struct
+from platformdirs import user_data_path, user_state_path
 
 from gateway.system.notation import url
 from gateway.system.state_file import make_folder, no_files, read_state, untrusted, write_state
@@ -30,9 +30,8 @@ class StateDirError(Exception):
 
 
 def default_state_dir() -> Path:
-    if sys.platform == "darwin":
-        return platformdirs.user_data_path("Bulkhead")
-    return platformdirs.user_state_path("bulkhead")
+    on_mac = sys.platform == "darwin"
+    return user_data_path("Bulkhead") if on_mac else user_state_path("bulkhead")
 
 
 def lock_holder(path: Path) -> int | None:

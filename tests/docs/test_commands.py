@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,23 +16,29 @@ import pytest
 from tests.docs.fences import EXCUSES, OWN_TESTS, PAGES, ROOT, fences
 from tests.support.gateway import Gateway
 from tests.support.hub import Hub
+from tests.support.platforms import LINUX
 from tests.support.shapes import DEMO
 
 SCRIPTS = {page: [each.text for each in fences(page) if each.kind == "sh"] for page in PAGES}
 RUN = [page for page, script in SCRIPTS.items() if script and page.name not in OWN_TESTS]
 # Once there are keys, everything needs one: pages that make some come last.
 RUN.sort(key=lambda page: "bulkhead key add" in "\n".join(SCRIPTS[page]))
+# As on a Mac: a zsh that is typed into has no comments.
+TYPED = ("zsh", "-f", "-i", "-s")
 PROGRAMS = ("bulkhead ", "curl ", "make ", "sudo ", "ssh ", "brew ", "uv ", "pipx ")
 
-# What the pages call without saying that it must succeed, and a message for a chat to answer.
+# What the pages call without saying that it must succeed, and a message for a chat to answer. No
+# command may read the lines that follow it.
 SHELL = """
 set -eo pipefail
 curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }
 bulkhead() {
     if { [ "$1" = chat ] || [ "$1" = run ]; } && ! [ -p /dev/stdin ]; then
         echo 'What is Bulkhead?' | command bulkhead "$@"
-    else
+    elif [ -p /dev/stdin ]; then
         command bulkhead "$@"
+    else
+        command bulkhead "$@" </dev/null
     fi
 }
 """
@@ -60,25 +68,32 @@ def gateway() -> Iterator[Gateway]:
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_the_commands_of_a_page(page: Path, gateway: Gateway, tmp_path: Path) -> None:
     steps = [f"echo '=== {number}' >&2\n{each}" for number, each in enumerate(SCRIPTS[page])]
-    script = SHELL + "\n".join(steps)
-    done = subprocess.run(
-        ["bash", "-c", _here(script, gateway)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "HOME": str(tmp_path),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "BULKHEAD_STATE_DIR": str(gateway.state_dir),
-            "BULKHEAD_CONFIG": str(gateway.config_path),
-            "HF_HUB_CACHE": str(gateway.config_path.parent / "cache"),
-        },
-        check=False,
-    )
-    assert done.returncode == 0, f"{page.name}\n{done.stdout}\n{done.stderr}\n{gateway.log}"
+    script = tmp_path / "script"
+    script.write_text(_here("\n".join([SHELL, *steps, "echo '=== end' >&2\n"]), gateway))
+    shell = ("bash",) if LINUX else TYPED
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"there is no {shell[0]}")
+    with script.open() as typed:
+        done = subprocess.run(
+            shell,
+            stdin=typed,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "HOME": str(tmp_path),
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+                "BULKHEAD_STATE_DIR": str(gateway.state_dir),
+                "BULKHEAD_CONFIG": str(gateway.config_path),
+                "HF_HUB_CACHE": str(gateway.config_path.parent / "cache"),
+            },
+            check=False,
+        )
+    told = f"{page.name}\n{done.stdout}\n{done.stderr}\n{gateway.log}"
+    assert done.returncode == 0, told
+    assert "=== end\n" in done.stderr, told
 
 
 def _here(script: str, gateway: Gateway) -> str:
@@ -98,6 +113,19 @@ def test_every_block_is_run_or_says_why_not() -> None:
             # Output, or a synopsis.
             assert "[" in each.text or not each.text.startswith(PROGRAMS), each.place
         assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), each.place
+
+
+def test_no_command_has_a_comment() -> None:
+    """Typed into zsh, as macOS has it, its words are arguments of the command."""
+    commands = [
+        line
+        for page in PAGES
+        for fence in fences(page)
+        if fence.kind.startswith("sh")
+        for line in fence.text.splitlines()
+    ]
+    assert commands
+    assert [line for line in commands if re.search(r"(^|\s)#", line)] == []
 
 
 def test_pages_with_a_test_of_their_own_have_it() -> None:

@@ -70,9 +70,9 @@ def test_a_key_of_another_certificate(tmp_path: Path) -> None:
     assert (severity, "gateway.tls_certificate" in evidence) == ("error", True)
 
 
-def test_a_gateway_whose_configuration_is_elsewhere(tmp_path: Path) -> None:
+def test_a_gateway_whose_configuration_is_elsewhere(short_path: Path) -> None:
     """Where it says that it is, by the protocol that it says, and not where one would be."""
-    state_dir = StateDir(tmp_path / "state")
+    state_dir = StateDir(short_path / "state")
     state_dir.acquire()
     write_address(state_dir, Address("https://127.0.0.1:1", os.getpid(), "served.crt"))
     installation = Installation(Flags(state_dir=state_dir.path), {})

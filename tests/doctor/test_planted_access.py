@@ -55,7 +55,9 @@ def _plant(machine: Machine) -> None:
     shutil.copytree(DEMO_FOLDER, kept)
     cache = machine.home / "cache"
     cache.touch()
-    machine.environment = {"HF_HUB_CACHE": str(cache)} | _kept_back(kept, machine.home / "site")
+    # A model is known by where it really is.
+    denied = _kept_back(kept.resolve(), machine.home / "site")
+    machine.environment = {"HF_HUB_CACHE": str(cache)} | denied
     machine.configure(
         "[gateway]",
         f'tls_certificate = "{certificate}"',
@@ -86,7 +88,7 @@ PLANTED = {
     ),
     "a model that macOS keeps from this program": (
         *("model", "kept", "error"),
-        "The system keeps {home}/Desktop/llama/config.json from this program",
+        "The system keeps {real_home}/Desktop/llama/config.json from this program",
     ),
     "a cache that can't be written": (
         *("model cache", None, "warning"),
@@ -132,7 +134,8 @@ def planted() -> Iterator[tuple[Path, list[dict[str, Any]]]]:
 def test_each_is_found_by_itself(name: str, planted: tuple[Path, list[dict[str, Any]]]) -> None:
     home, findings = planted
     check, subject, severity, evidence = PLANTED[name]
-    (found,) = [each for each in findings if evidence.format(home=home) in each["evidence"]]
+    evidence = evidence.format(home=home, real_home=home.resolve())
+    (found,) = [finding for finding in findings if evidence in finding["evidence"]]
     assert (found["check"], found["subject"], found["severity"]) == (check, subject, severity)
     assert found["remedy"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.faults import hanging_files, hangs, sitecustomize
+from tests.support.folders import short_folder
 from tests.support.gateway import START_S, STOP_S, Gateway, eventually, gone
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
@@ -155,7 +155,7 @@ def test_what_is_kept_loaded_is_tried_again(
 
 @pytest.mark.slow
 def test_an_end_waits_for_no_log_that_hangs(start_gateway: Callable[..., Gateway]) -> None:
-    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+    with short_folder() as folder:
         running = start_gateway("--state-dir", folder)
         os.mkfifo(Path(folder) / "logs" / "demo.log")
         assert running.say("Hello")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.support import shapes
 from tests.support.gateway import Gateway, eventually
+from tests.support.platforms import linux_only
 
 _SLACK = 32 << 20
 
@@ -42,7 +42,7 @@ def _settled_available() -> int:
 
 
 @pytest.mark.alone
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's free lists of Linux")
+@linux_only("reads the kernel's free lists of Linux")
 def test_an_unload_returns_what_the_load_took(
     start_gateway: Callable[..., Gateway],
     tmp_path: Path,

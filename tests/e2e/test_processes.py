@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.platforms import linux_only
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, Stream, open_stream
 from tests.support.usage import of_text
@@ -112,7 +112,7 @@ def test_requests_join_a_start_in_progress(gateway: Gateway, whole: str) -> None
     assert gateway.model("demo")["restarts"] == before["restarts"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's maps in /proc")
+@linux_only("reads a process's maps in /proc")
 def test_the_gateway_process_is_thin(gateway: Gateway) -> None:
     gateway.load("demo")
     gateway.load("other")

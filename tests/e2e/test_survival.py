@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +25,8 @@ from tests.support.faults import (
     wrapped_python,
 )
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
+from tests.support.limits import no_descriptors
+from tests.support.platforms import linux_only
 from tests.support.shapes import DEMO
 from tests.support.streams import open_stream
 
@@ -229,7 +230,7 @@ class TestSpare:
         assert len(psutil.Process(running.pid).children()) == 3
 
     @pytest.mark.slow
-    @pytest.mark.skipif(sys.platform != "linux", reason="reads nice values from /proc")
+    @linux_only("reads nice values from /proc")
     def test_its_imports_give_way(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway("--spare", "1")
         (spare,) = eventually(lambda: psutil.Process(running.pid).children(), START_S)
@@ -256,18 +257,6 @@ class TestSpare:
         lost = running.log.count("change=lost")
         assert running.say("Hello"), "models don't need it"
         assert running.log.count("change=lost") == lost == 4
-
-
-@contextlib.contextmanager
-def _no_more_descriptors(running: Gateway) -> Iterator[None]:
-    """The gateway may have as many as it has."""
-    process = psutil.Process(running.pid)
-    limits = process.rlimit(psutil.RLIMIT_NOFILE)
-    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), limits[1]))
-    try:
-        yield
-    finally:
-        process.rlimit(psutil.RLIMIT_NOFILE, limits)
 
 
 def _nice_values(pid: int) -> set[int]:
@@ -332,7 +321,7 @@ class TestNoHalfWay:
         eventually(lambda: stream.text, START_S)
         # A new connection to ask for the pid would get no descriptor.
         pid = running.worker_pid()
-        with _no_more_descriptors(running):
+        with no_descriptors(running.pid):
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: running.log.count('verdict="back off"') >= 2, START_S)
         assert "Too many open files" in running.log
@@ -350,7 +339,7 @@ class TestNoHalfWay:
         eventually(lambda: stream.text, START_S)
         # A new connection to ask for the pid would get no descriptor.
         pid = running.worker_pid()
-        with _no_more_descriptors(running):
+        with no_descriptors(running.pid):
             os.kill(pid, signal.SIGKILL)
             assert stream.join().done
             eventually(lambda: running.log.count('change="not started"') >= 2, START_S)

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.service.definition import stop_s
+from tests.support.platforms import linux_only
 from tests.support.service_managers import ServiceManagers
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ PROGRAMS = {"bulkhead"}
 BLOCK = re.compile(r"^ *```(sh(?: \w+)?)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's")
+@linux_only("these are Linux's")
 def test_from_installing_to_removing(managers: ServiceManagers, home: Path, port: int) -> None:
     blocks = [text for kind, text in BLOCK.findall(PAGE) if kind == "sh run"]
     script = "\n".join(["set -e", *blocks])

@@ -32,11 +32,12 @@ from gateway.service.definition import (
 from gateway.service.systemd import UNIT, Systemd
 from gateway.workers import ladder
 from tests.support.gateway import eventually
+from tests.support.platforms import linux_only
 from tests.support.service_managers import ServiceManagers, verified
 
 REPOSITORY = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+pytestmark = linux_only("systemd is Linux's")
 
 
 def _definition(account: Owner, config: Path, *, system: bool = False) -> ServiceDefinition:

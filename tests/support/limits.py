@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.platforms import LINUX
+
 _USER = "54321"
 _KEPT = "-all,+dac_override,+dac_read_search"
 
@@ -23,7 +25,7 @@ def limited_user() -> tuple[str, ...]:
     """The beginning of a command that a limit of processes, and so of threads, is to bind: it
     doesn't bind root.
     """
-    if sys.platform != "linux":
+    if not LINUX:
         pytest.skip("elsewhere the limit of processes isn't one of threads")
     if os.getuid() != 0:
         return ()
@@ -42,7 +44,7 @@ def no_new_threads(pid: int) -> Iterator[None]:
 @contextlib.contextmanager
 def no_descriptors(pid: int) -> Iterator[None]:
     """No more than are open all the time."""
-    if sys.platform != "linux":
+    if not LINUX:
         pytest.skip("limits of a running process are Linux's")
     # Below what it waits for poll(2) would fail, which is another fault. One that is open for a
     # moment only would be free again in the next, and serve all that asks for one.

@@ -101,15 +101,19 @@ def main(folder: str) -> None:
     sys.stdout.buffer.write(f"{max(0, taken_bytes)}\n{matcher.get_error()}".encode())
 
 
-def _held_bytes() -> int:
-    """The resident memory of this process, by proc(5). macOS has no such file, so there it is the
-    peak. On Linux the peak would begin with that of the process that started this one
-    (getrusage(2)).
-    """
-    if sys.platform != "linux":
+if sys.platform == "linux":
+
+    def _held_bytes() -> int:
+        """The resident memory of this process, by proc(5). The peak would begin with that of the
+        process that started this one (getrusage(2)).
+        """
+        with open("/proc/self/statm") as file:  # noqa: PTH123 # pathlib is imported for longer
+            return int(file.read().split()[1]) * resource.getpagesize()
+else:
+
+    def _held_bytes() -> int:
+        """The peak of this process's resident memory: macOS has no such file."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with open("/proc/self/statm") as file:  # noqa: PTH123 # pathlib is imported for longer
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def _walk(matcher: Any) -> None:

@@ -125,13 +125,13 @@ async def test_files_outside(folder: Path) -> None:
     assert words == {f"{NAME}: there is no such file in gateway.image_folders."}
 
 
-async def test_files_that_are_none(folder: Path) -> None:
-    os.mkfifo(folder / "pipe.png")
-    (folder / "text.png").write_text("a text")
+async def test_files_that_are_none(short_path: Path) -> None:
+    os.mkfifo(short_path / "pipe.png")
+    (short_path / "text.png").write_text("a text")
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(folder / "socket.png"))
-        for each in ("pipe.png", "socket.png", "text.png", ""):
-            await _refused(f"{folder}/{each}", _open(folder))
+        listening.bind(str(short_path / "socket.png"))
+        for name in ("pipe.png", "socket.png", "text.png", ""):
+            await _refused(f"{short_path}/{name}", _open(short_path))
 
 
 async def test_they_are_counted_before_more_are_read() -> None:

@@ -187,12 +187,12 @@ async def test_a_slow_reader_slows_the_server() -> None:
         begun.close()
 
 
-async def test_a_unix_socket_does_as_well(tmp_path) -> None:
+async def test_a_unix_socket_does_as_well(short_path) -> None:
     async def serve(reader, writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(whole(b"x"))
 
-    path = str(tmp_path / "s")
+    path = str(short_path / "s")
     listening = await asyncio.start_unix_server(serve, path)
     client = HttpClient(Server("localhost", socket=path))
     assert await _read(client, GET) == (200, b"x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+from tests.support.platforms import linux_only
 
 # By the first ones glibc learns to keep the next, and what is held lies behind these in the heap.
 _CHILD = """
@@ -26,7 +26,7 @@ print(held_bytes() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own way")
+@linux_only("glibc's own way")
 def test_large_buffers_go_back_to_the_system() -> None:
     held = {
         each: int(subprocess.check_output([sys.executable, "-c", _CHILD, each], timeout=120))

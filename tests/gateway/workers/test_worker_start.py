@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +24,7 @@ from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.messages import WorkerMessage
 from tests.support.faults import no_threads, wrapped_python
+from tests.support.folders import short_folder
 from tests.support.gateway import eventually, gone
 from tests.support.limits import limited_user, no_descriptors
 
@@ -95,7 +95,7 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="bh-") as folder:
+    with short_folder() as folder:
         bench = Bench(Path(folder))
         yield bench
         bench.context.destroy(linger=0)

@@ -7,8 +7,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +24,9 @@ from tests.protocol.prompt_store.tree import (
     write,
     written,
 )
+from tests.support.folders import short_folder
 from tests.support.limits import no_descriptors
+from tests.support.platforms import LINUX, linux_only
 
 MIB = 1 << 20
 
@@ -37,7 +37,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "disk"
     where.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", str(where)]
-    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mount") is None:
+    if not LINUX or os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root can make a small disk")
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("no file system may be mounted here")
@@ -146,7 +146,7 @@ def test_an_index_that_cannot_grow(store: PromptStore, folder: Path) -> None:
     assert 2 < failures < 29
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of a running process are Linux's")
+@linux_only("limits of a running process are Linux's")
 def test_no_descriptors(store: PromptStore, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = written(store, ROOT, 1)
     beside = PromptStore(folder, PLENTY, PLENTY)
@@ -178,7 +178,7 @@ def _as_somebody(folder: Path) -> Iterator[None]:
 
 
 def test_a_folder_that_may_not_be_written_to(caplog: pytest.LogCaptureFixture) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name, _as_somebody(Path(name)):
+    with short_folder() as name, _as_somebody(Path(name)):
         folder = Path(name) / "prompts"
         store = PromptStore(folder, PLENTY, PLENTY)
         try:

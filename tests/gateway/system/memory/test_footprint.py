@@ -13,6 +13,8 @@ import pytest
 from gateway.system.memory import FootprintGauge, footprint
 from gateway.system.memory_darwin import LibProc, RusageInfoV4
 from gateway.system.memory_reading import Footprint, FootprintError
+from tests.support.gateway import eventually, gone
+from tests.support.platforms import linux_only
 from tests.support.stub import compile_stub
 
 _HOLD = """
@@ -100,7 +102,7 @@ class TestThisSystem:
         assert held.peak_bytes is not None
         assert abs(held.peak_bytes - held.current_bytes - size) < 0.05 * size
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="maps a file into /proc's account")
+    @linux_only("maps a file into /proc's account")
     def test_clean_file_pages_do_not_count(self, tmp_path: Path) -> None:
         path = tmp_path / "file"
         path.write_bytes(bytes(100 << 20))
@@ -120,7 +122,7 @@ class TestThisSystem:
         if pid == 0:
             os._exit(0)
         try:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            eventually(lambda: gone(pid))
             with pytest.raises(FootprintError):
                 footprint(pid)
         finally:

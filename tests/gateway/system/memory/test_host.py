@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ from gateway.system import memory_linux as host_linux
 from gateway.system.memory import host_memory
 from gateway.system.memory_darwin import Sysctl
 from gateway.system.memory_reading import HostError
+from tests.support.platforms import linux_only
 from tests.support.stub import compile_stub
 
 _STUB = """
@@ -51,7 +51,7 @@ def test_this_machine() -> None:
     assert memory.pressure in ("normal", "warn", "critical", None)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@linux_only("reads /proc")
 def test_wired_pages_are_some_but_not_all() -> None:
     assert 1_000_000 < host_linux.wired_bytes() < psutil.virtual_memory().total
 

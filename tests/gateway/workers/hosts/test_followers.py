@@ -103,7 +103,7 @@ def told() -> Told:
 
 
 @pytest.fixture
-def followers(tmp_path: Path, told: Told) -> Callable[[ScriptedHost, int], Followers]:
+def followers(short_path: Path, told: Told) -> Callable[[ScriptedHost, int], Followers]:
     def make(host: ScriptedHost, size: int) -> Followers:
         plan = Plan(
             model_id="big",
@@ -115,7 +115,7 @@ def followers(tmp_path: Path, told: Told) -> Callable[[ScriptedHost, int], Follo
             silence_s=5.0,
             cards=["4", "6"],
         )
-        return Followers(plan, tmp_path / "7.rank", told)
+        return Followers(plan, short_path / "7.rank", told)
 
     return make
 
