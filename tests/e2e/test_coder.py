@@ -94,7 +94,14 @@ def _choice(gateway: Gateway, text: str, **fields: Any) -> tuple[dict[str, Any],
 
 @pytest.mark.parametrize("question", CALLS)
 def test_tool_is_the_right_one_with_the_right_argument(gateway: Gateway, question: str) -> None:
-    choice, _ = _choice(gateway, question, tools=TOOLS, tool_choice="required", max_tokens=48)
+    choice, _ = _choice(
+        gateway,
+        question,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=64,
+    )
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     function = call["function"]

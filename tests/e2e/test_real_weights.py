@@ -57,6 +57,7 @@ def gateway(
 ) -> Iterator[Gateway]:
     site = sitecustomize(tmp_path_factory.mktemp("site"), CHEAP_GUESSES + held_steps(held))
     running = Gateway(models=(str(folder),), environment=site)
+    running.client.timeout = START_S * 3
     running.order("load", MODEL, wait=False)
     yield running
     assert running.stop() == 0, running.log
