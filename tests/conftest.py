@@ -45,7 +45,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """What is imported is compiled and kept once: workers that do it themselves take more memory
     than others, which tests compare, and several processes of a run would all do it.
     """
-    if session.config.getoption("numprocesses", None):
+    quick = session.config.pluginmanager.has_plugin("tests.support.quick")
+    if session.config.getoption("numprocesses", None) and not quick:
         first = Gateway()
         try:
             first.load()

@@ -3,7 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from protocol.process import ProcessExit
+
+pytestmark = pytest.mark.processes
 
 
 def test_the_end_comes_before_anybody_has_reaped_it() -> None:

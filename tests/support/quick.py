@@ -24,10 +24,16 @@ def pytest_configure() -> None:
     sys.addaudithook(_refuse_processes)
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    tests = Path(__file__).parents[1]
+    quick = any(collection_path.is_relative_to(tests / folder) for folder in _FOLDERS)
+    return None if quick or collection_path.is_dir() else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    others = [item for item in items if not _is_quick(item)]
-    items[:] = [item for item in items if _is_quick(item)]
+    others = [item for item in items if any(map(item.get_closest_marker, _MARKS))]
     config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, _MARKS))]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,13 +43,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _running.discard(item.nodeid)
-
-
-def _is_quick(item: pytest.Item) -> bool:
-    folder = item.path.parent.relative_to(Path(__file__).parents[1])
-    return any(folder.is_relative_to(quick) for quick in _FOLDERS) and not any(
-        item.get_closest_marker(mark) for mark in _MARKS
-    )
 
 
 def _refuse_processes(event: str, _arguments: object) -> None:

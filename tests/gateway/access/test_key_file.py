@@ -111,6 +111,7 @@ def test_a_failed_write_leaves_the_old_file(file: KeyFile, monkeypatch: pytest.M
     assert {each.name for each in file.path.parent.iterdir()} == {"keys.json", "keys.lock"}
 
 
+@pytest.mark.processes
 def test_programs_side_by_side_lose_no_key(file: KeyFile) -> None:
     program = (
         "import sys; from pathlib import Path; from gateway.access.key_file import KeyFile;"

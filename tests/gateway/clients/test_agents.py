@@ -66,6 +66,7 @@ def test_opencode_gets_a_configuration_by_a_variable() -> None:
     assert found["models"][model]["limit"] == {"context": 65_536, "output": 16_384}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("agent", AGENTS.values(), ids=lambda agent: agent.name)
 def test_lines_do_the_same_in_a_shell(agent: Any, tmp_path: Path) -> None:
     program = tmp_path / agent.program

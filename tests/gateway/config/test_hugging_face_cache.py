@@ -10,6 +10,8 @@ import pytest
 
 from gateway.config.model_folders import hugging_face_cache
 
+pytestmark = pytest.mark.processes
+
 VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
 
 

@@ -44,6 +44,7 @@ def hub() -> Iterator[Hub]:
         yield running
 
 
+@pytest.mark.processes
 def test_the_files_that_are_needed_land_in_the_cache(hub: Hub, tmp_path: Path) -> None:
     with Puller(tmp_path, endpoint=hub.url) as puller:
         plan = puller.plan()
@@ -93,6 +94,7 @@ def test_a_new_revision_reads_what_changed_and_then_is_the_one_that_is_found(
     check_whole(tmp_path, FILES | change)
 
 
+@pytest.mark.processes
 def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as puller:
@@ -114,6 +116,7 @@ def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     check_whole(tmp_path)
 
 
+@pytest.mark.processes
 def test_kills_resets_and_stalls(tmp_path: Path) -> None:
     survive(tmp_path, kills=3, faults=5, seed=3, shard_bytes=700_000)
 
@@ -248,6 +251,7 @@ def test_a_quantization_is_a_repository_with_its_name(tmp_path: Path) -> None:
     assert all(each in failed.message for each in names)
 
 
+@pytest.mark.processes
 def test_a_gated_one_says_how_to_get_in_and_the_token_stays_with_the_hub(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -263,6 +267,7 @@ def test_a_gated_one_says_how_to_get_in_and_the_token_stays_with_the_hub(
     assert hub.tokens["cdn"] == {None}
 
 
+@pytest.mark.processes
 def test_the_endpoint_of_the_environment(hub: Hub, tmp_path: Path) -> None:
     assert isinstance(pull_by_process(tmp_path, {"HF_ENDPOINT": hub.url}), PullFinished)
 
@@ -283,6 +288,7 @@ def test_a_hub_that_is_silent_from_the_beginning_is_not_waited_for(tmp_path: Pat
         assert (failed.code, "did not answer" in failed.message) == ("unreachable", True)
 
 
+@pytest.mark.processes
 def test_an_earlier_pull_goes_on_waiting_for_the_hub(tmp_path: Path) -> None:
     order = {"answer_s": 0.05, "patience_s": 3.0, "pause_s": 0.1, "goes_on": True}
     with Puller(tmp_path, endpoint="http://127.0.0.1:9", **order) as puller:
@@ -307,6 +313,7 @@ def test_names_that_lead_elsewhere(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
     hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as first:
@@ -318,6 +325,7 @@ def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
     assert second.code == "busy"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("agreed", [False, True])
 def test_it_ends_with_whoever_started_it(hub: Hub, tmp_path: Path, agreed: bool) -> None:
     hub.plan = lambda name: HALF if "model-" in name else Answer()
@@ -333,6 +341,7 @@ def test_it_ends_with_whoever_started_it(hub: Hub, tmp_path: Path, agreed: bool)
         assert left(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_ctrl_c_is_for_its_owner(hub: Hub, tmp_path: Path) -> None:
     with Puller(tmp_path, endpoint=hub.url) as puller:
         assert isinstance(puller.plan(), Planned)
@@ -341,6 +350,7 @@ def test_ctrl_c_is_for_its_owner(hub: Hub, tmp_path: Path) -> None:
         assert isinstance(puller.end(), PullFinished)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("layout", ["plain", "cache"])
 def test_a_folder_instead_of_the_hub(hub: Hub, tmp_path: Path, layout: str) -> None:
     shelf = tmp_path / "shelf"
@@ -365,6 +375,7 @@ def test_a_folder_instead_of_the_hub(hub: Hub, tmp_path: Path, layout: str) -> N
     assert lost.code == "offline"
 
 
+@pytest.mark.processes
 def test_offline_by_the_environment(tmp_path: Path) -> None:
     failed = pull_by_process(tmp_path, {"HF_HUB_OFFLINE": "1"})
     assert isinstance(failed, PullFailed)

@@ -122,6 +122,7 @@ def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     assert (failed.code, hub.searches) == ("offline", [])
 
 
+@pytest.mark.processes
 def test_a_process_searches_and_keeps_the_deadline(hub: Hub) -> None:
     (found,) = find_candidates(SearchJob(("14b",), hub.url))
     assert found == Candidate(
@@ -200,6 +201,7 @@ def test_well_known_models() -> None:
     assert found.dated is not None
 
 
+@pytest.mark.processes
 def test_a_process_that_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", shutil.which("false"))
     with pytest.raises(SearchError, match="ended with 1, and no answer"):

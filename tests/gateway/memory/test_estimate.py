@@ -227,6 +227,7 @@ class TestCommand:
         status, output = self.run(str(tmp_path), tmp_path)
         assert (status, "no weights" in output) == (1, True)
 
+    @pytest.mark.processes
     def test_a_configuration_without_sizes(self, tmp_path: Path) -> None:
         mx.save_safetensors(str(tmp_path / "model.safetensors"), {"b": mx.zeros(10)})
         (tmp_path / "config.json").write_text('{"model_type": "llama"}')

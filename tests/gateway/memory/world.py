@@ -499,4 +499,4 @@ class World(RuleBasedStateMachine):
             if model.process is not None:
                 self._end(model)
         self.admission.decide(self.now)
-        assert self.admission.ledger.committed_bytes == SPARE, "something leaks"
+        assert self.admission.ledger.free_bytes == BUDGET - SPARE, "something leaks"

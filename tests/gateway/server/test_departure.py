@@ -14,6 +14,8 @@ import pytest
 
 from gateway.server.departure import STAND_IN, StandInChannel
 
+pytestmark = pytest.mark.processes
+
 _S = 60.0
 
 

@@ -11,6 +11,8 @@ from gateway.system.machine import present_boot
 from gateway.system.memory_darwin import Sysctl
 from tests.support.stub import compile_stub
 
+pytestmark = pytest.mark.processes
+
 _STUB = """
 #include <errno.h>
 #include <string.h>

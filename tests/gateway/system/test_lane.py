@@ -68,6 +68,7 @@ async def test_without_a_thread_there_is_an_error_and_later_an_answer() -> None:
     assert made == [2, 3]
 
 
+@pytest.mark.processes
 def test_a_process_ends_beside_a_call_that_hangs() -> None:
     code = """
 import asyncio, threading, uvloop

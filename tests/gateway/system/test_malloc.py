@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.platforms import linux_only
+
+pytestmark = pytest.mark.processes
 
 # By the first ones glibc learns to keep the next, and what is held lies behind these in the heap.
 _CHILD = """

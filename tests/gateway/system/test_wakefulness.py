@@ -13,6 +13,8 @@ from gateway.system import machine as wakefulness
 from gateway.system.machine import Wakefulness
 from tests.support.gateway import eventually, gone
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

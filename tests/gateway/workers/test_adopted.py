@@ -18,6 +18,8 @@ from gateway.workers.process import AdoptedProcess, ExitStatus
 from gateway.workers.worker_log import WorkerLog
 from tests.support.gateway import eventually
 
+pytestmark = pytest.mark.processes
+
 # Its parent is gone by the time, as a gateway is that was replaced.
 _ORPHAN = """
 import subprocess, sys

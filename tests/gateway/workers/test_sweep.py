@@ -23,6 +23,8 @@ from gateway.system.processes import (
 from gateway.workers.leftovers import WorkerRecord, WorkerRecords, sweep
 from tests.support.gateway import eventually
 
+pytestmark = pytest.mark.processes
+
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({path!r}, 'w').close()"

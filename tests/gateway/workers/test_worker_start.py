@@ -28,6 +28,8 @@ from tests.support.folders import short_folder
 from tests.support.gateway import eventually, gone
 from tests.support.limits import limited_user, no_descriptors
 
+pytestmark = pytest.mark.processes
+
 
 class Witness:
     """Who is told what a worker does."""

@@ -25,6 +25,8 @@ from tests.protocol.prompt_store.tree import (
     write,
 )
 
+pytestmark = pytest.mark.processes
+
 MOST_BYTES = 60 * 4096
 WRITERS, ROUNDS = 2, 6
 

@@ -45,6 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
+@pytest.mark.processes
 def test_a_full_disk(small_disk: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     folder = small_disk / "prompts"
     store = PromptStore(folder, PLENTY, PLENTY, clock=clock)
@@ -68,6 +69,7 @@ def test_a_full_disk(small_disk: Path, clock: Clock, caplog: pytest.LogCaptureFi
         store.close()
 
 
+@pytest.mark.processes
 def test_a_disk_that_others_filled_to_the_last_byte(small_disk: Path, clock: Clock) -> None:
     """There is no room to say in the index that files are gone."""
     folder = small_disk / "prompts"
@@ -91,6 +93,7 @@ def test_a_disk_that_others_filled_to_the_last_byte(small_disk: Path, clock: Clo
         store.close()
 
 
+@pytest.mark.processes
 def test_a_disk_that_is_full_at_the_start(small_disk: Path, clock: Clock) -> None:
     with (small_disk / "theirs").open("wb", buffering=0) as theirs, contextlib.suppress(OSError):
         while True:

@@ -575,6 +575,7 @@ def test_short_prompts_are_not_padded_to_a_long_one_that_is_far_on(
     assert made["a"] == made["b"] == made["c"]
 
 
+@pytest.mark.slow
 def test_rows_of_unlike_length_share_each_step(models: Callable[[str], LoadedModel]) -> None:
     """Short prompts that came while a long one was computed are in its batch once it decodes."""
     model = models("full attention")

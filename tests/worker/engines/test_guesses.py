@@ -226,7 +226,13 @@ def _same(shape: str, root: Path, seed: int, most_rows: int) -> tuple[int, int]:
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, marks=() if shape in ("full", "hybrid") else pytest.mark.slow)
+        for shape in SHAPES
+    ],
+)
 def test_text_is_the_same(shape: str, root: Path) -> None:
     counts = [_same(shape, root, seed, 6) for seed in range(EACH)]
     right, wrong = map(sum, zip(*counts, strict=True))
@@ -297,6 +303,7 @@ class Rolled(Counted):
         return mx.roll(super().__call__(tokens, cache), 1, axis=-1)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_never_right_is_given_up(root: Path) -> None:
     model = _model("full", root)
     wrong = Rolled(model.model)

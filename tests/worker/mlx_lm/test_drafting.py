@@ -66,6 +66,7 @@ def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> No
         drafting.keep(texts)
 
 
+@pytest.mark.slow
 def test_a_long_row_begins_anew_with_its_last_tokens(model: Any) -> None:
     chance = random.Random(4)
     tokens = [chance.randrange(5, 600) for _ in range(3000)]

@@ -9,6 +9,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 
 def _run(tmp_path: Path, body: str, *, to_stderr: bool = True) -> tuple[int, str, list[Any]]:
     """Exit status, stderr and the lines of the log of a process that logs and does this."""
@@ -18,6 +22,8 @@ def _run(tmp_path: Path, body: str, *, to_stderr: bool = True) -> tuple[int, str
     program = f"""
 import asyncio, logging, os, sys, threading
 from pathlib import Path
+import pytest
+
 from gateway.system import log_lines as setup
 from gateway.system.log_lines import about
 from gateway.system.state_dir import StateDir

@@ -85,10 +85,12 @@ def test_what_a_worker_says_of_it(
     )
 
 
+@pytest.mark.processes
 def test_this_machine_can_be_asked() -> None:
     assert "device_name" in device_info()
 
 
+@pytest.mark.processes
 def test_it_is_asked_anew_each_time_but_not_for_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,8 @@ from tests.support.gateway import eventually, gone
 from tests.support.platforms import linux_only
 from tests.support.stub import compile_stub
 
+pytestmark = pytest.mark.processes
+
 _HOLD = """
 import mmap, sys
 {code}

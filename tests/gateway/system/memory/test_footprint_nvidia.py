@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 pynvml = pytest.importorskip("pynvml", reason="installed on Linux alone")
 
 from gateway.system import memory as card  # noqa: E402

@@ -83,6 +83,7 @@ def test_free_pages_of_each_cpu(tmp_path: Path) -> None:
     assert host_linux.unlisted_free_bytes(zones) == 7 * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "level"), [("1", "normal"), ("2", "warn"), ("4", "critical")])
 def test_macos_levels(
     number: str, level: str, sysctl: Sysctl, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +92,7 @@ def test_macos_levels(
     assert sysctl.pressure() == level
 
 
+@pytest.mark.processes
 def test_macos_errors(sysctl: Sysctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEVEL", raising=False)
     with pytest.raises(HostError, match="not permitted"):
@@ -100,6 +102,7 @@ def test_macos_errors(sysctl: Sysctl, monkeypatch: pytest.MonkeyPatch) -> None:
         sysctl.pressure()
 
 
+@pytest.mark.processes
 def test_the_limit_of_wired_memory(sysctl: Sysctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIMIT", "49152")
     assert sysctl.wired_limit_mb() == 49152

@@ -32,6 +32,7 @@ def test_the_holder_of_the_lock(folder: Path) -> None:
     assert lock_holder(folder) is None
 
 
+@pytest.mark.processes
 def test_a_pid_that_was_left_behind(folder: Path) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
