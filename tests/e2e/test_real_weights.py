@@ -137,6 +137,7 @@ def test_stream_is_mlx_lms_text_after_a_kill(
     assert gateway.worker_pid(MODEL) != killed
 
 
+@pytest.mark.slow
 def test_text_is_mlx_lms_after_an_unload(gateway: Gateway, own: Callable[[str], Answer]) -> None:
     gateway.order("unload", MODEL).raise_for_status()
     assert _ask(gateway, AGAIN)[0] == own(AGAIN).text
