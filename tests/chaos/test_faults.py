@@ -134,6 +134,7 @@ def undisturbed(gateway: Gateway) -> tuple[object, ...]:
     return _ask(gateway, "demo", max_tokens=TOKENS).join().outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _names(*ONCE))
 def test_a_fault_that_comes_once(
     name: str,

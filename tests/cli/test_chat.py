@@ -358,6 +358,7 @@ def test_an_answer_can_be_stopped(gateway: Gateway, tmp_path: Path) -> None:
     assert gateway.model()["active_requests"] == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_in_mid_answer(gateway: Gateway, tmp_path: Path) -> None:
     words = gateway.say("Tell me a story.", temperature=0).split()
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}

@@ -47,6 +47,7 @@ def test_tells_its_story_and_leaves_nothing(folder: Path) -> None:
     assert left_in(folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

@@ -115,6 +115,7 @@ def test_a_signal_reaches_the_agent(gateway: Gateway) -> None:
         assert running.returncode == 9
 
 
+@pytest.mark.slow
 def test_without_a_gateway_one_runs_as_long_as_the_agent(long: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f"[gateway]\nport = {free_port()}\n[workers]\nspare = 0\n")
@@ -191,6 +192,7 @@ def test_its_own_file_is_changed_when_asked_and_back_again(
     assert "Nothing was changed: nothing of " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_gateway_with_keys(tmp_path: Path) -> None:
     running = Gateway()
     try:

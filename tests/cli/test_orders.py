@@ -92,6 +92,7 @@ def test_kill(gateway: Gateway, options: tuple[str, ...], sign: str | None) -> N
     assert gateway.model()["last_exit"]["signal"] == sign
 
 
+@pytest.mark.slow
 def test_kill_of_a_model_that_is_to_stay_loaded(start_gateway: Callable[..., Gateway]) -> None:
     """It waits for its next worker at once, which says nothing of the one that was killed."""
     running = start_gateway(

@@ -107,6 +107,7 @@ class TestGateway:
         assert f"pid {holder.pid}) holds the lock" in evidence
         assert f"doesn't answer at http://127.0.0.1:{machine.port}" in evidence
 
+    @pytest.mark.slow
     def test_a_gateway_that_was_stopped(
         self, machine: Machine, start_gateway: Callable[..., Gateway]
     ) -> None:
@@ -135,6 +136,7 @@ class TestGateway:
         assert f"`kill -CONT {pid}`" in found["remedy"]
         assert "`bulkhead restart demo`" in found["remedy"]
 
+    @pytest.mark.slow
     def test_another_configuration_than_the_one_that_runs(
         self, machine: Machine, start_gateway: Callable[..., Gateway]
     ) -> None:
@@ -195,6 +197,7 @@ class TestGateway:
         assert (check, severity) == ("version", "warning")
         assert evidence == f"Version 0.0.1 runs, and {VERSION} is installed."
 
+    @pytest.mark.slow
     @linux_only("writes a unit of systemd")
     def test_a_service_that_does_not_run(self, machine: Machine) -> None:
         managers = ServiceManagers(machine.home / "managers")
@@ -211,6 +214,7 @@ class TestGateway:
         assert (check, severity) == ("service", "error")
         assert evidence == f"{unit} is installed, and its gateway doesn't run."
 
+    @pytest.mark.slow
     def test_a_leftover(self, machine: Machine) -> None:
         workers = machine.state_dir / "workers"
         workers.mkdir(parents=True)
@@ -384,6 +388,7 @@ class TestModel:
     def test_good_ones_are_left_alone(self, damaged: tuple[Path, list[dict[str, Any]]]) -> None:
         assert {each["subject"] for each in damaged[1]} == set(DAMAGES)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("budget", "expected", "parts"),
         [

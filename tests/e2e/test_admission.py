@@ -355,6 +355,7 @@ def _short(running: Gateway) -> dict[str, Any] | None:
     return model if "wait" in (model["reason"] or "") else None
 
 
+@pytest.mark.slow
 def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folder: Path) -> None:
     running = start_gateway(models=(), config=_models(folder, "a"))
     running.load("a")
@@ -396,6 +397,7 @@ def test_rows_and_what_is_pinned_beside(
 
 
 class TestKeeping:
+    @pytest.mark.slow
     def test_time_to_live_and_keep_alive(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
     ) -> None:
@@ -456,6 +458,7 @@ class TestKeeping:
         assert "is not allowed: gateway.allow has" in refused.stderr
 
 
+@pytest.mark.slow
 def test_priorities_of_requests(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.touch()

@@ -124,6 +124,7 @@ def test_port_taken(state: tuple[str, ...]) -> None:
     assert "gateway" not in text
 
 
+@pytest.mark.slow
 def test_port_of_another_gateway(
     state: tuple[str, ...], start_gateway: Callable[..., Gateway]
 ) -> None:
@@ -169,6 +170,7 @@ def test_names_that_are_not_utf_8(state: tuple[str, ...], tmp_path: Path) -> Non
         assert (status, "not UTF-8" in text) == (2, True)
 
 
+@pytest.mark.slow
 def test_an_id_of_two_lines(state: tuple[str, ...], tmp_path: Path) -> None:
     folder = shutil.copytree(shapes.DEMO, tmp_path / "two\nlines")
     for model in (str(folder), "demo=two\nlines", "demo=\x1b[2J"):
@@ -183,6 +185,7 @@ def test_second_gateway_on_a_state_folder(start_gateway: Callable[..., Gateway])
     assert f"pid {running.pid}" in text
 
 
+@pytest.mark.slow
 def test_a_repository_in_the_hugging_face_cache(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests.support.faults import EAGER_SPARES, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def gateway(installation: Path) -> Iterator[Gateway]:

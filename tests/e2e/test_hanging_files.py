@@ -129,6 +129,7 @@ def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None
     assert gateway.say("Hello")
 
 
+@pytest.mark.slow
 def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> None:
     """With the worker that hangs in its load this is also what the end of the gateway meets."""
     gateway.order("load", "tokenizer", wait=False).raise_for_status()
@@ -138,6 +139,7 @@ def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> Non
     eventually(lambda: gateway.order("load", "weights").status_code == 200, START_S)
 
 
+@pytest.mark.slow
 def test_what_is_kept_loaded_is_tried_again(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

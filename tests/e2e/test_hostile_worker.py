@@ -162,6 +162,7 @@ def test_faults_before_ready(
     assert gateway.model(name)["last_exit"] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_leaves_the_gateway_and_other_models_alone(
     flood: str, gateway: Gateway, whole: str

@@ -19,6 +19,8 @@ from tests.support.agent import Agent, model_table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually, gone
 from tests.support.shapes import DEMO, sparse
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "Tell me a story about a small model."
 TOKENS = 32
 SETTINGS = "[workers]\nrestart_limit = 1000\nheartbeat_timeout_s = 5\n"
@@ -74,7 +76,6 @@ def test_the_text_is_that_of_one_process(agent, gateway):
     assert "HTTP Request" not in gateway.log, "what the two tell each other is no news"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_takes_the_other_along(victim, agent, gateway):
     gateway.load("split")
@@ -87,7 +88,6 @@ def test_a_rank_that_is_killed_takes_the_other_along(victim, agent, gateway):
     assert gateway.model("split")["last_exit"]["reason"] == reason
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_agent_that_ends_is_named(number, agent, gateway):
     gateway.load("split")
@@ -104,7 +104,6 @@ def test_an_agent_that_ends_is_named(number, agent, gateway):
     assert "rank 1 on studio2 was lost (" in shown
 
 
-@pytest.mark.slow
 def test_an_answer_waits_for_a_host_out_of_reach(agent, gateway):
     gateway.load("split")
     (_, there) = processes(gateway, agent)
@@ -134,7 +133,6 @@ def test_an_unload_leaves_nothing_there(agent, gateway):
     eventually(lambda: gateway.status()["hosts"][0]["free_bytes"] == 8_000_000_000)
 
 
-@pytest.mark.slow
 def test_a_model_that_fits_no_budget_but_two(tmp_path):
     folder = sparse(tmp_path / "sparse", 64)
     alone, part = (
@@ -170,7 +168,6 @@ def test_a_model_that_fits_no_budget_but_two(tmp_path):
         assert large.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_process_larger_than_was_estimated_leaves_room_for_the_sequence(tmp_path):
     """At the first load on a new state folder, where nothing was measured."""
     far = shutil.copytree(DEMO, tmp_path / "far")
@@ -191,7 +188,6 @@ def test_a_process_larger_than_was_estimated_leaves_room_for_the_sequence(tmp_pa
         assert agent.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_gateway_that_is_killed_leaves_nothing_anywhere(agent, gateway):
     """The last one."""
     gateway.load("split")

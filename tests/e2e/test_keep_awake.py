@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.faults import sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
@@ -35,6 +36,7 @@ def _held(gateway: Gateway) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_as_long_as_one_runs(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
     gateway = _start(start_gateway, tmp_path, "")
     assert not _held(gateway)

@@ -143,6 +143,7 @@ def test_a_stream_that_is_refused_or_left_says_so(gateway: Gateway) -> None:
     assert _line(gateway, "page")["outcome"] == "permission_denied"
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_counted_by_its_cause(gateway: Gateway) -> None:
     before = _scrape(gateway)
     stream = open_stream(gateway, STORY, max_tokens=400, ignore_eos=True)

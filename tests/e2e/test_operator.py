@@ -113,6 +113,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
     assert (model["oldest_waiting_s"], model["oldest_active_s"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_the_oldest_request_has_its_age_from_its_arrival(gateway: Gateway) -> None:
     gateway.order("unload").raise_for_status()
     stream = open_stream(gateway, STORY, **LONG)
@@ -180,6 +181,7 @@ def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
     assert status["state"] == "unloaded"
 
 
+@pytest.mark.slow
 def test_forced_unload_does_not_wait(gateway: Gateway) -> None:
     gateway.load()
     stream = open_stream(gateway, STORY, **LONG)
@@ -190,6 +192,7 @@ def test_forced_unload_does_not_wait(gateway: Gateway) -> None:
     assert stream.join().done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 def test_an_unload_that_holds_ends_what_is_cut_off(gateway: Gateway, *, force: bool) -> None:
     gateway.load()
@@ -316,6 +319,7 @@ def test_ids_with_slashes_and_spaces(
     assert running.client.get(f"/v1/models/{quote(model_id)}").json()["id"] == model_id
 
 
+@pytest.mark.slow
 def test_a_full_queue_and_a_passed_deadline(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

@@ -281,6 +281,7 @@ def test_an_answer_goes_on_after_a_kill(page: Browser, site: Site) -> None:
     assert _answered(page) == expected.strip()
 
 
+@pytest.mark.slow
 def test_reasoning_and_tool_calls_are_shown(page: Browser) -> None:
     _settings(page, think="yes", maxTokens="300")
     _ask(page)

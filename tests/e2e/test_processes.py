@@ -88,6 +88,7 @@ def test_the_next_request_starts_a_new_incarnation(gateway: Gateway, whole: str)
     assert after["restarts"] == before["restarts"] + 1
 
 
+@pytest.mark.slow
 def test_a_request_that_is_not_streamed_survives_too(gateway: Gateway) -> None:
     gateway.load("demo")
     fields = {"max_tokens": 150, "ignore_eos": True}

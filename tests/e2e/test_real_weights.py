@@ -121,6 +121,7 @@ def test_texts_are_mlx_lms_eight_at_once(gateway: Gateway, mlx_lm: MlxLm, held: 
     assert "Paris" in texts[0]
 
 
+@pytest.mark.slow
 def test_stream_is_mlx_lms_text_after_a_kill(
     gateway: Gateway, own: Callable[[str], Answer], mlx_lm: MlxLm
 ) -> None:

@@ -150,6 +150,7 @@ def test_what_holds_at_once_and_what_waits_for_a_restart(
     assert (again["applied"], again["needs_restart"]) == ([], ["gateway.host"])
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_displaces_and_a_hangup_reads_again(
     start_gateway: Callable[..., Gateway],
 ) -> None:

@@ -68,6 +68,7 @@ def test_what_is_named_once_is_a_prompt_like_others(gateway: Gateway, stored_id:
     assert unknown.json()["error"]["param"] == "input[0].id"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", [{}, {"X-Mailbox": "keep"}])
 def test_a_prompt_counts_for_each_of_its_answers(
     gateway: Gateway, pid: int, headers: dict[str, str]

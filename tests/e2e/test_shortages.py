@@ -41,6 +41,7 @@ def _zombies(gateway: Gateway) -> list[psutil.Process]:
     return [each for each in children if each.status() == psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_without_threads_models_go_on_and_no_other_is_loaded(
     start_gateway: Callable[..., Gateway],
 ) -> None:

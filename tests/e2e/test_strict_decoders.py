@@ -120,6 +120,7 @@ def test_what_was_not_asked_for_is_the_models_own(gateway: Gateway) -> None:
     assert gateway.client.get(path).json()["temperature"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", MESSAGES.values(), ids=MESSAGES)
 def test_messages(gateway: Gateway, asked: dict[str, Any]) -> None:
     # This import takes four seconds: at the top of the file, every process of a run would pay them.
@@ -136,6 +137,7 @@ def test_messages(gateway: Gateway, asked: dict[str, Any]) -> None:
             decode(RawMessageStreamEvent, event, ANTHROPIC)
 
 
+@pytest.mark.slow
 def test_counts_and_errors_of_messages(gateway: Gateway) -> None:
     from anthropic.types import MessageTokensCount
     from anthropic.types.shared import ErrorResponse

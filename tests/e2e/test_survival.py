@@ -118,6 +118,7 @@ class TestRequests:
                 eventually(lambda: gateway.model()["queue_depth"] == 1)
         eventually(lambda: gateway.model()["queue_depth"] == 0, START_S)
 
+    @pytest.mark.slow
     def test_parked_time_counts_toward_the_deadline(self, gateway: Gateway, flags: Path) -> None:
         gateway.load()
         (flags / "held").touch()
@@ -151,6 +152,7 @@ class TestRequests:
         assert (gateway.model()["state"], gateway.model()["restarts"]) == ("ready", restarts)
         assert len(gateway.events("breaker")) == judged
 
+    @pytest.mark.slow
     def test_the_breaker_answers_those_that_are_parked(self, gateway: Gateway, flags: Path) -> None:
         gateway.load()
         (flags / "broken").touch()
@@ -371,6 +373,7 @@ class TestNoHalfWay:
             for _ in range(4):
                 assert running.say("Hello", max_tokens=2)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "line", ["backoff_first_s = inf", "breaker_retry_s = nan", "load_timeout_s = 0"]
     )
@@ -383,6 +386,7 @@ class TestNoHalfWay:
 
 
 class TestEvents:
+    @pytest.mark.slow
     def test_a_life_is_told(self, start_gateway: Callable[..., Gateway]) -> None:
         running = start_gateway()
         running.load()

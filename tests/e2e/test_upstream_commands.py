@@ -35,6 +35,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["box/demo", "demo", "dem"])
 def test_run_chats_with_it_and_leaves_its_load_to_the_upstream(first: Gateway, name: str) -> None:
     done = bulkhead("run", name, url=first.url, stdin="What is Bulkhead?\n")

@@ -215,6 +215,7 @@ class TestAnswers:
             first.chat("hi", "demo", max_tokens=2).raise_for_status()
         assert third.model()["state"] == "unloaded"
 
+    @pytest.mark.slow
     def test_both_loaded_take_turns_by_load(self, three: Three) -> None:
         first, second, third = three
         second.load()
@@ -285,6 +286,7 @@ class TestCycles:
 
 
 class TestDeaths:
+    @pytest.mark.slow
     def test_in_mid_answer_it_is_said_and_before_another_one_answers(self) -> None:
         with (
             behind(models=("demo",)) as one,
@@ -354,6 +356,7 @@ class TestDeaths:
 
 
 class TestBadOnes:
+    @pytest.mark.slow
     def test_one_that_hangs_holds_nothing_up(self) -> None:
         """It lists its models and never answers; others and own models do, and its clients are
         told after its time.
@@ -495,6 +498,7 @@ class TestKeys:
         first.client.delete("/admin/v1/keys/one", headers=gateway_key).raise_for_status()
         assert not stream.join().done, "its key was revoked"
 
+    @pytest.mark.slow
     def test_a_key_that_is_not_taken_is_the_operators_matter(self, tmp_path: Path) -> None:
         file = tmp_path / "wrong.key"
         file.touch(0o600)

@@ -130,6 +130,7 @@ def test_without_wiring_the_limit_is_never_touched(
     assert any(each.startswith("async_eval") for each in calls)
 
 
+@pytest.mark.slow
 def test_with_wiring_it_is_set_once_and_undone_at_the_end(
     start: Callable[[str], Gateway], lives: _Lives
 ) -> None:
@@ -147,6 +148,7 @@ def test_with_wiring_it_is_set_once_and_undone_at_the_end(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["engine", "conversation"])
 def test_a_worker_that_fails_ends_as_orderly(
     where: str, start: Callable[[str], Gateway], lives: _Lives, flag: Path

@@ -25,6 +25,7 @@ PROGRAMS = {"bulkhead"}
 BLOCK = re.compile(r"^ *```(sh(?: \w+)?)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 @linux_only("these are Linux's")
 def test_from_installing_to_removing(managers: ServiceManagers, home: Path, port: int) -> None:
     blocks = [text for kind, text in BLOCK.findall(PAGE) if kind == "sh run"]

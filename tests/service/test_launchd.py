@@ -235,6 +235,7 @@ def twice(case: Case, managers: ServiceManagers) -> Case:
     return case
 
 
+@pytest.mark.slow
 def test_two_jobs_are_shown_and_a_restart_leaves_one(
     twice: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +267,7 @@ def test_uninstall_removes_both_jobs(twice: Case, managers: ServiceManagers) -> 
     assert not managers.booted_out_running
 
 
+@pytest.mark.slow
 def test_a_job_whose_definition_is_gone(case: Case, managers: ServiceManagers) -> None:
     case.install()
     case.manager.path.unlink()
@@ -374,6 +376,7 @@ def test_an_old_job_that_is_still_going_away(case: Case, managers: ServiceManage
     assert [each[0] for each in managers.calls].count("bootstrap") == 4
 
 
+@pytest.mark.slow
 def test_a_job_that_is_there_already(case: Case, managers: ServiceManagers) -> None:
     """As after a login that has loaded it meanwhile."""
     case.install()
@@ -388,6 +391,7 @@ def test_a_job_that_is_there_already(case: Case, managers: ServiceManagers) -> N
     assert case.pid == pid
 
 
+@pytest.mark.slow
 def test_a_job_that_went_away_before_the_kickstart(case: Case, managers: ServiceManagers) -> None:
     case.install()
     case.service.stop()
@@ -477,6 +481,7 @@ def test_a_daemon_in_the_systems_domain(
     assert not managers.booted_out_running
 
 
+@pytest.mark.slow
 def test_an_upgrade_is_warned_of_and_installed(
     case: Case, managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_they_do_something(demo: LoadedModel) -> None:
     assert not words & {"e", " the", " a"}
 
 
+@pytest.mark.slow
 def test_beside_each_other(model: LoadedModel, alone: dict[str, list[int]]) -> None:
     """Of different lengths, so that the rows' company changes."""
     sequences = [

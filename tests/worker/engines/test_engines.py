@@ -355,6 +355,7 @@ def test_the_prompt_that_is_computed_has_a_number(
     assert seen[-1] == 0
 
 
+@pytest.mark.slow
 def test_a_long_row_does_not_make_short_ones_long(models: Callable[[str], LoadedModel]) -> None:
     model = models("full attention")
     room = CacheRoom(measure(model.model))
@@ -553,6 +554,7 @@ def test_a_prompt_is_computed_chunk_by_chunk(models: Callable[[str], LoadedModel
     assert engine.active + engine.waiting == 0
 
 
+@pytest.mark.slow
 def test_short_prompts_are_not_padded_to_a_long_one_that_is_far_on(
     models: Callable[[str], LoadedModel],
 ) -> None:
