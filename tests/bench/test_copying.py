@@ -11,6 +11,8 @@ from mlx_lm.generate import generate_step
 
 from bench.copying import copying_prompt, make_copying_model
 
+pytestmark = pytest.mark.slow
+
 # Source text in which no dozen tokens stand twice.
 SHOWN = """\
 def weigh(crates, scale):

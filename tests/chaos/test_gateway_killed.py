@@ -43,8 +43,8 @@ SLOW = {
     "prefill": in_engine_step("time.sleep(60)"),
     "backoff": after_import("worker.load.loading", "import os; os._exit(3)"),
 }
-SHORT = ("loading", "generating")
-LONGER = ("starting", "stopping", "stopped", "spare")
+SHORT = ("generating",)
+LONGER = ("loading", "starting", "stopping", "stopped", "spare")
 STATES = (
     "starting",
     "loading",

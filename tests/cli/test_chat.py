@@ -387,6 +387,7 @@ def test_a_file_takes_the_answer_and_the_terminal_the_message(
     assert "\x1b" not in answer
 
 
+@pytest.mark.slow
 def test_tells_what_the_wait_is_for(fleet: Gateway, tmp_path: Path) -> None:
     fleet.order("kill", "slow", force=True).raise_for_status()
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}

@@ -30,6 +30,7 @@ def pids(pattern: str, text: str) -> list[int]:
     return [int(pid) for pid in re.findall(pattern, text)]
 
 
+@pytest.mark.slow
 def test_tells_its_story_and_leaves_nothing(folder: Path) -> None:
     with started("demo") as running:
         stdout, stderr = running.communicate(timeout=90)

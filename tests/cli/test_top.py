@@ -149,6 +149,7 @@ async def test_other_screens_show_models_events_and_keys(
         await screen.shows("demo", "ready", "Events", "loading → ready", "q quit")
 
 
+@pytest.mark.slow
 async def test_stands_any_size(gateway: Gateway) -> None:
     async with top(gateway.url) as screen:
         await screen.shows("serving")
@@ -159,6 +160,7 @@ async def test_stands_any_size(gateway: Gateway) -> None:
         await screen.shows("serving", "demo", "Events", "q quit")
 
 
+@pytest.mark.slow
 async def test_goes_on_when_the_gateway_comes_back() -> None:
     first = Gateway()
     port = str(urlsplit(first.url).port)

@@ -23,6 +23,8 @@ SCRIPTS = {page: [each.text for each in fences(page) if each.kind == "sh"] for p
 RUN = [page for page, script in SCRIPTS.items() if script and page.name not in OWN_TESTS]
 # Once there are keys, everything needs one: pages that make some come last.
 RUN.sort(key=lambda page: "bulkhead key add" in "\n".join(SCRIPTS[page]))
+# The others' commands are run by `make test-more`.
+FIRST_READ = ("README.md", "install.md", "models.md")
 # As on a Mac: a zsh that is typed into has no comments.
 TYPED = ("zsh", "-f", "-i", "-s")
 PROGRAMS = ("bulkhead ", "curl ", "make ", "sudo ", "ssh ", "brew ", "uv ", "pipx ")
@@ -65,7 +67,11 @@ def gateway() -> Iterator[Gateway]:
         assert running.stop() == 0, running.log
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page.name in FIRST_READ else pytest.mark.slow) for page in RUN],
+    ids=lambda page: page.name,
+)
 def test_the_commands_of_a_page(page: Path, gateway: Gateway, tmp_path: Path) -> None:
     steps = [f"echo '=== {number}' >&2\n{each}" for number, each in enumerate(SCRIPTS[page])]
     script = tmp_path / "script"

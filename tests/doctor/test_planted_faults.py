@@ -405,6 +405,7 @@ class TestModel:
         assert all(each in evidence for each in parts)
 
 
+@pytest.mark.slow
 def test_the_speed_of_the_gateway_and_of_the_shell(gateway: Gateway, machine: Machine) -> None:
     """No judgement here: how fast this machine is just now is nobody's fault."""
     machine.state_dir, machine.port = gateway.state_dir, int(gateway.url.rpartition(":")[2])

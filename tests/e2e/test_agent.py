@@ -31,6 +31,8 @@ from tests.support.certificates import write_certificate
 from tests.support.edge import shortened
 from tests.support.gateway import eventually, gone
 
+pytestmark = pytest.mark.slow
+
 # How a worker ends that is asked to, be it before it listens.
 ASKED = (ExitStatus(0, None), ExitStatus(None, "SIGTERM"))
 
@@ -115,7 +117,6 @@ async def test_a_rank_that_dies_by_itself_is_told_with_its_last_lines(host, tmp_
     await until(lambda: "error: the following arguments are required" in logged(tmp_path))
 
 
-@pytest.mark.slow
 async def test_silent_strangers_keep_nobody_out(tmp_path):
     """Who never begins TLS has a descriptor for a while, and makes place for whoever comes."""
     agent = Agent(environment=shortened(tmp_path / "site", seconds=5.0, files=320))
@@ -229,7 +230,6 @@ def test_a_gateway_that_is_killed_takes_its_ranks_along(agent):
     eventually(lambda: "connection was closed" in agent.log)
 
 
-@pytest.mark.slow
 def test_a_gateway_that_is_stopped_loses_its_ranks_after_the_lease(agent):
     """It is as silent as one behind a link that is cut."""
     with scripted_gateway(agent) as (gateway, rank):
@@ -238,7 +238,6 @@ def test_a_gateway_that_is_stopped_loses_its_ranks_after_the_lease(agent):
         assert re.search(rf"Rank {rank} .* not been heard for 4 s", agent.log)
 
 
-@pytest.mark.slow
 async def test_an_agent_that_is_killed_takes_its_ranks_along(tmp_path):
     agent = Agent()
     try:
@@ -265,7 +264,6 @@ async def test_an_agent_that_ends_ends_its_ranks(tmp_path):
         assert (await end_of(rank)).reason
 
 
-@pytest.mark.slow
 async def test_a_link_that_is_cut_for_long_ends_the_rank_on_both_sides(agent, tmp_path):
     link = Link(agent.port)
     try:

@@ -363,6 +363,7 @@ def test_unknown_models_are_not_found(client: anthropic.Anthropic) -> None:
     assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_mid_answer(client: anthropic.Anthropic, gateway: Gateway) -> None:
     asked = {**ASKED, "extra_body": GREEDY, "max_tokens": 2000, "thinking": THINKING}
     whole = client.messages.create(**asked)

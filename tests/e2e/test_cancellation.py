@@ -14,6 +14,8 @@ from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import Gateway, chat_body, eventually
 from tests.support.streams import Probe, open_stream
 
+pytestmark = pytest.mark.slow
+
 # Long enough for the news to reach a worker on a machine that does much else.
 STEP_S = 1.0
 
@@ -52,8 +54,8 @@ STALL_S = 10.0
 @pytest.mark.parametrize(
     "seconds",
     [
-        pytest.param(STALL_S + 1, marks=pytest.mark.slow, id="short"),
-        pytest.param(150, marks=pytest.mark.slow, id="long"),
+        pytest.param(STALL_S + 1, id="short"),
+        pytest.param(150, id="long"),
     ],
 )
 @pytest.mark.timeout(400)

@@ -67,8 +67,8 @@ class Shelf:
     def find(self, title):
         return self.books.get(title)
 '''
-EDIT = f"Repeat this file, with `find` renamed to `author_of`:\n```python{FILE}```"
-EDIT_TOKENS = 96
+REPEAT = f"Repeat this file:\n```python{FILE}```"
+REPEAT_TOKENS = 96
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +117,11 @@ def test_schema_gets_what_a_text_says(gateway: Gateway) -> None:
 
 
 def test_guesses_are_right_in_an_answer_that_repeats_a_file(gateway: Gateway, folder: Path) -> None:
-    choice, usage = _choice(gateway, EDIT, max_tokens=EDIT_TOKENS)
+    choice, usage = _choice(gateway, REPEAT, max_tokens=REPEAT_TOKENS)
     details = usage["completion_tokens_details"]
     right, wrong = (details[f"{kind}_prediction_tokens"] for kind in ("accepted", "rejected"))
     print(f"{right} of {right + wrong} guesses were right, of {usage['completion_tokens']} tokens")
     text = choice["message"]["content"]
-    assert "def author_of(self, title):" in text
+    assert FILE.strip() in text
     assert right > usage["completion_tokens"] / 3
-    assert text == MlxLm(folder).chat(EDIT, EDIT_TOKENS).text
+    assert text == MlxLm(folder).chat(REPEAT, REPEAT_TOKENS).text

@@ -155,6 +155,7 @@ def test_its_first_request(gateway: Gateway) -> None:
     assert _events(gateway, BODY)[-1].response.output_text == whole.output_text
 
 
+@pytest.mark.slow
 def test_a_conversation_with_everything_goes_on(gateway: Gateway) -> None:
     whole = _whole(gateway, {**BODY, "input": HISTORY})
     assert whole.output

@@ -15,6 +15,8 @@ from tests.support.folders import short_folder
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.shapes import DEMO
 
+pytestmark = pytest.mark.slow
+
 
 class Disk:
     """A folder that a link leads to while it is mounted, as to the disk that a Mac starts from."""

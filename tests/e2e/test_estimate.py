@@ -16,6 +16,8 @@ from gateway.system.memory_reading import Footprint
 from tests.support import shapes
 from tests.support.gateway import Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 1024
 BUILT: dict[str, Callable[[Path], Path]] = {
     "demo": lambda _: shapes.DEMO,
@@ -50,7 +52,7 @@ def _took(gateway: Gateway) -> tuple[Footprint, Footprint]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "state" else pytest.param(name, marks=pytest.mark.slow) for name in BUILT],
+    [name if name == "state" else pytest.param(name) for name in BUILT],
 )
 def test_it_is_enough_and_a_load_is_within_5_percent_once_measured(
     name: str, tmp_path: Path, start_gateway: Callable[..., Any]

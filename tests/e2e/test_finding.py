@@ -217,6 +217,7 @@ def test_what_can_not_be_run(home: Path, hub: Hub) -> None:
     assert gateways() == []
 
 
+@pytest.mark.slow
 def test_search_without_a_gateway(home: Path) -> None:
     found = listed("search", "tiny3")
     assert [each["repository"] for each in found] == [SMALL, OTHER, HUGE]

@@ -29,7 +29,10 @@ def _start(
     return start_gateway(environment=sitecustomize(folder / "site", in_engine_step(code)))
 
 
-@pytest.mark.parametrize("what", [TIMEOUT, INTERACTIVITY, VICTIM])
+@pytest.mark.parametrize(
+    "what",
+    [TIMEOUT, *(pytest.param(what, marks=pytest.mark.slow) for what in (INTERACTIVITY, VICTIM))],
+)
 def test_one_that_passes_is_no_death(
     start_gateway: Callable[..., Gateway], tmp_path: Path, what: str
 ) -> None:

@@ -19,6 +19,8 @@ from tests.support.gateway import START_S, STOP_S, Gateway, eventually, gone
 from tests.support.shapes import DEMO
 from tests.support.streams import Probe, open_stream
 
+pytestmark = pytest.mark.slow
+
 STORY = "Tell me a story."
 LONG = {"max_tokens": 120, "ignore_eos": True, "temperature": 0.0}
 ANSWER_S = 4.0
@@ -113,7 +115,6 @@ def test_a_worker_that_hangs_in_its_load_is_ended(gateway: Gateway) -> None:
         assert gone(pid)
 
 
-@pytest.mark.slow
 def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None:
     hangs(folder / "cache" / "models--owner--name" / "refs" / "main").touch()
     threads = psutil.Process(gateway.pid).num_threads()
@@ -129,7 +130,6 @@ def test_a_reload_says_which_place_hangs(gateway: Gateway, folder: Path) -> None
     assert gateway.say("Hello")
 
 
-@pytest.mark.slow
 def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> None:
     """With the worker that hangs in its load this is also what the end of the gateway meets."""
     gateway.order("load", "tokenizer", wait=False).raise_for_status()
@@ -139,7 +139,6 @@ def test_files_that_answer_again_are_read(gateway: Gateway, folder: Path) -> Non
     eventually(lambda: gateway.order("load", "weights").status_code == 200, START_S)
 
 
-@pytest.mark.slow
 def test_what_is_kept_loaded_is_tried_again(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -155,7 +154,6 @@ def test_what_is_kept_loaded_is_tried_again(
     eventually(lambda: running.model("m")["state"] == "ready", START_S)
 
 
-@pytest.mark.slow
 def test_an_end_waits_for_no_log_that_hangs(start_gateway: Callable[..., Gateway]) -> None:
     with short_folder() as folder:
         running = start_gateway("--state-dir", folder)

@@ -13,6 +13,8 @@ import pytest
 from tests.support.faults import held_load, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 QUESTION = "Hello"
 HEARTBEAT_TIMEOUT_S = 3.0
 

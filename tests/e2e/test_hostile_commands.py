@@ -80,6 +80,7 @@ def test_an_event_that_never_ends_is_an_error(gateway: Gateway) -> None:
     assert _ask(gateway, "well").json() == {}
 
 
+@pytest.mark.slow
 def test_a_server_that_listens_no_longer_is_replaced(gateway: Gateway) -> None:
     before = guarded(gateway, "w")
     assert _ask(gateway, "deaf").json() == {}
@@ -88,6 +89,7 @@ def test_a_server_that_listens_no_longer_is_replaced(gateway: Gateway) -> None:
     assert gateway.model("w")["last_exit"]["reason"].startswith("no engine step")
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_itself_is_replaced(gateway: Gateway) -> None:
     before = guarded(gateway, "w")
     code, message = _error(_ask(gateway, "stop"))
@@ -127,6 +129,7 @@ def test_a_grandchild_that_listens_serves(gateway: Gateway) -> None:
     assert all_gone([server])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_never_healthy_is_given_up() -> None:
     ways = ("continue", "garbage", "stop")
     config = "[workers]\nload_timeout_s = 2\n"

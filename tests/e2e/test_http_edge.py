@@ -180,6 +180,7 @@ def test_names_and_proxies_come_with_the_first_key(start_gateway: Callable[..., 
     assert running.client.get("/admin/v1/status", headers=theirs).status_code == 403
 
 
+@pytest.mark.slow
 def test_a_page_cannot_push_itself_before_others(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:
@@ -374,6 +375,7 @@ def test_more_behind_an_answer_than_is_kept(gateway: Gateway) -> None:
     assert received.count(b"HTTP/1.1 ") <= 17
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens", [5, 60])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

@@ -198,6 +198,7 @@ def test_when_all_are_served_the_next_is_told(start_gateway: Callable[..., Gatew
     running.client = httpx.Client(base_url=running.url, timeout=120.0)
 
 
+@pytest.mark.slow
 def test_unfinished_bodies_cost_no_more_than_the_bound(
     start_gateway: Callable[..., Gateway],
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests.support import shapes
 from tests.support.gateway import Gateway
 
+pytestmark = pytest.mark.slow
+
 REFUSES = """\
 {%- for message in messages %}
 {%- if message.role not in ['user', 'assistant', 'tool'] and not loop.first %}

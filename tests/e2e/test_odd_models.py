@@ -16,6 +16,8 @@ from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually
 from tests.support.odd_models import ODD, odd
 from tests.support.shapes import DEMO
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folders() -> Iterator[Path]:
@@ -62,7 +64,6 @@ def test_the_others_are_served(gateway: Gateway) -> None:
     assert "text_config is [1]" in refused.text
 
 
-@pytest.mark.slow
 def test_each_says_why_and_can_be_removed(gateway: Gateway, folders: Path) -> None:
     entries = json.loads(_bulkhead(gateway, "list", "--json").stdout)
     problems = {each["source"]: each["problem"] for each in entries if each["problem"]}

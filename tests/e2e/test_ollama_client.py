@@ -233,6 +233,7 @@ def test_files_are_not_its_business(client: ollama.Client) -> None:
         client.push("demo")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_mid_answer(client: ollama.Client, gateway: Gateway) -> None:
     options = {"temperature": 0, "num_predict": 150}
     messages = [{"role": "user", "content": "What is Bulkhead?"}]
@@ -253,6 +254,7 @@ def test_more_than_the_context_may_be_asked_for(client: ollama.Client) -> None:
     assert client.chat("demo", QUESTION, options=options).done_reason == "stop"
 
 
+@pytest.mark.slow
 def test_an_error_in_mid_stream_is_a_line(gateway: Gateway, client: ollama.Client) -> None:
     body = {"model": "demo", "prompt": "Bulkhead", "raw": True, "options": {"num_predict": 3000}}
     gateway.load()

@@ -337,6 +337,7 @@ def test_a_running_one_is_deleted(client: openai.OpenAI, gateway: Gateway) -> No
     eventually(lambda: gateway.model()["active_requests"] == 0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_mid_answer(client: openai.OpenAI, gateway: Gateway) -> None:
     undisturbed = client.responses.create(**GREEDY, input=QUESTION)
     killed = False

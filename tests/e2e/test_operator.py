@@ -170,6 +170,7 @@ def test_unload_ends_the_process(gateway: Gateway) -> None:
     assert gateway.order("unload").json()["state"] == "unloaded"
 
 
+@pytest.mark.slow
 def test_unload_lets_running_answers_finish(gateway: Gateway) -> None:
     whole = gateway.say(STORY, max_tokens=200)
     stream = open_stream(gateway, STORY, max_tokens=200)
@@ -308,6 +309,7 @@ def test_unknown_things(gateway: Gateway) -> None:
     assert answer.headers["x-request-id"]
 
 
+@pytest.mark.slow
 def test_ids_with_slashes_and_spaces(
     start_gateway: Callable[..., Gateway],
 ) -> None:
@@ -391,6 +393,7 @@ def test_a_model_that_cannot_be_loaded(
     assert running.order("unload", "broken").json()["state"] == "unloaded"
 
 
+@pytest.mark.slow
 def test_a_worker_that_crashes_in_its_start(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

@@ -8,11 +8,14 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from mlx_lm.utils import load_tokenizer
 
 from tests.support.gateway import Gateway
 from tests.support.own_heads import WIDTH, OwnHead, write
 from tests.support.shapes import DEMO
+
+pytestmark = pytest.mark.slow
 
 PROMPT = 20
 TOKENS = WIDTH - 4

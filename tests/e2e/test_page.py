@@ -200,6 +200,7 @@ def test_files_are_open_and_locked_down(site: Site) -> None:
             assert stranger.get(each).status_code == 401, each
 
 
+@pytest.mark.slow
 def test_only_the_admin_key_signs_in(browser: Browser, site: Site) -> None:
     browser.open(site.url)
     browser.sees(".sign-in", "Admin key")
@@ -214,6 +215,7 @@ def test_only_the_admin_key_signs_in(browser: Browser, site: Site) -> None:
     browser.sees(".connection", "live")
 
 
+@pytest.mark.slow
 def test_a_load_is_watched(page: Browser, site: Site) -> None:
     site.gateway.order("unload").raise_for_status()
     page.until(lambda: _state(page) == "unloaded")
@@ -243,6 +245,7 @@ def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) 
     page.sees(".events .told", f"{MISSING} is unloaded: ")
 
 
+@pytest.mark.slow
 def test_who_waits_is_told_for_what(page: Browser, site: Site) -> None:
     site.gateway.order("unload").raise_for_status()
     with site.slowed():

@@ -118,6 +118,7 @@ def test_models_say_so(client: openai.OpenAI) -> None:
     assert model.model_dump()["input_modalities"] == ["text", "image"]
 
 
+@pytest.mark.slow
 def test_survives_the_worker(client: openai.OpenAI, gateway: Gateway) -> None:
     asked = {
         "model": "eyes",

@@ -80,8 +80,8 @@ def _pids(gateway: Gateway, model_id: str) -> list[int]:
     "name",
     [
         "llama",
-        "layers",
-        "windows",
+        pytest.param("layers", marks=pytest.mark.slow),
+        pytest.param("windows", marks=pytest.mark.slow),
         pytest.param("moe", marks=pytest.mark.slow),
         pytest.param("four", marks=pytest.mark.slow),
     ],
@@ -150,7 +150,8 @@ def _measured(gateway: Gateway) -> Any:
     return worker if known and worker["footprint_bytes"] else None
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) -> None:
     expected = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
     whole = expected.join().outcome

@@ -100,6 +100,7 @@ def test_text_is_mlx_lms_with_guesses(gateway: Gateway, own: Callable[[str], Ans
     assert details["rejected_prediction_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_texts_are_mlx_lms_eight_at_once(gateway: Gateway, mlx_lm: MlxLm, held: Path) -> None:
     gateway.load(MODEL)
 

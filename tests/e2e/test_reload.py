@@ -114,6 +114,7 @@ def test_who_writes_of_a_missing_model_is_told_and_one_missing_before_is_no_obst
     eventually(lambda: "no model folder" in (running.model("missing")["reason"] or ""))
 
 
+@pytest.mark.slow
 def test_what_holds_at_once_and_what_waits_for_a_restart(
     start_gateway: Callable[..., Gateway],
 ) -> None:

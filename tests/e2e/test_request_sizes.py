@@ -97,6 +97,7 @@ def test_what_is_dropped_is_not_stored(gateway: Gateway, pid: int) -> None:
     assert items[0]["content"][0]["text"] == "Hi"
 
 
+@pytest.mark.slow
 def test_who_leaves_is_counted_as_long_as_the_answer_is_made(
     start_gateway: Any, tmp_path: Path
 ) -> None:

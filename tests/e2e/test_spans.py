@@ -15,6 +15,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.gateway import Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 

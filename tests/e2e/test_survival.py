@@ -211,6 +211,7 @@ class TestWhatIsLeft:
 
 
 class TestSpare:
+    @pytest.mark.slow
     def test_is_adopted_counted_and_replaced(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
     ) -> None:
@@ -286,6 +287,7 @@ class TestDeepHealth:
         assert gateway.client.get("/health?deep=nobody").status_code == 404
         assert "deep" not in gateway.client.get("/health").json()
 
+    @pytest.mark.slow
     def test_of_a_wedged_model(self, start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
         running = start_gateway(
             environment=sitecustomize(tmp_path / "site", in_engine_step("time.sleep(3600)"))
@@ -432,6 +434,7 @@ class TestEvents:
             gateway.order("load", wait=False)
             assert next(each for each in lines if each.startswith("event: ")) == "event: state"
 
+    @pytest.mark.slow
     def test_on_the_command_line(self, gateway: Gateway) -> None:
         gateway.order("restart").raise_for_status()
         shown = bulkhead("events", url=gateway.url)

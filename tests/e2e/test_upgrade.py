@@ -166,6 +166,7 @@ def test_one_that_crashes_at_its_start(
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
+@pytest.mark.slow
 def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) -> None:
     workers, pid = _workers(gateway), gateway.status()["pid"]
     with _changed(

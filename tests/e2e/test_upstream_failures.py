@@ -258,6 +258,7 @@ class Hole:
 
 
 class TestSlow:
+    @pytest.mark.slow
     def test_one_that_lets_no_connection_in_makes_room_for_another(self) -> None:
         """Most likely before a look has found out."""
         with behind(models=("demo",)) as good, closing(Hole()) as hole:
@@ -274,6 +275,7 @@ class TestSlow:
             finally:
                 first.stop()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("lists", [True, False])
     def test_what_is_asked_of_this_gateway_is_answered_meanwhile(self, lists: bool) -> None:
         """The upstream accepts connections, and answers nothing until it is told to."""

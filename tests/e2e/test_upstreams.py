@@ -200,6 +200,7 @@ class TestAnswers:
         assert refused.status_code == 400
         assert refused.json() == three[2].chat("hi", max_tokens=-1).json()
 
+    @pytest.mark.slow
     def test_the_loaded_one_gets_the_requests(self, three: Three) -> None:
         first, second, third = three
         second.order("unload").raise_for_status()
@@ -312,6 +313,7 @@ class TestDeaths:
             assert int(refused.headers["retry-after"]) >= 1
             assert first.say("hi", max_tokens=2)
 
+    @pytest.mark.slow
     def test_while_a_request_waits_there_another_one_answers(self) -> None:
         """The upstream has begun a stream of comments, as its model loads, and dies."""
 

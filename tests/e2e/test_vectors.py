@@ -140,6 +140,7 @@ def test_a_chat_model_makes_vectors_too_beside_its_streams(
     assert "text" in gateway.client.get("/v1/models/demo").json()["abilities"]
 
 
+@pytest.mark.slow
 def test_vectors_survive_their_worker(gateway: Gateway, client: openai.OpenAI) -> None:
     pid = gateway.load("minilm")["worker"]["pid"]
     # It can't answer before it is killed.

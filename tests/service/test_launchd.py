@@ -442,6 +442,7 @@ def test_a_gateway_that_was_started_by_hand(
     assert not case.manager.path.exists()
 
 
+@pytest.mark.slow
 def test_a_definition_that_cannot_be_written_ends_nothing(
     case: Case, managers: ServiceManagers
 ) -> None:
@@ -463,6 +464,7 @@ def test_a_state_folder_that_is_in_use(
     assert managers.calls == []
 
 
+@pytest.mark.slow
 def test_a_daemon_in_the_systems_domain(
     account: Owner, config: Path, managers: ServiceManagers
 ) -> None:

@@ -294,6 +294,7 @@ def test_a_step_that_fails_leaves_nothing(
     assert "No service is installed" in order("status").output
 
 
+@pytest.mark.slow
 def test_a_replacement_that_fails_leaves_the_earlier_one(
     order: _Order, managers: ServiceManagers, config: Path, home: Path
 ) -> None:

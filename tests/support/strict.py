@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,10 +15,16 @@ def decode(kind: Any, data: object, optional: Mapping[str, Collection[str]]) -> 
     The libraries give what may be null a default, and so forgive that it is missing: here nothing
     may be, but what is `optional`, by the names of types.
     """
-    found = TypeAdapter(kind).validate_python(data, strict=True)
+    found = _adapter(kind).validate_python(data, strict=True)
     missing = sorted(_missing(found, optional))
     assert not missing, missing
     return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """To build that of a client's events takes half a second."""
+    return TypeAdapter(kind)
 
 
 def _missing(value: Any, optional: Mapping[str, Collection[str]]) -> set[str]:

@@ -110,6 +110,7 @@ def test_where_no_bytecode_is_wanted_nothing_is_kept(
     assert not (models / "__pycache__").exists()
 
 
+@pytest.mark.slow
 def test_transformers_itself_takes_it() -> None:
     """And has all of its names still."""
     code = """

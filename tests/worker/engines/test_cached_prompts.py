@@ -165,6 +165,7 @@ def test_the_next_turn(bench: Bench) -> None:
         assert _ids(second) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bench",
     # Of other caches nothing is kept when an answer ends.

@@ -228,10 +228,7 @@ def _same(shape: str, root: Path, seed: int, most_rows: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        pytest.param(shape, marks=() if shape in ("full", "hybrid") else pytest.mark.slow)
-        for shape in SHAPES
-    ],
+    [pytest.param(shape, marks=() if shape == "hybrid" else pytest.mark.slow) for shape in SHAPES],
 )
 def test_text_is_the_same(shape: str, root: Path) -> None:
     counts = [_same(shape, root, seed, 6) for seed in range(EACH)]

@@ -53,7 +53,15 @@ class Model:
         return SequentialEngine(model, ends, room, self.caches, prompt_cache)
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+ORDINARY = ("full", "hybrid")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(shape, marks=() if shape in ORDINARY else pytest.mark.slow) for shape in SHAPES
+    ],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = SHAPES[request.param](tmp_path_factory.mktemp("models") / "model")
     loaded = load(str(folder), lambda _done, _total: None, lambda: False)

@@ -251,6 +251,7 @@ def test_within_a_call(demo: LoadedModel) -> None:
         assert resumed.reasoning_tokens == stream.reasoning_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reasoning_tokens", [None, 9, 0])
 def test_within_reasoning_with_a_budget(demo: LoadedModel, reasoning_tokens: int | None) -> None:
     prompt = ChatPrompt((ChatMessage("user", "Hello /think"),))

@@ -59,6 +59,7 @@ def _asked(sampling: Sampling, number: int = 10) -> list[Generate]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("cached", [False, True], ids=["", "cached"])
 def test_rows_of_both_kinds_join_leave_and_are_put_aside(
@@ -99,6 +100,7 @@ def test_texts_are_computed_together(model: LoadedModel) -> None:
         assert [token.token_id for token in made[each.request_id]] == Serving(model).answer(each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1])
 def test_texts_of_unlike_length_in_several_chunks(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, every: int
@@ -111,6 +113,7 @@ def test_texts_of_unlike_length_in_several_chunks(
         assert [token.token_id for token in made[each.request_id]] == alone.answer(each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_guesses_change_nothing(model: LoadedModel, sampling: Sampling) -> None:
     """The client predicts an answer that is right but for some tokens."""
