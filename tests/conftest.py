@@ -31,7 +31,7 @@ keep_import_structure()
 
 # Those that start processes, the slowest first. A file stays with one process of a run: if the long
 # ones came last, one process would end long before the other.
-SLOWEST = ("chaos", "e2e", "doctor", "worker", "service", "cli")
+SLOWEST = ("docs", "chaos", "e2e", "doctor", "worker", "service", "cli")
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)

@@ -53,7 +53,7 @@ class Model:
         return SequentialEngine(model, ends, room, self.caches, prompt_cache)
 
 
-ORDINARY = ("full", "hybrid")
+ORDINARY = ("full attention", "hybrid")
 
 
 @pytest.fixture(
