@@ -44,6 +44,7 @@ def models(canned: CannedGateway) -> CannedGateway:
     return canned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_in_a_real_shell(shell: str, models: CannedGateway, tmp_path: Path) -> None:
     command, setup = SHELLS[shell]

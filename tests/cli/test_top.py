@@ -87,6 +87,7 @@ async def top(url: str, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Scree
             yield Screen(pilot)
 
 
+@pytest.mark.slow
 async def test_steers_a_model_and_asks_before_it_cuts_anything_off(gateway: Gateway) -> None:
     await asyncio.to_thread(gateway.order, "unload")
     async with top(gateway.url) as screen:

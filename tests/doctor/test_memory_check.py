@@ -139,6 +139,7 @@ def test_a_defect_in_a_part_is_a_line() -> None:
     assert line.found == "failed: the parts before it took all of the time"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_a_process_held_and_how_it_ended(
     monkeypatch: pytest.MonkeyPatch, *, killed: bool

@@ -170,6 +170,7 @@ class TestGateway:
         assert (check, severity) == ("gateway", "error")
         assert f"pid {os.getpid()}) holds the lock" in evidence
 
+    @pytest.mark.slow
     def test_a_taken_port(self, machine: Machine) -> None:
         with socket.create_server(("127.0.0.1", machine.port)):
             check, severity, evidence = machine.fault()
@@ -287,6 +288,7 @@ class TestMachine:
 
 
 class TestConfiguration:
+    @pytest.mark.slow
     def test_every_mistake_and_the_rest_is_looked_at(self, machine: Machine) -> None:
         machine.configure("[gateway]", "prot = 1", "[models.demo]", 'path = "demo"', "ttl = 1")
         first, second = machine.findings()

@@ -115,6 +115,7 @@ def test_pinned_models_stay_and_who_never_fits_is_told_the_numbers(
     assert _ask(running, "b").status_code == 200
 
 
+@pytest.mark.slow
 def test_the_spare_gives_way(
     start_gateway: Callable[..., Gateway], folder: Path, needed: int
 ) -> None:

@@ -142,6 +142,7 @@ def _whole(gateway: Gateway, body: dict[str, Any]) -> Response:
     return Response.model_validate(answer.json(), strict=True)
 
 
+@pytest.mark.slow
 def test_its_first_request(gateway: Gateway) -> None:
     whole = _whole(gateway, BODY)
     assert [each.type for each in whole.tools] == [
@@ -174,6 +175,7 @@ def test_a_conversation_with_everything_goes_on(gateway: Gateway) -> None:
     assert kinds == [each["type"] for each in HISTORY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "kind", "name", "namespace"),
     [

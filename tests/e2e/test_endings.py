@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.faults import held_steps, sitecustomize
 from tests.support.gateway import START_S, STOP_S, Gateway, chat_body, eventually, gone
@@ -39,6 +40,7 @@ def test_sigterm_drains_and_ends_with_status_0(
     assert gone(pid)
 
 
+@pytest.mark.slow
 def test_a_second_signal_cuts_the_drain(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway(config="[gateway]\ndrain_s = 300.0\n")
     running.load()
@@ -51,6 +53,7 @@ def test_a_second_signal_cuts_the_drain(start_gateway: Callable[..., Gateway]) -
     assert stream.join().error["code"] == "shutting_down"
 
 
+@pytest.mark.slow
 def test_silent_clients_do_not_hold_it_up(start_gateway: Callable[..., Gateway]) -> None:
     """One follows logs for ever, one has stopped reading its stream."""
     running = start_gateway(config="[gateway]\ndrain_s = 1.0\n")
@@ -116,6 +119,7 @@ def test_what_the_operator_did_not_order_is_not_called_so(
     assert "operator" not in log
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_gateway_alone(start_gateway: Callable[..., Gateway]) -> None:
     running = start_gateway()
     pid = running.load()["worker"]["pid"]

@@ -176,6 +176,7 @@ def test_from_an_empty_home_to_an_agent(
     assert hub.searches == []
 
 
+@pytest.mark.slow
 def test_what_can_not_be_launched(home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = bulkhead("launch", "codex", "tiny3", "4b")
     assert (missing.returncode, "isn't installed" in missing.stderr) == (127, True)

@@ -53,6 +53,7 @@ def _given_up(gateway: Gateway) -> int:
     return logs.count("The GPU gave up a command")
 
 
+@pytest.mark.slow
 def test_one_that_never_heals_ends_its_process(
     start_gateway: Callable[..., Gateway], tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "groups.md").read_text("utf-8")
 FILES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [each.split("\n")[:-1] for each in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
@@ -66,7 +68,6 @@ def _states(gateway: Gateway) -> dict[str, str]:
     return {each["id"]: each["state"] for each in gateway.status()["models"]}
 
 
-@pytest.mark.slow
 def test_the_page(gateway: Gateway, budget: int) -> None:
     answers = _run(gateway, 0)
     assert [each.returncode for each in answers.values()] == [0] * 5, answers

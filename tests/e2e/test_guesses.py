@@ -98,6 +98,7 @@ def test_clients_and_operators_are_told(gateway: Gateway) -> None:
         assert next(each for each in shown if each.startswith(name)).split()[-1] == share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_outlives_its_worker_has_the_guesses_of_both(
     gateway: Gateway, *, stream: bool

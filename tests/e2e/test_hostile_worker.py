@@ -182,6 +182,7 @@ def test_a_flood_leaves_the_gateway_and_other_models_alone(
     assert killed["state"] in ("unloaded", "failed")
 
 
+@pytest.mark.slow
 def test_text_without_tokens_has_a_bound(gateway: Gateway, whole: str) -> None:
     gateway.load("wordy")
     assert gateway.chat(QUESTION, "wordy").status_code in (500, 503)
@@ -189,6 +190,7 @@ def test_text_without_tokens_has_a_bound(gateway: Gateway, whole: str) -> None:
     assert gateway.say(QUESTION) == whole
 
 
+@pytest.mark.slow
 def test_strangers_on_a_workers_socket(gateway: Gateway, whole: str, folder: Path) -> None:
     """Whether they come first and stay, or come and go: the worker doesn't notice."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -212,6 +214,7 @@ def test_strangers_on_a_workers_socket(gateway: Gateway, whole: str, folder: Pat
     context.destroy(linger=0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_reading(gateway: Gateway, whole: str) -> None:
     gateway.load("silent")
     assert gateway.say(QUESTION) == whole
@@ -220,6 +223,7 @@ def test_a_worker_that_stops_reading(gateway: Gateway, whole: str) -> None:
     assert status["last_exit"]["signal"] == "SIGTERM"
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_process_that_survives_sigkill(gateway: Gateway, whole: str, folder: Path) -> None:
     """It stays counted and shown, its end is told step by step, and nobody else is concerned."""

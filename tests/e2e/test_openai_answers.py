@@ -144,6 +144,7 @@ def test_an_answer_among_choices(client: openai.OpenAI) -> None:
     assert len(completion.choices[0].text) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_no_prediction_changes_an_answer(client: openai.OpenAI, temperature: int) -> None:
     asked = {**ASKED, "temperature": temperature}

@@ -227,6 +227,7 @@ def test_restart_gives_a_new_process(gateway: Gateway) -> None:
     assert not psutil.pid_exists(before["pid"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 def test_answers_survive_a_kill(gateway: Gateway, *, force: bool) -> None:
     pid = gateway.load()["worker"]["pid"]
@@ -251,6 +252,7 @@ def test_verbs_in_the_middle_of_a_start(gateway: Gateway) -> None:
     assert gateway.load()["state"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_request_during_the_stop_loads_the_model_again(gateway: Gateway) -> None:
     before = gateway.load()["worker"]["incarnation"]
     gateway.order("unload", wait=False)

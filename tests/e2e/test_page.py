@@ -304,6 +304,7 @@ def test_reasoning_and_tool_calls_are_shown(page: Browser) -> None:
     assert not page.there(".message.assistant .error")
 
 
+@pytest.mark.slow
 def test_a_picture_goes_along(page: Browser, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(png(RED))
@@ -326,6 +327,7 @@ def test_an_answer_can_be_stopped(page: Browser, site: Site) -> None:
         eventually(lambda: site.gateway.model()["active_requests"] == 0)
 
 
+@pytest.mark.slow
 def test_logs_follow_a_model(page: Browser, site: Site) -> None:
     site.gateway.load()
     _show(page, "logs/demo")
@@ -350,6 +352,7 @@ def test_lines_connect_clients_with_a_model(page: Browser, site: Site) -> None:
     page.sees("[aria-label='Lines for Zed']", MISSING)
 
 
+@pytest.mark.slow
 def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:
     _show(page, "keys")
     page.type("[name=name]", "laptop")

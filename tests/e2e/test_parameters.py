@@ -187,6 +187,7 @@ def _tokens(text: str) -> list[int]:
     return token_ids
 
 
+@pytest.mark.slow
 def test_what_changes_the_choice(gateway: Gateway) -> None:
     """On both paths, down to the worker; its tests have the rest."""
     for place in ("chat", "completions"):

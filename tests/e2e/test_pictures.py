@@ -58,6 +58,7 @@ def _answer(client: openai.OpenAI, *urls: str) -> tuple[str, int]:
     return answer.choices[0].message.content or "", answer.usage.prompt_tokens
 
 
+@pytest.mark.slow
 def test_tells_pictures_apart(client: openai.OpenAI, gateway: Gateway) -> None:
     red, tokens = _answer(client, data_url(png(RED)))
     green, _ = _answer(client, data_url(png(GREEN)))

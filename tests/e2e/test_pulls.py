@@ -148,6 +148,7 @@ def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     assert kinds == [("began", SMALL), ("done", SMALL)]
 
 
+@pytest.mark.slow
 def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     gateway: Gateway, hub: Hub, cache: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     assert any(not each.startswith("bytes=0-") for each in hub.ranges if each)
 
 
+@pytest.mark.slow
 def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) -> None:
     pull_id = pull_slowly(gateway, hub)
     for _ in range(2):
@@ -181,6 +183,7 @@ def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) ->
     assert followed(gateway, pull_id)[-1]["state"] == "done"
 
 
+@pytest.mark.slow
 def test_who_asks_for_the_same_joins_and_the_fourth_is_refused(gateway: Gateway, hub: Hub) -> None:
     pull_id = pull_slowly(gateway, hub)
     assert begin(gateway, SLOW)["id"] == pull_id

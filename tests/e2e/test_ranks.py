@@ -20,6 +20,8 @@ from tests.support.gateway import BULKHEAD, START_S, Gateway, eventually, gone
 from tests.support.shapes import DEMO, splittable
 from tests.support.streams import open_stream
 
+pytestmark = pytest.mark.slow
+
 # Longer than a block of the prompt cache.
 PROMPT = "Tell me a story about a small model. " * 12
 TOKENS = 12
@@ -80,10 +82,10 @@ def _pids(gateway: Gateway, model_id: str) -> list[int]:
     "name",
     [
         "llama",
-        pytest.param("layers", marks=pytest.mark.slow),
-        pytest.param("windows", marks=pytest.mark.slow),
-        pytest.param("moe", marks=pytest.mark.slow),
-        pytest.param("four", marks=pytest.mark.slow),
+        pytest.param("layers"),
+        pytest.param("windows"),
+        pytest.param("moe"),
+        pytest.param("four"),
     ],
 )
 def test_ranks_write_what_one_process_writes(
@@ -150,7 +152,6 @@ def _measured(gateway: Gateway) -> Any:
     return worker if known and worker["footprint_bytes"] else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) -> None:
     expected = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
@@ -166,7 +167,6 @@ def test_one_that_is_killed_takes_the_others_along(gateway: Gateway, rank: int) 
     assert exit_["reason"] == f"rank {rank} on this machine was lost (signal SIGKILL)"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_that_hangs_takes_the_others_along(gateway: Gateway, rank: int) -> None:
     gateway.load("two")
@@ -196,7 +196,6 @@ def test_what_cannot_be_split_says_so(gateway: Gateway) -> None:
     eventually(lambda: gateway.model("stages")["state"] == "failed", START_S)
 
 
-@pytest.mark.slow
 def test_a_reload_under_load(gateway: Gateway) -> None:
     """What concerns others leaves them alone; from several ranks to one and back streams go on."""
     whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
@@ -232,7 +231,6 @@ def _upgrade(gateway: Gateway, *options: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
 def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
     whole = open_stream(gateway, "Tell me a story.", "two", max_tokens=60, ignore_eos=True)
     expected = whole.join().outcome
@@ -247,7 +245,6 @@ def test_an_upgrade_is_refused_and_nobody_notices(gateway: Gateway) -> None:
     assert gateway.say("Hello", "demo", max_tokens=5)
 
 
-@pytest.mark.slow
 def test_one_that_is_loaded_while_the_next_gateway_starts(gateway: Gateway, tmp_path: Path) -> None:
     gateway.order("unload", "two").raise_for_status()
     python, pid = tmp_path / "python", gateway.status()["pid"]
@@ -272,7 +269,6 @@ def _runs(pid: int, program: Path) -> bool:
     return False
 
 
-@pytest.mark.slow
 def test_an_upgrade_does_as_it_was_told_to(gateway: Gateway) -> None:
     """What the refusal says: the model is held over the upgrade, and loaded after it."""
     pid = gateway.status()["pid"]

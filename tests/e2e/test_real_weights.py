@@ -90,6 +90,7 @@ def test_text_is_mlx_lms_alone_after_a_branch_and_from_the_prompt_cache(
         assert usage["prompt_tokens_details"]["cached_tokens"] == cached
 
 
+@pytest.mark.slow
 def test_text_is_mlx_lms_with_guesses(gateway: Gateway, own: Callable[[str], Answer]) -> None:
     expected = own(AGAIN).text
     prediction = {"type": "content", "content": f"{expected[:8]} Or so. {expected[8:]}"}

@@ -12,6 +12,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.support.strict import decode
 
+pytestmark = pytest.mark.slow
+
 # Which answers of Anthropic's have only for tools of a set.
 ANTHROPIC = {"ToolUseBlock": ["toolset_name"]}
 # What OpenAI's specification doesn't require; nothing here has any of it.
@@ -120,7 +122,6 @@ def test_what_was_not_asked_for_is_the_models_own(gateway: Gateway) -> None:
     assert gateway.client.get(path).json()["temperature"] == 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("asked", MESSAGES.values(), ids=MESSAGES)
 def test_messages(gateway: Gateway, asked: dict[str, Any]) -> None:
     # This import takes four seconds: at the top of the file, every process of a run would pay them.
@@ -137,7 +138,6 @@ def test_messages(gateway: Gateway, asked: dict[str, Any]) -> None:
             decode(RawMessageStreamEvent, event, ANTHROPIC)
 
 
-@pytest.mark.slow
 def test_counts_and_errors_of_messages(gateway: Gateway) -> None:
     from anthropic.types import MessageTokensCount
     from anthropic.types.shared import ErrorResponse

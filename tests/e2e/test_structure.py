@@ -51,6 +51,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_not_enforced_is_said(name: str, stream: bool, gateway: Gateway) -> None:

@@ -187,6 +187,7 @@ def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) 
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
+@pytest.mark.slow
 def test_one_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
     ended = tmp_path / "python"
     ended.write_text("#!/bin/sh\necho no such thing >&2; exit 3\n", "utf-8")

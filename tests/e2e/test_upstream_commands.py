@@ -13,6 +13,8 @@ from tests.support.browser import Browser, missing
 from tests.support.gateway import Gateway, eventually
 from tests.support.upstreams import behind, listed
 
+pytestmark = pytest.mark.slow
+
 ANSWER = "Bulkhead"
 
 
@@ -35,7 +37,6 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["box/demo", "demo", "dem"])
 def test_run_chats_with_it_and_leaves_its_load_to_the_upstream(first: Gateway, name: str) -> None:
     done = bulkhead("run", name, url=first.url, stdin="What is Bulkhead?\n")
@@ -69,7 +70,6 @@ def test_orders_say_whose_model_it_is(first: Gateway, name: str) -> None:
     assert "'box/demo' is a model of an upstream" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.outside_our_hands("Chromium and its driver are processes of others")
 def test_the_page_chats_and_connects(first: Gateway) -> None:
     if (reason := missing()) is not None:

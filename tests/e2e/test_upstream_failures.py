@@ -26,11 +26,12 @@ from tests.support.upstreams import (
     upstreams,
 )
 
+pytestmark = pytest.mark.slow
+
 STORY = "Tell me a story."
 
 
 class TestKilled:
-    @pytest.mark.slow
     def test_thirty_requests_while_one_of_two_is_killed_and_started_again(self) -> None:
         port = str(free_port())
         with ExitStack() as stack:
@@ -89,7 +90,6 @@ def _asked(gateway: Gateway) -> float:
 
 
 class TestCircles:
-    @pytest.mark.slow
     def test_a_ring_of_three(self) -> None:
         with (
             behind(models=("demo",)) as one,
@@ -258,7 +258,6 @@ class Hole:
 
 
 class TestSlow:
-    @pytest.mark.slow
     def test_one_that_lets_no_connection_in_makes_room_for_another(self) -> None:
         """Most likely before a look has found out."""
         with behind(models=("demo",)) as good, closing(Hole()) as hole:
@@ -275,7 +274,6 @@ class TestSlow:
             finally:
                 first.stop()
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("lists", [True, False])
     def test_what_is_asked_of_this_gateway_is_answered_meanwhile(self, lists: bool) -> None:
         """The upstream accepts connections, and answers nothing until it is told to."""

@@ -12,6 +12,8 @@ import pytest
 from tests.support.faults import after_import, in_engine_step, sitecustomize
 from tests.support.gateway import Gateway, eventually
 
+pytestmark = pytest.mark.slow
+
 # MLX as on a Mac, as far as the limit is concerned. Every call is noted, in the order of calls.
 RECORDED = """
 import functools, os, threading
@@ -130,7 +132,6 @@ def test_without_wiring_the_limit_is_never_touched(
     assert any(each.startswith("async_eval") for each in calls)
 
 
-@pytest.mark.slow
 def test_with_wiring_it_is_set_once_and_undone_at_the_end(
     start: Callable[[str], Gateway], lives: _Lives
 ) -> None:
@@ -148,7 +149,6 @@ def test_with_wiring_it_is_set_once_and_undone_at_the_end(
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["engine", "conversation"])
 def test_a_worker_that_fails_ends_as_orderly(
     where: str, start: Callable[[str], Gateway], lives: _Lives, flag: Path

@@ -144,6 +144,7 @@ def test_caches_of_the_shapes_that_tests_build(name: str, tokens: int, tmp_path:
     assert shape.sequence_bytes(tokens) == pytest.approx(_held_bytes(model, tokens), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURED)
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_caches_of_other_architectures(name: str, tokens: int) -> None:

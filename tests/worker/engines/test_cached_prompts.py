@@ -218,6 +218,7 @@ def test_rows_are_cut_together_as_alone(
                 assert mx.array_equal(left, right)
 
 
+@pytest.mark.slow
 def test_what_branches(bench: Bench) -> None:
     """Conversations that share beginnings, at once and one after the other: none of them changes
     what another one left.
@@ -275,6 +276,7 @@ def test_memory_that_is_called_back(bench: Bench) -> None:
     assert engine.clear_prompts() == 0
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_cancelled_again_and_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

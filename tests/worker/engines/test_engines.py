@@ -105,6 +105,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_seed_gives_the_same_alone_among_16_and_resumed(
     name: str, models: Callable[[str], LoadedModel]
@@ -170,6 +171,7 @@ def _asked(model: LoadedModel, seed: int | None, max_tokens: int = 40) -> list[S
     return [replace(each, sampling=sampling) for each in _sequences(model, NEARLY_FULL, max_tokens)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_room_for_a_few_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]

@@ -114,6 +114,7 @@ def _run(engine: Engine, sequences: list[Sequence]) -> dict[str, list[int]]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batched", "sequential"])
 @pytest.mark.parametrize(
     "places",

@@ -143,6 +143,7 @@ def _check(model: LoadedModel, generate: Generate, every: int = 1) -> Answer:
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SEEDED, PENALIZED], ids=["greedy", "seeded", "penalized"]
 )

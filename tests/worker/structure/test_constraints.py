@@ -146,6 +146,7 @@ def test_a_refusal_advises_what_a_client_can_do(model: LoadedModel) -> None:
     assert "Send anyOf" in refused.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
     prepared = _prepare(model, HOSTILE[name])

@@ -291,6 +291,7 @@ def test_the_trial_finds_faults(
     assert not can_be_batched(model.model)
 
 
+@pytest.mark.slow
 def test_prompts_that_must_come_whole(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their pictures come in one call, whatever is cached and however short chunks are."""
     from worker import mlx_vlm

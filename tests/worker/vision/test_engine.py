@@ -76,6 +76,7 @@ def _by_mlx_vlm(folder: Path, prepared: Prepared) -> list[int]:
     return [token for token, _ in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["Who is that?", LONG])
 @pytest.mark.parametrize(
     "files",
