@@ -24,7 +24,7 @@ RUN = [page for page, script in SCRIPTS.items() if script and page.name not in O
 # Once there are keys, everything needs one: pages that make some come last.
 RUN.sort(key=lambda page: "bulkhead key add" in "\n".join(SCRIPTS[page]))
 # The others' commands are run by `make test-more`.
-FIRST_READ = ("README.md", "install.md", "models.md")
+FIRST_READ = ("README.md", "install.md")
 # As on a Mac: a zsh that is typed into has no comments.
 TYPED = ("zsh", "-f", "-i", "-s")
 PROGRAMS = ("bulkhead ", "curl ", "make ", "sudo ", "ssh ", "brew ", "uv ", "pipx ")

@@ -21,6 +21,8 @@ from tests.support.hub import Hub
 from tests.support.pulls import left, model_files
 from tests.support.shapes import DEMO
 
+pytestmark = pytest.mark.slow
+
 SMALL = "org/small"
 SLOW = "org/slow-4bit"
 WIDE = "org/wide"
@@ -148,7 +150,6 @@ def test_a_model_is_pulled_and_then_it_answers(gateway: Gateway) -> None:
     assert kinds == [("began", SMALL), ("done", SMALL)]
 
 
-@pytest.mark.slow
 def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     gateway: Gateway, hub: Hub, cache: Path
 ) -> None:
@@ -172,7 +173,6 @@ def test_a_cancelled_one_leaves_no_process_and_only_its_part(
     assert any(not each.startswith("bytes=0-") for each in hub.ranges if each)
 
 
-@pytest.mark.slow
 def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) -> None:
     pull_id = pull_slowly(gateway, hub)
     for _ in range(2):
@@ -183,7 +183,6 @@ def test_a_pull_survives_the_death_of_its_process(gateway: Gateway, hub: Hub) ->
     assert followed(gateway, pull_id)[-1]["state"] == "done"
 
 
-@pytest.mark.slow
 def test_who_asks_for_the_same_joins_and_the_fourth_is_refused(gateway: Gateway, hub: Hub) -> None:
     pull_id = pull_slowly(gateway, hub)
     assert begin(gateway, SLOW)["id"] == pull_id
@@ -210,7 +209,6 @@ def test_what_will_not_fit_is_said_before_it_begins(gateway: Gateway, cache: Pat
     assert followed(gateway, begin(gateway, WIDE, force=True)["id"])[-1]["state"] == "done"
 
 
-@pytest.mark.slow
 def test_the_commands(gateway: Gateway) -> None:
     # As a process, since progress goes to one stream and the outcome to the other.
     done = bulkhead("pull", SMALL, url=gateway.url)
@@ -262,7 +260,6 @@ def test_a_model_that_is_configured_or_partly_there(
     assert [each["id"] for each in gateway.client.get("/v1/models").json()["data"]] == ["small"]
 
 
-@pytest.mark.slow
 def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
     state = str(tmp_path / "s")
     environment = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_ENDPOINT": hub.url}

@@ -52,6 +52,7 @@ def _asked(gateway: Gateway, stored_id: str, count: int) -> httpx.Response:
     return gateway.client.post(RESPONSES, json=body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 10, 10_000])
 def test_what_is_named_often_is_counted_often(gateway: Gateway, stored_id: str, count: int) -> None:
     """Four are more than a worker is told at once, and ten more than one request may become."""

@@ -103,6 +103,7 @@ class TestRequests:
         assert "files of 'copy' changed" in stream.error["message"]
         assert running.say("Hello", "copy")
 
+    @pytest.mark.slow
     def test_a_client_that_leaves_cancels_its_parked_request(
         self, gateway: Gateway, flags: Path
     ) -> None:
@@ -187,6 +188,7 @@ class TestRequests:
 
 
 class TestWhatIsLeft:
+    @pytest.mark.slow
     def test_grandchildren_end_with_their_worker(
         self, start_gateway: Callable[..., Gateway], tmp_path: Path
     ) -> None:

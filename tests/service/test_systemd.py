@@ -181,6 +181,7 @@ class _Order:
         return service_pid(self.state_dir)
 
 
+@pytest.mark.slow
 def test_a_life_in_systemd(order: _Order, managers: ServiceManagers, config: Path) -> None:
     install = ("install", "--config", str(config), "--state-dir", str(order.state_dir))
     nothing = order("status")

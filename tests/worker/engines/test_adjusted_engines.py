@@ -163,6 +163,7 @@ def test_beside_each_other(model: LoadedModel, alone: dict[str, list[int]]) -> N
         assert made[name] == alone[name][: 20 - index], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 7, 19])
 def test_after_a_break(model: LoadedModel, alone: dict[str, list[int]], cut: int) -> None:
     rests = [

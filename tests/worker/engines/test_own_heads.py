@@ -57,6 +57,7 @@ def test_the_text_is_the_same(kind: str, tmp_path: Path) -> None:
     assert sum(each.rejected for answer in with_head for each in answer) > TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["token", "state"])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_head_that_is_always_right(kind: str, by: str, tmp_path: Path) -> None:

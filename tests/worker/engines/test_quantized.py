@@ -47,6 +47,7 @@ def _mlx_lms_own(model: LoadedModel, sequence: Sequence, bits: int) -> list[int]
     return [each.token_id for each in decode(sequence, caches, sampler)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_rows_of_unlike_length_join_leave_and_are_put_aside(

@@ -160,6 +160,7 @@ def test_a_whole_answer_of_a_chat(demo: LoadedModel) -> None:
     assert whole.text.startswith("Hello! I am the demo model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["Marigold left", "harbour on a", "the har"])
 def test_a_stop_sequence_that_straddles_the_break(demo: LoadedModel, stop: str) -> None:
     prompt = ChatPrompt((ChatMessage("user", "Tell me a story."),))

@@ -121,6 +121,7 @@ def _said(parts: list[AnswerPart]) -> str:
     return "".join(each.text for each in parts if isinstance(each, Text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
     "make",

@@ -91,6 +91,7 @@ def test_rows_of_both_kinds_join_leave_and_are_put_aside(
     assert rows >= 4
 
 
+@pytest.mark.slow
 def test_texts_are_computed_together(model: LoadedModel) -> None:
     """A step has a token of each row."""
     asked = [ask(str(at), user(f"Say {at}"), tokens=20) for at in range(6)]
