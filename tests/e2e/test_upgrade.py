@@ -151,7 +151,6 @@ def test_nobody_notices(gateway: Gateway, undisturbed: list[tuple[object, ...]])
     assert "gateway" not in below.cmdline()[:5]
 
 
-@pytest.mark.slow
 def test_one_that_crashes_at_its_start(
     gateway: Gateway, installation: Path, undisturbed: list[tuple[object, ...]]
 ) -> None:
@@ -166,7 +165,6 @@ def test_one_that_crashes_at_its_start(
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
-@pytest.mark.slow
 def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) -> None:
     workers, pid = _workers(gateway), gateway.status()["pid"]
     with _changed(
@@ -187,7 +185,6 @@ def test_one_that_speaks_a_newer_protocol(gateway: Gateway, installation: Path) 
     assert (_workers(gateway), gateway.status()["pid"]) == (workers, pid)
 
 
-@pytest.mark.slow
 def test_one_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
     ended = tmp_path / "python"
     ended.write_text("#!/bin/sh\necho no such thing >&2; exit 3\n", "utf-8")
@@ -204,7 +201,6 @@ def test_one_that_is_no_program(gateway: Gateway, tmp_path: Path) -> None:
     assert "status 3: no such thing" in refused.stderr
 
 
-@pytest.mark.slow
 def test_one_that_dies_while_it_takes_over(
     gateway: Gateway, installation: Path, undisturbed: list[tuple[object, ...]]
 ) -> None:
@@ -224,7 +220,6 @@ def test_one_that_dies_while_it_takes_over(
     assert gateway.say("Hello", "b")
 
 
-@pytest.mark.slow
 def test_a_worker_that_was_handed_over_is_missed(
     gateway: Gateway, undisturbed: list[tuple[object, ...]]
 ) -> None:
