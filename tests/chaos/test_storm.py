@@ -197,7 +197,7 @@ def _resources(gateway: Gateway, counts: Path) -> dict[str, int]:
     def reading() -> dict[str, int]:
         seen = len(counts.read_text().split()) if counts.exists() else 0
         process.send_signal(signal.SIGWINCH)
-        eventually(lambda: counts.exists() and len(counts.read_text().split()) > seen, START_S)
+        eventually(lambda: counts.exists() and len(counts.read_text().split()) > seen)
         return {
             "descriptors": process.num_fds(),
             "processes": len(process.children(recursive=True)),

@@ -86,12 +86,12 @@ def gateway(folder: Path, disk: Disk) -> Iterator[Gateway]:
 
 def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     absent = f"The disk {disk.volume} isn't mounted"
-    eventually(lambda: absent in (gateway.model("kept")["reason"] or ""), START_S)
+    eventually(lambda: absent in (gateway.model("kept")["reason"] or ""))
     refused = gateway.chat("Hello", "asked-for")
     assert (refused.status_code, absent in refused.text) == (503, True)
     assert int(refused.headers["retry-after"]) > 0
     assert [each["id"] for each in gateway.status()["models"]] == ["kept", "asked-for", "denied"]
-    eventually(lambda: absent in (gateway.model("asked-for")["reason"] or ""), START_S)
+    eventually(lambda: absent in (gateway.model("asked-for")["reason"] or ""))
     (gone,) = eventually(lambda: gateway.events("disk"))
     assert (gone["path"], gone["mounted"]) == (str(disk.volume), False)
     assert gone["models"] == ["kept", "asked-for"]
@@ -103,7 +103,7 @@ def test_a_disk_that_comes_and_goes(gateway: Gateway, disk: Disk) -> None:
     assert gateway.events("disk")[-1]["mounted"]
 
     disk.remove()
-    eventually(lambda: "serves on" in (gateway.model("kept")["reason"] or ""), START_S)
+    eventually(lambda: "serves on" in (gateway.model("kept")["reason"] or ""))
     assert gateway.chat("Hello", "kept", max_tokens=3).status_code == 200
     gateway.order("unload", "kept").raise_for_status()
     refused = gateway.chat("Hello", "kept")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.gateway import Gateway, eventually
 from tests.support.streams import open_stream
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_nothing_ends_for_having_slept_and_who_hangs_does(
     # A gateway alone, as under a debugger, and the whole machine.
     for stopped in ((running.pid,), (running.pid, worker_pid)):
         stream = open_stream(running, STORY, max_tokens=150, ignore_eos=True)
-        eventually(lambda stream=stream: stream.text, START_S)
+        eventually(lambda stream=stream: stream.text)
         _stop(stopped)
         assert stream.join().text == whole
         assert running.worker_pid() == worker_pid
@@ -40,7 +40,7 @@ def test_nothing_ends_for_having_slept_and_who_hangs_does(
         assert not running.events("refuse")
 
     os.kill(worker_pid, signal.SIGSTOP)
-    (hang,) = eventually(lambda: running.events("hang"), START_S)
+    (hang,) = eventually(lambda: running.events("hang"))
     assert hang["pid"] == worker_pid
 
 
