@@ -21,7 +21,9 @@ from protocol.prompt_store.payloads import KEY_BYTES, Entry
 
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
-_SCHEMA_VERSION: Final = 3
+# Stores of version 3 and below may have blocks that were computed on a wrong cache: see
+# `worker.mlx_lm.array_size`.
+_SCHEMA_VERSION: Final = 4
 _BUSY_S: Final = 2.0
 # SQLite cuts a longer log back to this size.
 _LOG_BYTES: Final = 4 << 20

@@ -16,7 +16,8 @@ from protocol.life import (
     LARGEST_CHUNK_TOKENS_ON_CPU,
     peak_share,
 )
-from worker.mlx_lm.caches import bytes_of, make_caches
+from worker.mlx_lm.array_size import most_parts
+from worker.mlx_lm.caches import bytes_of, elements_of, make_caches
 from worker.mlx_lm.row_groups import Grouping
 
 _STEP_BYTES: Final = 64_000_000
@@ -32,22 +33,45 @@ class CacheSizes(NamedTuple):
     length. A draft model takes `draft_token_bytes` for each token that it knows. A batch takes up
     to `peak` times its bytes while it grows or is merged with another batch.
 
-    mlx-lm's batches are dense: every row takes as many bytes as the longest row.
+    mlx-lm's batches are dense: every row takes as many bytes as the longest row. Of a row the
+    largest array has `token_elements` for each token, or `row_elements` at any length.
     """
 
     token_bytes: int
     row_bytes: int
     peak: float
     draft_token_bytes: int = 0
+    token_elements: int = 0
+    row_elements: int = 0
 
     def batch_bytes(self, rows: int, longest_tokens: int) -> int:
         """The bytes of the caches of a batch that doesn't grow."""
-        tokens = -(-longest_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+        tokens = _whole_steps(longest_tokens)
         drafted_bytes = min(tokens, DRAFT_TOKENS) * self.draft_token_bytes
         return rows * (tokens * self.token_bytes + drafted_bytes + self.row_bytes)
 
+    def fits_arrays(self, rows: int, longest_tokens: int) -> bool:
+        """Whether no array of such a batch has more elements than an array may have. One row always
+        does: its length is bounded by `most_tokens`.
+        """
+        row_elements = max(_whole_steps(longest_tokens) * self.token_elements, self.row_elements)
+        return rows <= most_parts(row_elements)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a sequence that arrays have room for; None: no array grows with it."""
+        if not self.token_elements:
+            return None
+        # A row counts with the tokens that its next step adds.
+        steps = most_parts(self.token_elements * CACHE_STEP_TOKENS) - 1
+        return steps * CACHE_STEP_TOKENS
+
 
 NO_CACHES = CacheSizes(0, 0, 1.0)
+
+
+def _whole_steps(tokens: int) -> int:
+    return -(-tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
 
 
 class Batch(NamedTuple):
@@ -89,7 +113,7 @@ class CacheRoom:
         longest_tokens = max((each.longest_tokens for each in sizes), default=0)
         # Rounded up to steps of a cache, by which caches grow. Otherwise each token would change
         # the result.
-        longest_tokens = -(-longest_tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
+        longest_tokens = _whole_steps(longest_tokens)
         resting = [self.shape.batch_bytes(*each) for each in sizes]
         return (
             self.fixed_bytes
@@ -107,7 +131,10 @@ class CacheRoom:
         return max(0, (self.limit_bytes or 0) - taken_bytes)
 
     def holds(self, batches: Iterable[Batch]) -> bool:
-        return self.limit_bytes is None or self.needed_bytes(batches) <= self.limit_bytes
+        sizes = list(batches)
+        if not all(self.shape.fits_arrays(*size) for size in sizes):
+            return False
+        return self.limit_bytes is None or self.needed_bytes(sizes) <= self.limit_bytes
 
     def could_hold(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` tokens fits the highest limit that this process can get,
@@ -161,4 +188,10 @@ def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheSiz
     """
     caches = make_caches(model) if make is None else make()
     mx.eval(model(mx.array([[0, 0]]), cache=caches))
-    return CacheSizes(*bytes_of(caches), peak_share(len(caches)))
+    token_elements, row_elements = elements_of(caches)
+    return CacheSizes(
+        *bytes_of(caches),
+        peak_share(len(caches)),
+        token_elements=token_elements,
+        row_elements=row_elements,
+    )

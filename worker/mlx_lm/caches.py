@@ -27,6 +27,7 @@ RecurrentCache: TypeAlias = ArraysCache
 _GROWING: Final = (KVCache, ConcatenateKVCache, BatchKVCache)
 # Caches that don't grow, and whose states can be taken out and put back.
 _FIXED: Final = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+_WINDOWED: Final = (RotatingKVCache, ChunkedKVCache)
 # Rounding differs by less, and tokens that are wrong differ by more.
 _NEARLY: Final = 0.05
 # The step by which the caches of a trial grow. A trial runs a few tokens of several sequences. It
@@ -110,15 +111,36 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
     """
     token_bytes = row_bytes = 0
     for leaf in leaves_of(caches):
-        if isinstance(leaf, RotatingKVCache):
-            row_bytes += leaf.nbytes * leaf.max_size // leaf.keys.shape[2]
-        elif isinstance(leaf, ChunkedKVCache):
-            row_bytes += leaf.nbytes * (leaf.chunk_size + CACHE_STEP_TOKENS) // leaf.keys.shape[2]
+        if isinstance(leaf, _WINDOWED):
+            row_bytes += leaf.nbytes * _window_tokens(leaf) // leaf.keys.shape[2]
         elif isinstance(leaf, KVCache):
             token_bytes += leaf.nbytes // leaf.keys.shape[2]
         else:
             row_bytes += leaf.nbytes
     return token_bytes, row_bytes
+
+
+def elements_of(caches: Sequence[Any]) -> tuple[int, int]:
+    """The elements of a sequence in the largest array of its caches: for each token, and the fixed
+    ones. See `bytes_of`.
+    """
+    token_elements = row_elements = 0
+    for leaf in leaves_of(caches):
+        if isinstance(leaf, (KVCache, *_WINDOWED)):
+            each_slot = max(leaf.keys.size, leaf.values.size) // leaf.keys.shape[2]
+            if isinstance(leaf, KVCache):
+                token_elements = max(token_elements, each_slot)
+            else:
+                # A cache of rows has up to two steps more before it forgets.
+                slots = _window_tokens(leaf) + 2 * CACHE_STEP_TOKENS
+                row_elements = max(row_elements, each_slot * slots)
+    return token_elements, row_elements
+
+
+def _window_tokens(leaf: RotatingKVCache | ChunkedKVCache) -> int:
+    if isinstance(leaf, RotatingKVCache):
+        return int(leaf.max_size)
+    return int(leaf.chunk_size) + CACHE_STEP_TOKENS
 
 
 def is_batch(leaf: Any) -> bool:

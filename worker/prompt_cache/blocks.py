@@ -8,12 +8,13 @@ recurrent, chunked) can't be cut. At chosen places their whole state is kept, as
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
+from worker.mlx_lm.array_size import most_parts
 from worker.mlx_lm.caches import (
     fill,
     gather,
@@ -82,6 +83,8 @@ class Cutter:
                     groups.setdefault(shape, []).append((at, part))
                     token_bytes += array.nbytes // 2
         self._groups = list(groups.values())
+        # The elements of a block in one of the arrays of each group.
+        self._elements = [heads * width * BLOCK_TOKENS for heads, width, _ in groups]
         self.block_bytes = token_bytes * BLOCK_TOKENS
 
     @property
@@ -118,19 +121,29 @@ class Cutter:
         The computation of the blocks has begun, and is not waited for: during a wait a GPU would
         run out of work. Once computed, blocks share no memory with the caches.
         """
-        begin, end = first * BLOCK_TOKENS, last * BLOCK_TOKENS
-        leaves = leaves_of(caches)
-        parts = {at: tokens_of(leaves[at], row, begin, end) for at in self._growing}
-        joined = [
-            mx.concatenate([parts[at][part] for at, part in group], axis=0)
-            for group in self._groups
-        ]
-        blocks = [
-            Block(tuple(mx.array(each[:, :, at : at + BLOCK_TOKENS]) for each in joined))
-            for at in range(0, end - begin, BLOCK_TOKENS)
-        ]
+        leaves, blocks = leaves_of(caches), list[Block]()
+        for begin, end in self._pieces(first, last):
+            tokens = begin * BLOCK_TOKENS, end * BLOCK_TOKENS
+            parts = {at: tokens_of(leaves[at], row, *tokens) for at in self._growing}
+            joined = [
+                mx.concatenate([parts[at][part] for at, part in group], axis=0)
+                for group in self._groups
+            ]
+            blocks += [
+                Block(tuple(mx.array(array[:, :, at : at + BLOCK_TOKENS]) for array in joined))
+                for at in range(0, (end - begin) * BLOCK_TOKENS, BLOCK_TOKENS)
+            ]
         mx.async_eval([block.arrays for block in blocks])  # type: ignore[no-untyped-call]
         return blocks
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The blocks `first` to `last` - 1 in pieces, each from its first block to its end. The
+        arrays of all layers make one array of a piece.
+        """
+        sizes = zip(self._groups, self._elements, strict=True)
+        largest = max((len(group) * elements for group, elements in sizes), default=0)
+        most = most_parts(largest)
+        return ((at, min(at + most, last)) for at in range(first, last, most))
 
     def _cut_together(self, leaves: list[Any], spans: Sequence[Span]) -> list[list[Block]]:
         places = [(span.row, at) for span in spans for at in range(span.first, span.last)]
@@ -168,9 +181,12 @@ class Cutter:
         leaves = leaves_of(caches)
         parts: dict[int, dict[int, mx.array]] = {at: {} for at in self._growing}
         for index, group in enumerate(self._groups):
-            joined = mx.concatenate([block.arrays[index] for block in blocks], axis=2)
-            for place, (at, part) in enumerate(group):
-                parts[at][part] = joined[place : place + 1]
+            most = most_parts(self._elements[index] * len(blocks))
+            for begin in range(0, len(group), most):
+                some = slice(begin, begin + most)
+                joined = mx.concatenate([block.arrays[index][some] for block in blocks], axis=2)
+                for place, (at, part) in enumerate(group[some]):
+                    parts[at][part] = joined[place : place + 1]
         for at, arrays in parts.items():
             fill(leaves[at], [arrays[part] for part in sorted(arrays)])
         if snapshot is not None:

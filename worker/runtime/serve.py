@@ -22,7 +22,7 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
 from worker.engines.drafts import make_draft, own_draft
 from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
-from worker.engines.room import NO_CACHES, CacheRoom, measure
+from worker.engines.room import NO_CACHES, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
@@ -176,7 +176,7 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
     vectors = None
     if leader is None:
         vectors = make_vectors(loaded, command.path, limits.room, command.stall_s, thread.emit)
-    context = _context(command, loaded, vectors)
+    context = _context(command, loaded, vectors, shape)
     take_bound(command.bound, limits.room, context)
     lead = None if leader is None else leader.lead
     text = None
@@ -219,11 +219,14 @@ def _run(
             text.prompt_cache.close(_STORE_S)
 
 
-def _context(command: Load, loaded: LoadedModel, vectors: VectorServing | None) -> ContextInForce:
-    """The context in force at first: the configured context or the model's own, whichever is
-    shorter. `take_bound` may shorten it further if memory is scarce.
+def _context(
+    command: Load, loaded: LoadedModel, vectors: VectorServing | None, shape: CacheSizes
+) -> ContextInForce:
+    """The context in force at first: the configured context, the model's own, or what its arrays
+    have room for, whichever is shortest. `take_bound` may shorten it further if memory is scarce.
     """
     own_tokens = loaded.context_tokens or command.context_tokens
+    own_tokens = min(own_tokens, shape.most_tokens or own_tokens)
     if vectors is not None and loaded.is_encoder:
         own_tokens = min(own_tokens, vectors.texts.most_tokens or own_tokens)
     return ContextInForce(min(command.context_tokens, own_tokens))

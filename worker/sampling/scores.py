@@ -24,6 +24,7 @@ from protocol.answers import (
     TokenLogprob,
 )
 from protocol.requests import MOST_ALTERNATIVES
+from worker.mlx_lm.array_size import most_parts
 from worker.sampling.distribution import in_blocks, width
 from worker.transformers import decoder_of
 
@@ -107,9 +108,10 @@ def _likeliest(logprobs: mx.array) -> tuple[mx.array, mx.array]:
 
 def scored_chunk(rows: int, vocabulary: int, working_bytes: int) -> int:
     """The most tokens of a chunk with so many rows, a power of two. Its logits must fit into
-    `working_bytes`, the memory of a step.
+    `working_bytes`, the memory of a step, and into one array.
     """
     tokens = max(working_bytes, _LEAST_BYTES) // (rows * vocabulary * _LOGIT_BYTES)
+    tokens = min(tokens, most_parts(rows * vocabulary))
     return 1 << max(tokens, 1).bit_length() - 1
 
 

@@ -119,6 +119,8 @@ class VectorEngine:
         return cached + self._room.working_token_bytes * longest
 
     def _fits(self, rows: int, longest: int, free_bytes: int | None) -> bool:
+        if not self._room.shape.fits_arrays(rows, longest):
+            return False
         return free_bytes is None or self._batch_bytes(rows, longest) <= free_bytes
 
     def begin(self, free_bytes: int | None) -> bool:

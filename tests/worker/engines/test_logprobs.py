@@ -198,6 +198,7 @@ def test_a_chunk_that_is_looked_at() -> None:
     assert scored_chunk(8, 151_936, 400_000_000) == 16
     assert scored_chunk(8, 262_144, 1) == 1
     assert scored_chunk(64, 262_144, 0) == 1
+    assert scored_chunk(8, 262_144, 1 << 40) == 512, "no array has more than 2^31 - 1 elements"
 
 
 def _writer(model: LoadedModel, prompt_ids: list[int]) -> LogprobWriter:

@@ -106,6 +106,19 @@ def test_where_not_even_one_step_fits_nothing_can_run() -> None:
     assert CacheRoom(SHAPE, limit_bytes=3 * ONE - 1, most_bytes=0).longest_tokens(9000) == 0
 
 
+def test_a_batch_has_no_array_of_more_elements_than_mlx_counts() -> None:
+    # 8 heads of 128 numbers, as a model of 8B has them.
+    room = CacheRoom(SHAPE._replace(token_elements=1024))
+    assert room.shape.most_tokens == 2_096_640
+    assert room.holds([Batch(20, 100_000), Batch(20, 100_000)])
+    assert not room.holds([Batch(21, 100_000)])
+    assert room.holds([Batch(1, 2_096_640 + 256)]), "the step of a row with the longest context"
+    windowed = CacheRoom(SHAPE._replace(row_elements=8 * 128 * 4096))
+    assert windowed.shape.most_tokens is None
+    assert windowed.holds([Batch(511, 1)])
+    assert not windowed.holds([Batch(512, 1)])
+
+
 def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms.mx, "default_device", lambda: mx.cpu)
     assert rooms.largest_chunk() == LARGEST_CHUNK_TOKENS_ON_CPU
@@ -130,6 +143,7 @@ class TestMeasure:
     def test_those_that_grow(self) -> None:
         # Keys and values of 2 heads of 8 floats.
         assert self.measured(KVCache(), KVCache())[:2] == (256, 0)
+        assert self.measured(KVCache(), KVCache()).token_elements == 16
         nested = CacheList(KVCache(), KVCache())
         assert self.measured(nested, KVCache())[:2] == (384, 0)
 
