@@ -259,8 +259,8 @@ class RowBatch:
                 chunk = self._pace.chunk(1, decoding, context, share_s)
                 tokens = lone.advance(to_block_end(chunk, row.unkept_tokens), self._working_bytes)
                 seconds = perf_counter() - began_s
-                self._pace.observe(tokens, seconds, context)
-                self._on_prefill(tokens, seconds)
+                if self._pace.observe(tokens, seconds, context):
+                    self._on_prefill(tokens, seconds)
         except Exception as error:
             # If pictures and tokens don't fit each other, each model raises an error of its own
             # kind.
@@ -287,7 +287,6 @@ class RowBatch:
         unkept = (self._rows[uid].unkept_tokens for uid in self._prefilling - self._at_end)
         chunk = to_block_end(chunk, max(unkept, default=0))
         stepped = self._generator.step(chunk, watched=watched)
-        self._on_prefill(stepped.prompt_tokens, stepped.prompt_s)
         scored_s = 0.0
         if watched:
             began_s = perf_counter()
@@ -295,7 +294,8 @@ class RowBatch:
             scored_s = perf_counter() - began_s
         prefill_s = stepped.prompt_s + scored_s
         self.prefill_s += prefill_s
-        self._pace.observe(stepped.prompt_tokens, prefill_s, context)
+        if self._pace.observe(stepped.prompt_tokens, prefill_s, context):
+            self._on_prefill(stepped.prompt_tokens, stepped.prompt_s)
         for response in stepped.prompts:
             row = self._rows[response.uid]
             row.seen_tokens = _seen(row, response)

@@ -10,7 +10,14 @@ from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Looking, RowBatch, 
 from worker.engines.drawing import Drawing, Learned
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, CacheRoom, grouping, largest_chunk, step_bytes
+from worker.engines.room import (
+    Batch,
+    CacheRoom,
+    compiles_kernels,
+    grouping,
+    largest_chunk,
+    step_bytes,
+)
 from worker.engines.row import Row
 from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
@@ -100,7 +107,9 @@ class BatchedEngine(QueuedEngine):
         # The batch of the last step, while its blocks haven't been kept.
         self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
-        self._pace = PrefillPace(largest_chunk(), beside_decoding_s=self._stall_s)
+        self._pace = PrefillPace(
+            largest_chunk(), beside_decoding_s=self._stall_s, compiles=compiles_kernels()
+        )
         self._begun = 0
 
     @property

@@ -58,9 +58,12 @@ class PrefillPace:
         largest: int = LARGEST_CHUNK_TOKENS,
         alone_s: float = 1.0,
         beside_decoding_s: float = 0.2,
+        *,
+        compiles: bool = False,
     ) -> None:
         """`largest`, a power of two, bounds the tokens of a chunk over all rows. A chunk should
-        take `alone_s` seconds, or `beside_decoding_s` if rows decode meanwhile.
+        take `alone_s` seconds, or `beside_decoding_s` if rows decode meanwhile. `compiles`: the
+        device compiles kernels for some numbers of tokens when these come for the first time.
         """
         self._largest = largest
         self._alone_s = alone_s
@@ -75,6 +78,9 @@ class PrefillPace:
         self._bearable = largest
         self._calm = 0
         self._observed = 0
+        self._compiles = compiles
+        # The tokens of all chunks that were computed.
+        self._seen: set[int] = set()
 
     def shorten(self) -> None:
         """After a failure of the device, bound chunks to a quarter of the last one. `observe`
@@ -83,23 +89,30 @@ class PrefillPace:
         self._bearable = max(_SMALLEST, self._whole // 4)
         self._calm = 0
 
-    def observe(self, tokens: int, seconds: float, context: int = 0) -> None:
+    def observe(self, tokens: int, seconds: float, context: int = 0) -> bool:
         """Note a chunk that was computed: its tokens over all rows, its seconds, and the number of
-        tokens before the chunk in the longest row.
+        tokens before the chunk in the longest row. Returns whether the seconds show a speed. Where
+        kernels are compiled, the first chunk of so many tokens shows none: on an H100 the kernels
+        of 64 tokens in 4 bits take 45 s once, and then a chunk takes 0.1 s (MLX 0.32.4).
         """
         if tokens <= 0 or seconds <= 0:
-            return
+            return False
+        is_new = tokens not in self._seen
+        self._seen.add(tokens)
         self._calm += 1
         if self._calm >= _CALM:
             self._bearable, self._calm = min(self._largest, 2 * self._bearable), 0
+        if self._compiles and is_new:
+            return False
         measured = tokens / seconds
         known = self._tokens_per_s(context)
         if tokens < _TELLING and seconds <= self._beside_decoding_s:
             if known is None:
-                return
+                return True
             measured = max(known, measured)
         self._observed += 1
         self._speeds[_magnitude(context)] = _Speed(measured, context, self._observed)
+        return True
 
     def chunk(self, rows: int, decoding: bool, context: int = 0, share_s: float = inf) -> int:
         """The number of tokens that each row computes in the next chunk.

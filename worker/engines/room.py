@@ -172,6 +172,11 @@ def largest_chunk() -> int:
     return LARGEST_CHUNK_TOKENS_ON_CPU if mx.default_device() == mx.cpu else LARGEST_CHUNK_TOKENS
 
 
+def compiles_kernels() -> bool:
+    """Whether MLX's device compiles kernels at their first use. On a CPU MLX keeps nothing."""
+    return mx.default_device().type != mx.DeviceType.cpu
+
+
 def step_bytes() -> int:
     """The fixed cost of a step, as the bytes of caches that a step could read in that time."""
     return _STEP_BYTES_ON_CPU if mx.default_device() == mx.cpu else _STEP_BYTES
@@ -183,11 +188,11 @@ def grouping(shape: CacheSizes) -> Grouping:
 
 
 def measure(model: Any, make: Callable[[], list[Any]] | None = None) -> CacheSizes:
-    """The sizes of a model's caches, found by running two tokens through the model. `make` makes
-    the caches; None: mlx-lm makes them.
+    """The sizes of a model's caches, from the shapes of what two tokens would leave there. Nothing
+    is computed. `make` makes the caches; None: mlx-lm makes them.
     """
     caches = make_caches(model) if make is None else make()
-    mx.eval(model(mx.array([[0, 0]]), cache=caches))
+    model(mx.array([[0, 0]]), cache=caches)
     token_elements, row_elements = elements_of(caches)
     return CacheSizes(
         *bytes_of(caches),

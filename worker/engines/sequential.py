@@ -15,7 +15,7 @@ from worker.engines.batch import to_block_end
 from worker.engines.decoding import Caches, Decoded, RowSampler, decode
 from worker.engines.keeper import QueuedEngine
 from worker.engines.pace import PrefillPace
-from worker.engines.room import Batch, CacheRoom, largest_chunk
+from worker.engines.room import Batch, CacheRoom, compiles_kernels, largest_chunk
 from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
@@ -80,7 +80,7 @@ class SequentialEngine(QueuedEngine):
         self._run: _Run | None = None
         # The sequence of the last step, while its blocks haven't been kept.
         self._stepped: _Run | None = None
-        self._pace = PrefillPace(largest_chunk())
+        self._pace = PrefillPace(largest_chunk(), compiles=compiles_kernels())
         self._begun = 0
         self._begin = begin
         self._unfit: list[Broken] = []
@@ -250,9 +250,10 @@ class SequentialEngine(QueuedEngine):
             self._caches.run if run.model is None else run.model, run.caches, length
         )
         seconds = perf_counter() - began_s
-        self._pace.observe(length, seconds, begin)
+        shows_speed = self._pace.observe(length, seconds, begin)
         if self._keeper is not None:
-            self._keeper.cache.speeds.observe_prefill(length, seconds)
+            if shows_speed:
+                self._keeper.cache.speeds.observe_prefill(length, seconds)
             self._keep(run, prefills=True)
 
     def _generate(self, run: _Run) -> Token:

@@ -62,10 +62,12 @@ class Cutter:
     """Cuts and joins the caches of one model."""
 
     def __init__(self, model: Any, make_caches: Callable[[], list[Any]]) -> None:
-        """Runs two tokens through the model to find the shapes of its caches."""
+        """Finds the shapes of the model's caches from what two tokens would leave there. Nothing is
+        computed.
+        """
         self._make_caches = make_caches
         caches = make_caches()
-        mx.eval(model(mx.array([[0, 0]]), cache=caches))
+        model(mx.array([[0, 0]]), cache=caches)
         leaves = leaves_of(caches)
         used = [(at, leaf) for at, leaf in enumerate(leaves) if not leaf.empty()]
         self._growing = [at for at, leaf in used if grows(leaf)]

@@ -15,7 +15,7 @@ import numpy as np
 
 from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
-from worker.engines.room import CacheRoom, largest_chunk
+from worker.engines.room import CacheRoom, compiles_kernels, largest_chunk
 from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
@@ -48,7 +48,9 @@ class VectorEngine:
         self._pad_token_id = pad_token_id
         self._emit = emit
         self._largest = largest_chunk()
-        self._pace = PrefillPace(self._largest, beside_decoding_s=stall_s)
+        self._pace = PrefillPace(
+            self._largest, beside_decoding_s=stall_s, compiles=compiles_kernels()
+        )
         self._waiting: dict[VectorKind, WaitingTexts] = {}
         self._runs: dict[int, _JobRun] = {}
         self._numbers = itertools.count()

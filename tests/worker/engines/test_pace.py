@@ -53,6 +53,17 @@ def test_a_machine_too_slow_for_its_chunk_is_believed_however_small_the_chunk() 
     assert pace.chunk(1, decoding=True) == 16
 
 
+def test_where_kernels_are_compiled_the_first_chunk_of_a_length_shows_no_speed() -> None:
+    pace = PrefillPace(alone_s=1.0, compiles=True)
+    assert not pace.observe(64, 45.0)
+    assert pace.chunk(1, decoding=False) == 64
+    assert pace.observe(64, 0.1)
+    assert pace.chunk(1, decoding=False) == 256
+    assert not pace.observe(256, 20.0)
+    assert pace.observe(256, 1.0)
+    assert _speed(pace) == 256
+
+
 def _speed(pace: PrefillPace, *, decoding: bool = False) -> int:
     """The chunk that it settles on."""
     return [pace.chunk(1, decoding) for _ in range(8)][-1]
