@@ -91,7 +91,12 @@ def read_header_text(path: Path) -> bytes:
         OSError
         ValueError: the file is damaged.
     """
-    length = int.from_bytes(_read(path, 0, _LENGTH_BYTES, whole=False), "little")
+    begin = _read(path, 0, _LENGTH_BYTES, whole=False)
+    if begin == b"version ":
+        raise ValueError(
+            f"{path.name} is only a pointer of Git LFS: get the file by `git lfs pull`"
+        )
+    length = int.from_bytes(begin, "little")
     if length > _LARGEST_HEADER_BYTES:
         raise ValueError(f"{path.name} is damaged: its header would have {length:,} bytes")
     text = _read(path, _LENGTH_BYTES, length, whole=False)

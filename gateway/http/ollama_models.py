@@ -31,7 +31,8 @@ from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
 from gateway.upstreams.upstreams import Way
-from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
+from protocol.model_files import encoder_of, read_config, read_file, read_header
+from protocol.model_folder import templates_of, weight_files
 
 model_routes = Routes("Ollama")
 
@@ -103,7 +104,7 @@ def _read(source: str, known: ModelFiles | None) -> ModelFiles:
         return known
     config = read_config(folder)
     text = {**config, **(config.get("text_config") or {})}
-    parameters, kind = _count(files, _quantization(config))
+    parameters, kind = _count(weight_files(folder), _quantization(config))
     return ModelFiles(
         digest=digest,
         size_bytes=sum(state.st_size for _, state in states),
@@ -115,7 +116,7 @@ def _read(source: str, known: ModelFiles | None) -> ModelFiles:
         context_tokens=_number(text, "max_position_embeddings"),
         embedding_length=_number(text, "hidden_size"),
         encoder=encoder_of(config) is not None,
-        template=_encodable(_template(folder)),
+        template=_encodable(templates_of(folder).text),
         license=_text(folder / "LICENSE"),
     )
 
@@ -131,8 +132,6 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
     """
     kinds: dict[str, int] = {}
     for path in files:
-        if not (path.name.startswith("model") and path.suffix == ".safetensors"):
-            continue
         for name, tensor in read_header(path).tensors.items():
             if bits and name.endswith(_UNPACKED):
                 continue
@@ -142,25 +141,6 @@ def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
             kinds[kind] = kinds.get(kind, 0) + count
     most = max(kinds, key=lambda each: kinds[each], default="")
     return sum(kinds.values()), most
-
-
-def _template(folder: Path) -> str:
-    """The chat template that a worker takes: the text of chat_template.jinja, else the template in
-    the configuration of the tokenizer, else in chat_template.json. Empty: there is no template.
-    """
-    if text := _text(folder / "chat_template.jinja"):
-        return text
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        try:
-            found = read_table(folder / name).get("chat_template")
-        except FileNotFoundError:
-            continue
-        if isinstance(found, list):
-            # The file has several templates with names; the first one is taken.
-            found = next((each.get("template") for each in found if isinstance(each, dict)), None)
-        if isinstance(found, str) and found:
-            return found
-    return ""
 
 
 def _text(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -22,20 +21,13 @@ from gateway.memory.fitting import Fit, fit
 from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
-from protocol.model_files import encoder_of, read_config, read_file, read_header, read_table
+from protocol.model_files import encoder_of, read_config
+from protocol.model_folder import check_folder, templates_of
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_PROBLEM: Final = 300
 _MOST_TOKENS: Final = 1 << 40
-_INDEX: Final = "model.safetensors.index.json"
-_TOKENIZERS: Final = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "vocab.json",
-    "vocab.txt",
-)
 _TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -84,27 +76,27 @@ def _whole(folder: Path) -> Description:
     except (OSError, ValueError) as error:
         raise ValueError(f"config.json can't be read: {error}") from error
     found = _described(folder, config)
-    problem = _missing(folder) or problem_of(config)
+    problem = _incomplete(folder) or problem_of(config)
     return found if problem is None else msgspec.structs.replace(found, problem=_told(problem))
 
 
 def _described(folder: Path, config: dict[str, Any]) -> Description:
     text = language_of(config)
-    template = _template(folder)
+    templates = templates_of(folder).by_name.values()
     architecture = config.get("model_type")
     context = text.get("max_position_embeddings")
     encodes = encoder_of(config) is not None or (folder / "1_Pooling").is_dir()
     sees = isinstance(config.get("vision_config"), dict) and not encodes
     abilities = (
         *(("embeddings",) if encodes else ("text",)),
-        *(("tools",) if not encodes and re.search(r"\btools?\b", template) else ()),
+        *(("tools",) if not encodes and re.search(r"\btools?\b", "\n".join(templates)) else ()),
         *(("vision",) if sees else ()),
     )
     return Description(
         architecture=architecture if isinstance(architecture, str) else None,
         quantization=_quantization(config),
         context_tokens=context if isinstance(context, int) and 0 < context < _MOST_TOKENS else None,
-        has_template=bool(template),
+        has_template=any(templates),
         abilities=abilities,
     )
 
@@ -126,43 +118,14 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
     return _TYPES.get(kind, kind) if isinstance(kind, str) else None
 
 
-def _template(folder: Path) -> str:
-    """The text of the chat template, empty if there is none."""
-    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        if path.suffix == ".jinja":
-            return read_file(path).decode("utf-8", "replace")
-        try:
-            given = read_table(path).get("chat_template")
-        except ValueError:
-            continue
-        if given:
-            return given if isinstance(given, str) else json.dumps(given)
-    return ""
-
-
-def _missing(folder: Path) -> str | None:
-    """Why the model's files are incomplete: one is missing, or cut off. None: all are complete."""
-    if not any((folder / each).is_file() for each in _TOKENIZERS):
-        return "it is not whole: there is no tokenizer"
-    weights = {each.name for each in folder.glob("model*.safetensors")}
-    if not weights:
-        return "there are no weights that MLX reads (model*.safetensors)"
+def _incomplete(folder: Path) -> str | None:
+    """Why a load couldn't read the model's files. None: all of them are there, and whole."""
     try:
-        if (folder / _INDEX).is_file():
-            placed = read_table(folder / _INDEX).get("weight_map")
-            named = list(placed.values()) if isinstance(placed, dict) else []
-            if not all(isinstance(each, str) for each in named):
-                return f"it is not whole: {_INDEX} doesn't name its files"
-            if lost := sorted({*named} - weights):
-                return f"it is not whole: {lost[0]} is missing"
-        for name in sorted(weights):
-            if (folder / name).stat().st_size < read_header(folder / name).file_bytes:
-                return f"it is not whole: {name} is cut off"
-    except (OSError, ValueError) as error:
+        check_folder(folder)
+    except OSError as error:
         return f"its files can't be read: {error}"
+    except ValueError as error:
+        return f"it is not whole: {error}"
     return None
 
 

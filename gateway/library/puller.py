@@ -44,6 +44,8 @@ from gateway.library.sources import (
 )
 from gateway.system.lane import Inquiries
 from gateway.system.notation import format_size
+from protocol.model_files import LARGEST_FILE_BYTES
+from protocol.model_folder import INDEX, beside
 
 # Requests to the gateway have priority.
 _NICE: Final = 5
@@ -129,7 +131,8 @@ class Download:
         """The listing of the first candidate of `reference` that the source has."""
         for candidate in reference.candidates:
             try:
-                return checked(self._patiently(lambda name=candidate: self._source.listing(name)))  # type: ignore[misc]
+                listing = self._patiently(lambda name=candidate: self._source.listing(name))  # type: ignore[misc]
+                return checked(listing, self._indexed(listing))
             except MissingError as error:
                 missing = error
         message = missing.message
@@ -167,22 +170,38 @@ class Download:
             element_bytes=element_bytes(listing, config),
         )
 
+    def _indexed(self, listing: Listing) -> list[str]:
+        """The files of weights that the index names. It is read only if there are weights that a
+        load without pictures doesn't open.
+        """
+        if INDEX not in listing.names or not beside(listing.names):
+            return []
+        index = self._patiently(lambda: self._table(listing, INDEX, LARGEST_FILE_BYTES))
+        placed = (index or {}).get("weight_map")
+        named = list(placed.values()) if isinstance(placed, dict) else []
+        return [each for each in listing.names if each in named]
+
     def _config(self, listing: Listing) -> dict[str, Any]:
-        """Read config.json into memory, as nothing is written before the plan is accepted."""
-        file = next(each for each in listing.files if each.name == "config.json")
-        if file.size_bytes > _LARGEST_CONFIG_BYTES:
-            raise PullError("no_model", f"config.json of {listing.repository} is no configuration.")
-        try:
-            with self._source.read(listing, file, 0) as body:
-                content = b"".join(body.chunks)
-            config = json.loads(content)
-        except (ValueError, RecursionError):
-            config = None
-        except ChangedError as error:
-            raise TroubleError(str(error)) from error
-        if not isinstance(config, dict):
+        config = self._table(listing, "config.json", _LARGEST_CONFIG_BYTES)
+        if config is None:
             raise PullError("no_model", f"config.json of {listing.repository} is no configuration.")
         return config
+
+    def _table(self, listing: Listing, name: str, most_bytes: int) -> dict[str, Any] | None:
+        """Read a file into memory, as nothing is written before the plan is accepted. None: it is
+        larger, or has no table.
+        """
+        file = next(each for each in listing.files if each.name == name)
+        if file.size_bytes > most_bytes:
+            return None
+        try:
+            with self._source.read(listing, file, 0) as body:
+                found = json.loads(b"".join(body.chunks))
+        except (ValueError, RecursionError):
+            return None
+        except ChangedError as error:
+            raise TroubleError(str(error)) from error
+        return found if isinstance(found, dict) else None
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         order, began = self._order, time.monotonic()

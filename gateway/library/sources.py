@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -16,14 +16,15 @@ from gateway.library.description import describe
 from gateway.library.pull_process import PullError, Reference
 from gateway.library.search_process import Candidate, matches
 from gateway.system.notation import alike
+from protocol.model_folder import TOKENIZERS, beside, check_names, opened, weight_files
 
-# The files that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS), but no programs, as
-# remote code is never run here. Encoders have their last layers in folders beside config.json.
+# The files beside the weights that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS),
+# but no programs, as remote code is never run here. Encoders have their last layers in folders
+# beside config.json.
 _WANTED: Final = (
     "*.json",
-    "model*.safetensors",
     "*_Dense/model.safetensors",
-    "tokenizer.model",
+    *TOKENIZERS,
     "*.tiktoken",
     "*.txt",
     "*.jsonl",
@@ -31,7 +32,6 @@ _WANTED: Final = (
 )
 # Files of other programs.
 _UNWANTED: Final = ("onnx/*", "openvino/*", "coreml/*", "gguf/*", ".*")
-_WEIGHTS: Final = "model*.safetensors"
 DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
@@ -58,7 +58,12 @@ class Listing(Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.files if fnmatchcase(each.name, _WEIGHTS))
+        weights = opened(self.names)
+        return sum(each.size_bytes for each in self.files if each.name in weights)
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.files]
 
 
 class Body(Struct):
@@ -106,17 +111,20 @@ class MissingError(PullError):
     """The source has no such repository, or the token may not read the repository."""
 
 
-def checked(listing: Listing) -> Listing:
-    """The listing with only the files that are wanted.
+def checked(listing: Listing, indexed: Collection[str] = ()) -> Listing:
+    """The listing with only the files that are wanted. Those that the index names are weights for
+    pictures, if they have other names than weights for text.
 
     Raises:
         PullError: the name of a file is unsafe, a checksum is missing, or the repository is no
             model that MLX loads.
     """
     repository = listing.repository
+    weights = opened(listing.names)
+    taken = {*weights, *beside(indexed)}
     if not _COMMIT.fullmatch(listing.commit):
         raise PullError("broken", f"The hub names no commit of {repository}.")
-    files = tuple(each for each in listing.files if _is_wanted(each.name))
+    files = tuple(each for each in listing.files if each.name in taken or _is_wanted(each.name))
     for each in files:
         path = PurePosixPath(each.name)
         if path.is_absolute() or ".." in path.parts or "\\" in each.name or "\0" in each.name:
@@ -126,7 +134,7 @@ def checked(listing: Listing) -> Listing:
                 "broken", f"The hub doesn't say what is in {each.name} of {repository}."
             )
     names = [each.name for each in files]
-    if "config.json" not in names or not any(fnmatchcase(each, _WEIGHTS) for each in names):
+    if "config.json" not in names or not weights:
         what = _kinds([each.name for each in listing.files])
         raise PullError(
             "no_model",
@@ -134,6 +142,12 @@ def checked(listing: Listing) -> Listing:
             f"{'weights (model*.safetensors)' if 'config.json' in names else 'config.json'}{what}. "
             f"Look for one at mlx-community, or add a quantization, as {repository}:4bit.",
         )
+    try:
+        check_names(names)
+    except ValueError as error:
+        raise PullError(
+            "no_model", f"{repository} is not whole at its source: {error}. Look for another one."
+        ) from error
     return Listing(repository, listing.commit, files, listing.dtypes)
 
 
@@ -226,7 +240,7 @@ class ModelFolder:
 
     def _candidate(self, repository: str) -> Candidate:
         folder, _ = self._find(repository)
-        sizes = [each.stat().st_size for each in folder.glob(_WEIGHTS)]
+        sizes = [each.stat().st_size for each in weight_files(folder)]
         described = describe(folder)
         return Candidate(
             repository=repository,

@@ -174,7 +174,7 @@ def estimate(folder: Path, terms: EstimateTerms) -> Estimate:
         EstimateError: the files can't be understood.
     """
     options = terms.options
-    weights = read_weights(folder)
+    weights = read_weights(folder, pictures=options.pictures)
     config = _config(folder)
     found = estimated(config, weights, terms, str(folder / "config.json"))
     if options.ranks > 1:

@@ -156,7 +156,7 @@ def guess(folder: Path, process_bytes: int, options: LoadOptions) -> int:
         EstimateError: not even the weights are understood.
         OSError: the folder can't be read.
     """
-    weight_bytes = read_weights(folder).bytes
+    weight_bytes = read_weights(folder, pictures=options.pictures).bytes
     if options.adapter is not None:
         weight_bytes += adapter_bytes(options.adapter)
     if options.draft is not None:

@@ -17,6 +17,7 @@ from gateway.memory.caches import DECOMPRESSED, first, layers_of
 from gateway.system.memory import BackEnd, back_end
 from protocol.life import RankSplit
 from protocol.model_files import Tensor, read_header
+from protocol.model_folder import weight_files
 
 # The names of tensors that are in a layer, as mlx-lm tells when it splits a model by layers.
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.\d+\.")
@@ -41,14 +42,18 @@ class Weights(Struct, frozen=True):
     has_own_head: bool = False
 
 
-def read_weights(folder: Path) -> Weights:
-    """Sum up the weight files that mlx-lm loads (model*.safetensors).
+def read_weights(folder: Path, *, pictures: bool = False) -> Weights:
+    """Sum up the weight files that a load opens.
 
     Raises:
         EstimateError: there are no weight files, or a file can't be read.
     """
     tensors: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
+    try:
+        paths = weight_files(folder, pictures=pictures)
+    except OSError as error:
+        raise EstimateError(f"{folder} can't be read: {error}") from error
+    for path in paths:
         # Of tensors with the same name mlx-lm keeps one, too. Such tensors occur if a folder has
         # the whole weights beside their shards.
         tensors |= _tensors(path)

@@ -344,8 +344,11 @@ def _put(name: str, text: str) -> Callable[[Path], None]:
 # run, as an examination takes the imports of a worker.
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a missing folder": (shutil.rmtree, "There is no model folder {given}.$"),
-    "weights cut short": (_cut_short, "{model}/model.safetensors is damaged or incomplete"),
-    "weights that lead nowhere": (_lead_nowhere, ".*{model}/model.safetensors"),
+    "weights cut short": (_cut_short, "{model} is not whole: model.safetensors is cut off"),
+    "weights that lead nowhere": (
+        _lead_nowhere,
+        "{model} is not whole: model.safetensors is a link",
+    ),
     "half a template": (
         _put("chat_template.jinja", "{% for message in messages %}"),
         "Its chat template fails: ",

@@ -385,9 +385,9 @@ def test_a_model_that_cannot_be_loaded(
     running = start_gateway(models=(str(broken),))
     answer = running.order("load", "broken")
     assert answer.status_code == 503
-    assert "model.safetensors is damaged" in answer.json()["error"]["message"]
+    assert "model.safetensors is cut off" in answer.json()["error"]["message"]
     model = eventually(lambda: (m := running.model("broken"))["state"] == "failed" and m, START_S)
-    assert "damaged" in model["reason"]
+    assert "cut off" in model["reason"]
     refused = running.chat("Hello", "broken")
     assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "false")
     assert "retry-after" not in refused.headers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from protocol.errands import Examine, Examined, Measure, Measured
@@ -37,23 +36,16 @@ def _examined(source: str) -> Examined:
     except ModelError as error:
         return Examined(source, "files", error.reason)
     try:
-        config = _config(folder)
+        classes_of(json.loads((folder / "config.json").read_text("utf-8")))
     except Exception as error:
         # mlx-lm imports the architecture's module, which may fail in any way.
         return Examined(source, "architecture", one_sentence(error))
     try:
-        tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
+        tokenizer = read_tokenizer(folder)
         tokenizer.encode("Hello")
     except Exception as error:
         return Examined(source, "tokenizer", _root(error))
     return _templated(source, tokenizer)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The content of config.json. Raises any error if the architecture is unknown."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    classes_of(config)
-    return config
 
 
 def _templated(source: str, tokenizer: Any) -> Examined:

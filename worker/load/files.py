@@ -4,8 +4,12 @@ have changed.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +17,10 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
 from protocol.model_files import read_config, read_header_text, read_table
+from protocol.model_folder import INDEX, check_folder, indexed, weight_files
 from protocol.requests import SamplingDefaults
 from worker.mlx_lm.models import read_adapter
-from worker.system.errors import ModelError, one_sentence
+from worker.system.errors import ModelError
 
 _SAMPLING_BOUNDS: Final = {
     "temperature": (0.0, 100.0),
@@ -49,9 +54,9 @@ def find_folder(source: str) -> Path:
         ) from error
 
 
-def check_files(folder: Path) -> None:
-    """Raise ModelError if files of a model are damaged or missing. MLX reads lazily, and would fail
-    late and abruptly.
+def check_files(folder: Path, *, pictures: bool = False) -> None:
+    """Raise ModelError if files that a load opens are damaged or missing. MLX reads lazily, and
+    would fail late and abruptly.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
@@ -61,23 +66,15 @@ def check_files(folder: Path) -> None:
         raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
     if not isinstance(model_type, str):
         raise ModelError(f"{folder / 'config.json'} names no model_type.")
-    if not any(
-        (folder / name).is_file()
-        for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    ):
-        raise ModelError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model).")
-    index = folder / "model.safetensors.index.json"
-    shards = {path.name for path in folder.glob("model*.safetensors")}
-    if index.is_file():
-        try:
-            names = read_table(index)["weight_map"].values()
-            shards |= {_shard_name(each) for each in names}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} can't be read: {one_sentence(error)}") from error
-    if not shards:
-        raise ModelError(f"{folder} has no weights (model*.safetensors).")
-    for name in sorted(shards):
-        check_shard(folder / name)
+    try:
+        check_folder(folder, pictures=pictures)
+        paths = weight_files(folder, pictures=pictures)
+    except OSError as error:
+        raise ModelError(f"{folder} can't be read: {error}") from error
+    except ValueError as error:
+        raise ModelError(f"{folder} is not whole: {error}.") from error
+    for path in paths:
+        check_shard(path)
 
 
 def check_shard(path: Path) -> None:
@@ -163,8 +160,36 @@ def add_adapter(model: Any, folder: Path) -> None:
     model.eval()
 
 
-def fingerprint(folder: Path, adapter: Path | None = None) -> str:
+@contextmanager
+def as_opened(folder: Path, *, pictures: bool = False) -> Iterator[Path]:
+    """The folder for a library that looks for weights by itself: mlx-lm opens each
+    `model*.safetensors`, mlx-vlm what the index names, or each file. If that aren't the files of
+    `weight_files`, this is a folder of links to them and to all other files. The arrays of opened
+    files can be read after the block.
+    """
+    wanted = weight_files(folder, pictures=pictures)
+    pattern = "[!.]*.safetensors" if pictures else "model*.safetensors"
+    found = {each.name for each in folder.glob(pattern)}
+    if pictures and (folder / INDEX).exists():
+        found = indexed(folder)
+    by_itself = found == {str(each.relative_to(folder)) for each in wanted}
+    # The libraries take brackets in the folder's name for a pattern, too.
+    if by_itself and glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="bulkhead-model-") as name:
+        for path in folder.glob("[!.]*"):
+            if path.suffix != ".safetensors" and path.name != INDEX:
+                (Path(name) / path.name).symlink_to(path.absolute())
+        for path in wanted:
+            link = "-".join(path.relative_to(folder).parts)
+            (Path(name) / link).symlink_to(path.absolute())
+        yield Path(name)
+
+
+def fingerprint(folder: Path, adapter: Path | None = None, *, pictures: bool = False) -> str:
     """A hash that changes when weights, tokenizer, template, configuration or adapter change.
+    Files that a load doesn't open don't count, nor do hidden files and indexes.
 
     Of a file with weights, only the safetensors header, the size and the time of change are hashed:
     reading tens of gigabytes would take as long as the load. Symbolic links are followed, since a
@@ -175,20 +200,15 @@ def fingerprint(folder: Path, adapter: Path | None = None) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted({each for pattern in _READ_WHOLE for each in folder.glob(pattern)}):
-        _take(digest, path.name.encode(), path.read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
+        if not path.name.startswith(".") and not path.name.endswith(".index.json"):
+            _take(digest, path.name.encode(), path.read_bytes())
+    for path in weight_files(folder, pictures=pictures):
         _take_weights(digest, path)
     if adapter is not None:
         # Only these two files count: training leaves checkpoints beside them.
         _take(digest, CONFIG.encode(), (adapter / CONFIG).read_bytes())
         _take_weights(digest, adapter / WEIGHTS)
     return digest.hexdigest()
-
-
-def _shard_name(value: object) -> str:
-    if not isinstance(value, str) or Path(value).name != value:
-        raise ValueError(f"{value!r} is not the name of a file")
-    return value
 
 
 def _check_fields(config: Path, content: dict[str, Any]) -> None:

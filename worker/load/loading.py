@@ -17,11 +17,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from protocol.model_files import encoder_of, read_header
+from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
 from worker.load.files import (
     WEIGHTS,
     add_adapter,
+    as_opened,
     check_adapter,
     check_files,
     check_shard,
@@ -117,7 +119,7 @@ def load(
         LoadAbandonedError: `should_stop` returned True after a slice.
     """
     folder = find_folder(source)
-    check_files(folder)
+    check_files(folder, pictures=pictures)
     adapter = None if adapter_path is None else Path(adapter_path)
     with _one_reason():
         if pictures and (adapter is not None or draft_path is not None):
@@ -127,12 +129,12 @@ def load(
         if adapter is not None:
             check_adapter(adapter)
             check_shard(adapter / WEIGHTS)
-        before = fingerprint(folder, adapter)
+        before = fingerprint(folder, adapter, pictures=pictures)
         unread = _build(folder, adapter, pictures=pictures, own_head=own_head)
         if part is not None:
             part(unread.model, unread.config)
         words, draft, weight_bytes = _read(unread, draft_path, on_progress, should_stop)
-        if fingerprint(folder, adapter) != before:
+        if fingerprint(folder, adapter, pictures=pictures) != before:
             raise ModelError(f"The files in {folder} changed during the load.", permanent=False)
     return LoadedModel(
         model=unread.model,
@@ -178,10 +180,10 @@ def _read(
     should_stop: Callable[[], bool],
 ) -> tuple[_TextParts, Any, int]:
     """Read the tokenizer, the draft model and all weights. The number is the weights' bytes."""
-    folder, model, config, picture_processor, reads = unread
+    folder, model, config, _, reads = unread
     # Reading a tokenizer with a large vocabulary takes a second. Meanwhile weights are read.
     with ThreadPoolExecutor(1, "tokenizer") as beside:
-        reading = beside.submit(_read_text_parts, folder, config, picture_processor)
+        reading = beside.submit(_read_text_parts, folder, config)
         draft = None
         if draft_path is not None:
             with reads.noted():
@@ -222,14 +224,8 @@ class _TextParts(NamedTuple):
     constraints: Constraints
 
 
-def _read_text_parts(
-    folder: Path, config: dict[str, Any], picture_processor: PictureProcessor | None
-) -> _TextParts:
-    tokenizer = read_tokenizer(folder, config.get("eos_token_id"))
-    if picture_processor is not None and not tokenizer.has_chat_template:
-        # Some models have a template only in the files of their processor.
-        tokenizer.chat_template = picture_processor.chat_template
-        tokenizer.has_chat_template = picture_processor.chat_template is not None
+def _read_text_parts(folder: Path, config: dict[str, Any]) -> _TextParts:
+    tokenizer = read_tokenizer(folder)
     vocabulary = _vocabulary(config, tokenizer)
     answer_format = find_format(tokenizer)
     compiled = Compiled(tokenizer, vocabulary, tokenizer.eos_token_ids)
@@ -252,7 +248,8 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
     from worker.vision.model import NoVisionError, load_vision
 
     try:
-        return load_vision(folder)
+        with as_opened(folder, pictures=True) as opened:
+            return load_vision(opened)
     except NoVisionError as error:
         raise ModelError(f"pictures: {error}.") from error
 
@@ -262,8 +259,9 @@ def _load_draft(source: str, words: _TextParts) -> Any:
     try:
         folder = find_folder(source)
         check_files(folder)
-        model, config = models.read_model(folder)
-        own = read_tokenizer(folder, config.get("eos_token_id"))
+        with as_opened(folder) as opened:
+            model, config = models.read_model(opened)
+        own = read_tokenizer(folder)
     except ModelError as error:
         raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
     if own.get_vocab() != words.tokenizer.get_vocab():
@@ -277,9 +275,12 @@ def _load_draft(source: str, words: _TextParts) -> Any:
     return model
 
 
-def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
+def read_tokenizer(folder: Path) -> Any:
     try:
-        return models.read_tokenizer(folder, eos_token_ids)
+        templates = templates_of(folder)
+        return models.read_tokenizer(
+            folder, end_token_ids(folder), templates.by_name if templates.of_processor else None
+        )
     except Exception as error:
         # transformers has many readers, each of which fails in its own way on damaged files.
         raise ModelError(
@@ -301,9 +302,10 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
 def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any]]:
     """The model in a folder, whose weights are read when they are needed, and its configuration."""
     headless = is_headless(folder)
-    return models.read_model(
-        folder, lambda config: classes_of(config, headless=headless, own_head=own_head)
-    )
+    with as_opened(folder) as opened:
+        return models.read_model(
+            opened, lambda config: classes_of(config, headless=headless, own_head=own_head)
+        )
 
 
 def classes_of(
@@ -325,7 +327,7 @@ def is_headless(folder: Path) -> bool:
     """
     if not (folder / "modules.json").is_file():
         return False
-    headers = map(read_header, folder.glob("model*.safetensors"))
+    headers = map(read_header, weight_files(folder))
     return any(name.startswith("layers.") for each in headers for name in each.tensors)
 
 

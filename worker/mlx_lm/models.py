@@ -38,9 +38,18 @@ def read_model(folder: Path, classes: Classes | None = None) -> tuple[Any, dict[
     return loaded
 
 
-def read_tokenizer(folder: Path, eos_token_ids: Any) -> Any:
-    """mlx-lm's wrapper of a model's tokenizer."""
-    return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+def read_tokenizer(
+    folder: Path, end_token_ids: list[int], templates: dict[str, str] | None = None
+) -> Any:
+    """mlx-lm's wrapper of a model's tokenizer. It has the tokens that end an answer, beside those
+    that it knows itself, and the `templates` by their names, instead of those in its files.
+    """
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if templates is not None:
+        only = templates.get("default") if len(templates) == 1 else None
+        options["chat_template"] = only or templates
+    # None leaves room for what mlx-lm knows of the architecture.
+    return load_tokenizer(folder, options, eos_token_ids=end_token_ids or None)
 
 
 def read_adapter(model: Any, folder: Path) -> None:

@@ -33,11 +33,6 @@ class PictureProcessor:
         self._config = config
         self._kind = config["model_type"].lower()
 
-    @property
-    def chat_template(self) -> Any:
-        """The processor's chat template. Some models have no other."""
-        return getattr(self._processor, "chat_template", None)
-
     def content(self, message: ChatMessage) -> Any:
         """A message's content in the form that this model's template takes: the pictures are items
         of a list, or words in the text.

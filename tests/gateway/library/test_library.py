@@ -25,6 +25,8 @@ from gateway.library.catalogue import (
 )
 from gateway.library.description import describe
 from gateway.library.finder import Finder, search
+from gateway.memory.weights import read_weights
+from tests.support.disk_folders import DISKS, on_disk
 
 
 def demo(folder: Path, **config: Any) -> Path:
@@ -93,10 +95,10 @@ def test_what_is_said_of_a_model(tmp_path: Path) -> None:
             "no models of the kind whisper",
         ),
         (
-            lambda folder: (folder / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "model-2.safetensors"}}'
+            lambda folder: (folder / "model.safetensors").rename(
+                folder / "model-1-of-2.safetensors"
             ),
-            "model-2.safetensors is missing",
+            "model-2-of-2.safetensors is missing",
         ),
     ],
 )
@@ -104,6 +106,30 @@ def test_what_is_not_whole_says_why(tmp_path: Path, spoil: Any, problem: str) ->
     folder = demo(tmp_path / "model")
     spoil(folder)
     assert problem in (describe(folder).problem or "")
+
+
+@pytest.mark.parametrize("name", DISKS)
+def test_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
+    """What a load says of them is said before it."""
+    folder, problem = on_disk(tmp_path / "model", name), DISKS[name][1]
+    said = describe(folder).problem
+    if problem is None:
+        assert said is None
+        assert read_weights(folder).bytes == read_weights(DEMO_FOLDER).bytes
+    else:
+        assert said is not None
+        assert said.startswith("it is not whole: ")
+        assert problem in said
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_a_template_of_the_processor_is_told(name: str, tmp_path: Path) -> None:
+    folder = demo(tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    assert not describe(folder).has_template
+    (folder / name).write_text('{"chat_template": "{% if tools %}{% endif %}"}')
+    assert describe(folder).has_template
+    assert describe(folder).abilities == ("text", "tools")
 
 
 def test_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

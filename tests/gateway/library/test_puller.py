@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.library.description import describe
 from gateway.library.hub import Hub as HubSource
 from gateway.library.pull_process import Planned, Progressed, PullFailed, PullFinished
 from gateway.library.sources import ChangedError
+from tests.support.disk_folders import on_disk, shard
 from tests.support.gateway import eventually, gone
 from tests.support.hub import Answer, Hub, digest
 from tests.support.pulls import (
@@ -303,6 +305,60 @@ def test_a_full_disk_is_said_before_it_begins(hub: Hub, tmp_path: Path) -> None:
     assert (failed.code, "are free" in failed.message) == ("disk_full", True)
     assert left(tmp_path) == []
     assert not any("/resolve/" in each for each in hub.asked)
+
+
+def _on_hub(folder: Path) -> dict[str, bytes]:
+    paths = (each for each in folder.rglob("*") if each.is_file())
+    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in paths}
+
+
+SIDE = "optiq/optiq_vision.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "weights"),
+    [
+        ("index of another sharding", {}, {"model.safetensors"}),
+        ("index of PyTorch's files", {SIDE: b""}, {"model.safetensors"}),
+        ("index cut off", {SIDE: b""}, {"model.safetensors"}),
+        ("index elsewhere", {SIDE: b""}, {"model.safetensors"}),
+        ("pointer beside", {}, {"model.safetensors"}),
+        ("attributes of macOS", {}, {"model.safetensors"}),
+        ("shards left beside shards", {}, {shard(1, 2), shard(2, 2)}),
+        ("index of side files", {}, {shard(1, 2), shard(2, 2)}),
+        (
+            "index of side files",
+            {SIDE: b"", "a/b.safetensors": b""},
+            {shard(1, 2), shard(2, 2), SIDE},
+        ),
+    ],
+)
+def test_what_a_load_opens_is_pulled_and_served(
+    name: str, more: dict[str, bytes], weights: set[str], tmp_path: Path
+) -> None:
+    with Hub({NAME: _on_hub(on_disk(tmp_path / "model", name)) | more}) as hub:
+        done = pull(tmp_path / "cache", endpoint=hub.url)
+    assert isinstance(done, PullFinished), done
+    pulled = _on_hub(Path(done.folder))
+    assert {each for each in pulled if each.endswith(".safetensors")} == weights
+    assert describe(Path(done.folder)).problem is None
+
+
+@pytest.mark.parametrize(
+    ("names", "lost"),
+    [
+        (["tokenizer.json", shard(1, 2)], f"is not whole at its source: {shard(2, 2)} is missing"),
+        (["model.safetensors"], "is not whole at its source: there is no tokenizer"),
+    ],
+)
+def test_what_could_not_be_served_is_not_pulled(
+    names: list[str], lost: str, tmp_path: Path
+) -> None:
+    with Hub({NAME: {"config.json": CONFIG, **dict.fromkeys(names, b"")}}) as hub:
+        failed = pull(tmp_path / "cache", endpoint=hub.url)
+    assert isinstance(failed, PullFailed)
+    assert (failed.code, lost in failed.message) == ("no_model", True), failed.message
+    assert left(tmp_path) == []
 
 
 def test_names_that_lead_elsewhere(tmp_path: Path) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlx.utils import tree_flatten
 
-from protocol.requests import SamplingDefaults
+from protocol.requests import ChatMessage, ChatPrompt, SamplingDefaults
 from tests.support import shapes
+from tests.support.disk_folders import DISKS, on_disk
 from tests.support.odd_models import ODD, odd
-from worker.load.loading import load
+from worker.load.files import fingerprint
+from worker.load.loading import LoadedModel, load
 from worker.system.errors import LoadAbandonedError, ModelError
 
 
@@ -32,19 +37,19 @@ def _remove_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
+def _loaded(folder: Path, **options: Any) -> LoadedModel:
+    return load(str(folder), lambda _done, _total: None, lambda: False, **options)
+
+
+def _differences(model: Any, other: Any) -> list[str]:
+    """The weights that two models don't share."""
+    own, others = (dict(tree_flatten(each.parameters())) for each in (model, other))
+    same = own.keys() & others.keys()
+    return sorted({*own, *others} - {name for name in same if (own[name] == others[name]).all()})
+
+
 def _generation(**fields: object) -> Callable[[Path], object]:
     return lambda folder: (folder / "generation_config.json").write_text(json.dumps(fields))
-
-
-def _index(weight_map: object) -> Callable[[Path], object]:
-    return lambda folder: (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": weight_map})
-    )
-
-
-def _name_missing_shard(folder: Path) -> None:
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -54,14 +59,11 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown architecture": (lambda each: _config(each, model_type="hal9000"), "hal9000"),
     "no tokenizer": (_remove_tokenizer, "no tokenizer"),
     "no weights": (lambda each: (each / "model.safetensors").unlink(), "no weights"),
-    "truncated weights": (_truncate, "model.safetensors is damaged"),
+    "truncated weights": (_truncate, "model.safetensors is cut off"),
     "garbage for weights": (
         lambda each: (each / "model.safetensors").write_bytes(b"\xff" * 5000),
         "model.safetensors is damaged",
     ),
-    "a missing shard": (_name_missing_shard, "model-00002-of-00002.safetensors is missing"),
-    "a shard that is a number": (_index({"a": 5}), "5 is not the name of a file"),
-    "a shard elsewhere": (_index({"a": "../b.safetensors"}), "is not the name of a file"),
     "an empty tokenizer": (
         lambda each: (each / "tokenizer.json").write_text("{}"),
         "tokenizer in",
@@ -93,6 +95,50 @@ def test_broken_folders(name: str, tmp_path: Path) -> None:
     assert caught.value.permanent
 
 
+@pytest.mark.parametrize("name", DISKS)
+def test_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
+    """They give the demo's weights, or say what is missing."""
+    folder, problem = on_disk(tmp_path / "model", name), DISKS[name][1]
+    if problem is None:
+        assert _differences(_loaded(folder).model, _loaded(shapes.DEMO).model) == []
+        return
+    with pytest.raises(ModelError) as caught:
+        _loaded(folder)
+    assert caught.value.reason.startswith(f"{folder} is not whole: ")
+    assert problem in caught.value.reason
+    assert caught.value.permanent
+
+
+def test_a_folder_whose_name_is_a_pattern(tmp_path: Path) -> None:
+    folder = on_disk(tmp_path / "model [4bit]", "shards")
+    assert _differences(_loaded(folder).model, _loaded(shapes.DEMO).model) == []
+
+
+def test_a_draft_model_with_shards_left_beside_it(tmp_path: Path) -> None:
+    folder = on_disk(tmp_path / "draft", "shards left beside shards")
+    draft = _loaded(shapes.DEMO, draft_path=str(folder)).draft
+    assert _differences(draft, _loaded(shapes.DEMO).model) == []
+
+
+def test_only_files_that_are_opened_count_in_the_fingerprint(tmp_path: Path) -> None:
+    folder = on_disk(tmp_path / "model", "shards")
+    before = fingerprint(folder)
+    for name in (
+        "._model-00001-of-00003.safetensors",
+        "._config.json",
+        "consolidated.safetensors",
+        "model.safetensors.index.json",
+        "model-00001-of-00004.safetensors",
+    ):
+        (folder / name).write_bytes(b"\xff" * 100)
+        assert fingerprint(folder) == before
+    os.utime(folder / "model-00002-of-00003.safetensors", ns=(0, 0))
+    changed = fingerprint(folder)
+    assert changed != before
+    _generation(eos_token_id=5)(folder)
+    assert fingerprint(folder) != changed
+
+
 def test_places_that_are_not_there(tmp_path: Path) -> None:
     for source in ("/nowhere/at/all", "owner/not-in-the-cache", str(shapes.DEMO / "config.json")):
         with pytest.raises(ModelError):
@@ -116,6 +162,42 @@ def test_sampling_settings_of_the_author(tmp_path: Path) -> None:
     _generation(temperature=0.7, top_k=-1, top_p=None, min_p=0)(folder)
     defaults = load(str(folder), lambda _done, _total: None, lambda: False).sampling_defaults
     assert defaults == SamplingDefaults(temperature=0.7, top_k=0, min_p=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": 5}, {}, {5}),
+        ({"eos_token_id": 5}, {"eos_token_id": [6, 7]}, {6, 7}),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 8}}, {}, {8}),
+    ],
+)
+def test_end_tokens_are_those_of_all_files(
+    config: dict[str, object], generation: dict[str, object], ends: set[int], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(shapes.DEMO, folder)
+    _config(folder, **config)
+    _generation(**generation)(folder)
+    # The tokenizer's own is 2.
+    assert set(_loaded(folder).eos_token_ids) == ends | {2}
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_a_template_of_the_processor_serves_text(name: str, tmp_path: Path) -> None:
+    """With the calls of tools that mlx-lm knows by the template."""
+    folder = tmp_path / "model"
+    shutil.copytree(shapes.DEMO, folder)
+    template = (folder / "chat_template.jinja").read_text()
+    template += "{% if tools %}<tool_call>{{ tool_call.name }}{% endif %}"
+    (folder / "chat_template.jinja").unlink()
+    assert not _loaded(folder).tokenizer.has_chat_template
+    (folder / name).write_text(json.dumps({"chat_template": template}))
+    loaded = _loaded(folder)
+    prompt = ChatPrompt((ChatMessage("user", "Hello"),))
+    expected = _loaded(shapes.DEMO).chat_template.tokens(prompt)
+    assert loaded.chat_template.tokens(prompt) == expected
+    assert loaded.tokenizer.tool_call_start == "<tool_call>"
 
 
 def test_a_context_that_cannot_be_is_none(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ RECIPE = Recipe(("mean",), prompts=PROMPTS, dimensions=(8, 16))
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return read_tokenizer(minilm(), None)
+    return read_tokenizer(minilm())
 
 
 def _texts(tokenizer: Any, **recipe: Any) -> VectorTokenizer:
@@ -110,7 +110,7 @@ def test_pairs_of_texts_are_told_apart(tokenizer: Any) -> None:
 
 
 def test_a_decoder_is_asked_for_yes_or_no() -> None:
-    tokenizer = read_tokenizer(DEMO, None)
+    tokenizer = read_tokenizer(DEMO)
     texts = VectorTokenizer(tokenizer, 1 << 20, RECIPE, "score", pairs=False)
     job = texts.prepare(_embed("Bread.", query="What floats?"), Context(2000))
     assert isinstance(job, VectorJob)

@@ -1,0 +1,245 @@
+"""What a load takes from a model's folder: weights, tokenizer, chat templates and end tokens.
+Discovery, estimates, checks, loads and pulls all ask here, so that they judge the same files.
+
+The weights are what mlx-lm opens: the visible files `model*.safetensors`. mlx-lm never reads their
+index, which is often of other files: of the model before it was quantized, or of PyTorch's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
+
+from protocol.model_files import read_file, read_header, read_table
+
+INDEX: Final = "model.safetensors.index.json"
+_WEIGHTS: Final = re.compile(r"model[^/]*\.safetensors")
+_SHARD: Final = re.compile(r"(model.*?)(\d+)-of-(\d+)\.safetensors")
+_TEKKEN: Final = "tekken.json"
+_SPECIAL_TOKENS: Final = re.compile(rb'"special_tokens"\s*:\s*\[')
+# The files of which transformers makes a tokenizer.
+TOKENIZERS: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
+    "vocab.json",
+    "vocab.txt",
+    _TEKKEN,
+)
+_AGAIN: Final = "finish its download, or pull the model again"
+
+
+class _Shards(NamedTuple):
+    """Shards that are numbered up to the same total: model-00001-of-00003.safetensors."""
+
+    begin: str
+    digits: int
+    total: str
+    names: dict[int, str]
+
+    @property
+    def missing(self) -> str | None:
+        first = 0 if 0 in self.names else 1
+        wanted = range(first, first + int(self.total))
+        number = next((each for each in wanted if each not in self.names), None)
+        if number is None:
+            return None
+        return f"{self.begin}{number:0{self.digits}}-of-{self.total}.safetensors"
+
+
+def opened(names: Iterable[str]) -> list[str]:
+    """The files of weights that a load opens, among the names in a folder.
+
+    Of shards of the same name in several numberings only a whole numbering is opened: the others
+    are left of another download, and mlx-lm would mix them into the model.
+    """
+    found = sorted(each for each in names if _WEIGHTS.fullmatch(each))
+    left = {name for each in _leftovers(found) for name in each.names.values()}
+    return [each for each in found if each not in left]
+
+
+def _numberings(names: Iterable[str]) -> list[_Shards]:
+    found: dict[tuple[str, str], _Shards] = {}
+    for name in names:
+        if match := _SHARD.fullmatch(name):
+            begin, number, total = match.groups()
+            shards = found.setdefault((begin, total), _Shards(begin, len(number), total, {}))
+            shards.names[int(number)] = name
+    return list(found.values())
+
+
+def _leftovers(names: Collection[str]) -> Iterator[_Shards]:
+    numberings = _numberings(names)
+    for each in numberings:
+        alike = [other for other in numberings if other.begin == each.begin]
+        whole = [other for other in alike if other.missing is None]
+        single = f"{each.begin.rstrip('-_.')}.safetensors"
+        if (whole and each is not whole[-1]) or (not whole and single in names):
+            yield each
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raise ValueError if a folder with files of these names can't be whole. The text says what is
+    missing.
+    """
+    if not any(each in names for each in TOKENIZERS):
+        raise ValueError("there is no tokenizer (tokenizer.json or tokenizer.model)")
+    weights = opened(names)
+    if not weights:
+        part = _part_of("model", names)
+        raise ValueError(f"there are no weights that MLX reads (model*.safetensors){part}")
+    for shards in _numberings(weights):
+        if (missing := shards.missing) is not None:
+            raise ValueError(f"{missing} is missing{_part_of(missing, names)}")
+
+
+def _part_of(name: str, names: Iterable[str]) -> str:
+    """What is said of the unfinished download of a file: a file of its name, and some more."""
+    alike = (each for each in names if name in each and ".safetensors." in each)
+    parts = (each for each in alike if not each.startswith("._") and not each.endswith(".json"))
+    part = min(parts, default=None)
+    return "" if part is None else f", and {part} is unfinished"
+
+
+def weight_files(folder: Path, *, pictures: bool = False) -> list[Path]:
+    """The files of weights that a load opens. With `pictures`, mlx-vlm's part may be in files of
+    other names and in folders (optiq/optiq_vision.safetensors), which only the index tells.
+
+    Raises: OSError.
+    """
+    names = opened(each.name for each in folder.iterdir())
+    if pictures:
+        names += sorted(beside(indexed(folder)))
+    return [folder / each for each in names]
+
+
+def indexed(folder: Path) -> set[str]:
+    """The files that an index names and that are there. Empty: there is no index that says that."""
+    try:
+        placed = read_table(folder / INDEX)["weight_map"].values()
+        return {each for each in placed if (folder / each).is_file()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
+def beside(names: Iterable[str]) -> set[str]:
+    """Of the files that an index names, those that only a load with pictures opens."""
+    return {each for each in names if _is_beside(each)}
+
+
+def _is_beside(name: str) -> bool:
+    path = PurePosixPath(name)
+    hidden = path.is_absolute() or any(each.startswith(".") for each in path.parts)
+    return path.suffix == ".safetensors" and not hidden and not _WEIGHTS.fullmatch(name)
+
+
+def check_folder(folder: Path, *, pictures: bool = False) -> None:
+    """Check the files that a load opens.
+
+    Raises:
+        OSError: the folder can't be read.
+        ValueError: the model isn't whole. The text says which file is missing or damaged.
+    """
+    names = frozenset(each.name for each in folder.iterdir())
+    try:
+        check_names(names)
+    except ValueError as error:
+        raise ValueError(f"{error}: {_AGAIN}") from error
+    _check_tekken(folder, names)
+    for path in weight_files(folder, pictures=pictures):
+        try:
+            has, wanted = path.stat().st_size, read_header(path).file_bytes
+        except FileNotFoundError as error:
+            raise ValueError(f"{path.name} is a link to a missing file: {_AGAIN}") from error
+        if has < wanted:
+            raise ValueError(f"{path.name} is cut off, with {has:,} of {wanted:,} bytes: {_AGAIN}")
+        if has > wanted:
+            raise ValueError(
+                f"{path.name} is damaged: it has {has:,} bytes, and by its header {wanted:,}: "
+                "pull the model again"
+            )
+
+
+def _check_tekken(folder: Path, names: Collection[str]) -> None:
+    """transformers reads the newer form of Mistral's file, which lists the special tokens."""
+    alone = not any(each in names for each in TOKENIZERS if each != _TEKKEN)
+    if alone and not _SPECIAL_TOKENS.search(read_file(folder / _TEKKEN)):
+        raise ValueError(
+            f"{_TEKKEN}, its only tokenizer, has no special_tokens, without which transformers "
+            "doesn't read it: add tokenizer.json and tokenizer_config.json of another repository "
+            "of the same model"
+        )
+
+
+def end_token_ids(folder: Path) -> list[int]:
+    """The tokens that end an answer, by the first file that names some: generation_config.json, as
+    in mlx-lm, config.json, or the configuration of its language model. The tokenizer may have
+    another.
+
+    Raises: OSError, ValueError: config.json can't be read.
+    """
+    config = read_table(folder / "config.json")
+    nested = config.get("text_config")
+    tables = [_table(folder / "generation_config.json"), config]
+    if isinstance(nested, dict):
+        tables.append(nested)
+    for table in tables:
+        given = table.get("eos_token_id")
+        listed = given if isinstance(given, list) else [given]
+        if ids := [each for each in listed if type(each) is int]:
+            return ids
+    return []
+
+
+class Templates(NamedTuple):
+    """The chat templates by their names. `of_processor`: transformers' tokenizer doesn't read the
+    file that has them.
+    """
+
+    by_name: dict[str, str]
+    of_processor: bool = False
+
+    @property
+    def text(self) -> str:
+        """The template of a chat without tools; empty: there is no template."""
+        return self.by_name.get("default") or next(iter(self.by_name.values()), "")
+
+
+def templates_of(folder: Path) -> Templates:
+    """The chat templates of a model: those of the tokenizer, else those of the processor, which
+    alone has one in some repositories of models that look at pictures.
+
+    Raises: OSError.
+    """
+    more = sorted((folder / "additional_chat_templates").glob("[!.]*.jinja"))
+    files = [("default", folder / "chat_template.jinja"), *((each.stem, each) for each in more)]
+    found = {name: _text(path) for name, path in files if path.is_file()}
+    if found:
+        return Templates(found)
+    for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
+        if found := _named(_table(folder / name).get("chat_template")):
+            return Templates(found, of_processor=name != "tokenizer_config.json")
+    return Templates({})
+
+
+def _named(given: Any) -> dict[str, str]:
+    if isinstance(given, list):
+        pairs = [each for each in given if isinstance(each, dict)]
+        given = {each.get("name"): each.get("template") for each in pairs}
+    named = given if isinstance(given, dict) else {"default": given}
+    return {str(name): each for name, each in named.items() if each and isinstance(each, str)}
+
+
+def _text(path: Path) -> str:
+    return read_file(path).decode("utf-8", "replace")
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty: there is none."""
+    try:
+        return read_table(path) if path.is_file() else {}
+    except ValueError:
+        return {}
