@@ -29,7 +29,7 @@ TOKENIZERS: Final = (
     "vocab.txt",
     _TEKKEN,
 )
-_AGAIN: Final = "finish its download, or pull the model again"
+_AGAIN: Final = "finish the download, or pull the model again"
 
 
 class _Shards(NamedTuple):

@@ -358,7 +358,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         "Its chat template fails: ",
     ),
     "a broken tokenizer": (_put("tokenizer.json", "{}"), "Its tokenizer fails: "),
-    "no tokenizer": (_unlink_tokenizer, "{model} has no tokenizer"),
+    "no tokenizer": (_unlink_tokenizer, "{model} is not whole: there is no tokenizer"),
     "an unknown architecture": (_rename_architecture, ".*abacus"),
 }
 

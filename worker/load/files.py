@@ -78,8 +78,6 @@ def check_files(folder: Path, *, pictures: bool = False) -> None:
 
 
 def check_shard(path: Path) -> None:
-    if not path.is_file():
-        raise ModelError(f"{path} is missing: the download is incomplete.")
     try:
         with safe_open(path, framework="numpy"):
             pass
@@ -163,7 +161,7 @@ def add_adapter(model: Any, folder: Path) -> None:
 @contextmanager
 def as_opened(folder: Path, *, pictures: bool = False) -> Iterator[Path]:
     """The folder for a library that looks for weights by itself: mlx-lm opens each
-    `model*.safetensors`, mlx-vlm what the index names, or each file. If that aren't the files of
+    `model*.safetensors`, mlx-vlm what the index names, or each file. If those aren't the files of
     `weight_files`, this is a folder of links to them and to all other files. The arrays of opened
     files can be read after the block.
     """

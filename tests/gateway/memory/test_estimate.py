@@ -196,6 +196,16 @@ def test_no_weights_and_no_configuration(tmp_path: Path) -> None:
         _estimate(tmp_path, 100)
 
 
+def test_side_files_count_with_pictures(tmp_path: Path) -> None:
+    (tmp_path / "optiq").mkdir()
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(10, mx.float32)})
+    mx.save_safetensors(str(tmp_path / "optiq/v.safetensors"), {"b": mx.zeros(5, mx.float32)})
+    index = '{"weight_map": {"a": "model.safetensors", "b": "optiq/v.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert read_weights(tmp_path).bytes == 40
+    assert read_weights(tmp_path, pictures=True).bytes == 60
+
+
 def test_only_what_mlx_lm_reads_counts_and_once(tmp_path: Path) -> None:
     for name in ("model.safetensors", "model-00001-of-00001.safetensors"):
         mx.save_safetensors(str(tmp_path / name), {"a": mx.zeros(10, mx.float32)})
