@@ -132,7 +132,9 @@ class Download:
         for candidate in reference.candidates:
             try:
                 listing = self._patiently(lambda name=candidate: self._source.listing(name))  # type: ignore[misc]
-                return checked(listing, self._indexed(listing))
+                plain = checked(listing)
+                indexed = self._indexed(listing)
+                return checked(listing, indexed) if indexed else plain
             except MissingError as error:
                 missing = error
         message = missing.message
@@ -170,16 +172,16 @@ class Download:
             element_bytes=element_bytes(listing, config),
         )
 
-    def _indexed(self, listing: Listing) -> list[str]:
+    def _indexed(self, listing: Listing) -> set[str]:
         """The files of weights that the index names. It is read only if there are weights that a
         load without pictures doesn't open.
         """
         if INDEX not in listing.names or not beside(listing.names):
-            return []
+            return set()
         index = self._patiently(lambda: self._table(listing, INDEX, LARGEST_FILE_BYTES))
         placed = (index or {}).get("weight_map")
-        named = list(placed.values()) if isinstance(placed, dict) else []
-        return [each for each in listing.names if each in named]
+        named = placed.values() if isinstance(placed, dict) else ()
+        return {each for each in named if isinstance(each, str)}
 
     def _config(self, listing: Listing) -> dict[str, Any]:
         config = self._table(listing, "config.json", _LARGEST_CONFIG_BYTES)
