@@ -96,7 +96,13 @@ class MeasureAttention(Order, frozen=True, tag="measure-attention"):
     mask: Literal["array", "causal"]
 
 
-ProbeOrder: TypeAlias = Import | Hold | Drop | Trim | TimeSteps | MeasureAttention
+class JoinArrays(Order, frozen=True, tag="join-arrays"):
+    """Join arrays to one of at least `elements` elements; answered by `JoinedArray`."""
+
+    elements: int
+
+
+ProbeOrder: TypeAlias = Import | Hold | Drop | Trim | TimeSteps | MeasureAttention | JoinArrays
 
 
 class Imported(Struct, frozen=True):
@@ -125,3 +131,10 @@ class AttentionPeak(Struct, frozen=True):
 
     grown_bytes: int
     scores_grown_bytes: int
+
+
+class JoinedArray(Struct, frozen=True):
+    """The elements of a joined array, and how many of them are wrong."""
+
+    elements: int
+    wrong: int

@@ -20,6 +20,7 @@ from gateway.doctor.errands import ProbeError
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.doctor.memory_judgement import LineVerdict, Machine, ReportLine
+from gateway.system.memory import BackEnd
 from gateway.system.notation import format_size
 
 BEGIN: Final = "----- bulkhead memory report -----"
@@ -96,7 +97,7 @@ class MemoryCheck:
     def __init__(self) -> None:
         self._lines: list[ReportLine] = []
         self._machine = measuring.machine()
-        self._parts = (
+        self._parts: tuple[CheckPart, ...] = (
             CheckPart("process", 40.0, self._process),
             CheckPart("rights", 5.0, _rights),
             CheckPart("return", 30.0, _end_cleanly),
@@ -104,6 +105,8 @@ class MemoryCheck:
             CheckPart("steps", 30.0, self._steps),
             CheckPart("attention", 30.0, self._attention),
         )
+        if self._machine.back_end is not BackEnd.CPU:
+            self._parts += (CheckPart("large array", 30.0, _join),)
 
     def look(self, _installation: Installation) -> Iterator[Finding]:
         deadline = time.monotonic() + _ALL_S
@@ -132,6 +135,10 @@ class MemoryCheck:
 
 def _rights(_within_s: float) -> Iterator[ReportLine]:
     yield from judgement.judge_rights(measuring.measure_rights())
+
+
+def _join(within_s: float) -> Iterator[ReportLine]:
+    yield judgement.judge_join(measuring.measure_join(within_s))
 
 
 def _end_cleanly(within_s: float) -> Iterator[ReportLine]:

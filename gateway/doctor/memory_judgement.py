@@ -11,7 +11,7 @@ from msgspec import Struct
 from gateway.memory.fitting import PROCESS_BYTES
 from gateway.system.memory import BackEnd
 from gateway.system.notation import format_size
-from protocol.errands import AttentionPeak, Environment, StepTimes
+from protocol.errands import AttentionPeak, Environment, JoinedArray, StepTimes
 from protocol.life import MlxMemory
 
 
@@ -295,6 +295,21 @@ def judge_attention(figures: AttentionFigures, back_end: BackEnd) -> ReportLine:
         f"head dimension {figures.head_dim}, {mask}: scores are {assumed}",
         f"the peak grew by {share:.2f} of the scores' matrix: {found}",
         holds=assumed_written or not written,
+    )
+
+
+def judge_join(joined: JoinedArray) -> ReportLine:
+    """Note whether a large joined array is right. Workers make none of this size, so the opposite
+    is no fault.
+    """
+    found = f"{joined.wrong:,} of {joined.elements:,} elements are wrong"
+    if not joined.wrong:
+        found = f"all of {joined.elements:,} elements are right, so workers could make such arrays"
+    return line(
+        "large array",
+        "MLX may join arrays wrongly to one of more than 2^31 elements, so workers make none",
+        found,
+        holds=True,
     )
 
 

@@ -37,6 +37,8 @@ from protocol.errands import (
     Hold,
     Import,
     Imported,
+    JoinArrays,
+    JoinedArray,
     MeasureAttention,
     StepTimes,
     TimeSteps,
@@ -54,6 +56,8 @@ _WATCHED_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _STEPS_S: Final = 9.0
 _BUSY_LOOK_S: Final = 0.5
+# Some more elements than 32 bits count.
+_MANY_ELEMENTS: Final = (1 << 31) + (1 << 26)
 _HEAD_DIMS: Final = (64, 128, 192, 256)
 _MASKS: Final[tuple[Literal["array", "causal"], ...]] = ("array", "causal")
 
@@ -180,6 +184,24 @@ def measure_attention(within_s: float) -> Iterator[AttentionFigures]:
             for mask in _MASKS:
                 peak = probe.ask(MeasureAttention(head_dim, mask), AttentionPeak)
                 yield AttentionFigures(head_dim, mask, peak)
+
+
+def measure_join(within_s: float) -> JoinedArray:
+    """Join arrays to one of more than 2^31 elements.
+
+    Raises:
+        ProbeError: they can't be joined, or too little memory is free.
+    """
+    free_bytes = host_memory().available_bytes
+    with Probe(within_s) as probe:
+        probe.environment()
+        card_bytes = probe.ask(Import(), Imported).device.get("free_memory")
+        if isinstance(card_bytes, int):
+            free_bytes = card_bytes
+        # The parts and the joined array, one byte an element, and as much for other programs.
+        if free_bytes < 4 * _MANY_ELEMENTS:
+            raise ProbeError("too little memory is free for an array of 2 GB")
+        return probe.ask(JoinArrays(_MANY_ELEMENTS), JoinedArray)
 
 
 def measure_rights() -> RightsFigures:

@@ -25,6 +25,8 @@ from protocol.errands import (
     Hold,
     Import,
     Imported,
+    JoinArrays,
+    JoinedArray,
     MeasureAttention,
     StepTimes,
     TimeSteps,
@@ -63,6 +65,10 @@ class TestProbe:
             pytest.skip("a GPU may have one kernel for it")
         peak = probe.ask(MeasureAttention(64, "array"), AttentionPeak)
         assert peak.grown_bytes == pytest.approx(peak.scores_grown_bytes, rel=0.2)
+
+    def test_a_joined_array_is_compared(self, probe: Probe) -> None:
+        joined = probe.ask(JoinArrays(300 * 64 * 256 * 128 - 1), JoinedArray)
+        assert (joined.elements, joined.wrong) == (300 * 64 * 256 * 128, 0)
 
     def test_steps_are_timed_under_each_kind_of_limit(self, probe: Probe) -> None:
         times = probe.ask(TimeSteps(0.2), StepTimes)

@@ -23,6 +23,7 @@ from gateway.doctor.memory_judgement import (
     failed,
     is_back,
     judge_attention,
+    judge_join,
     judge_process,
     judge_return,
     judge_rights,
@@ -30,7 +31,7 @@ from gateway.doctor.memory_judgement import (
     judge_working_set,
 )
 from gateway.system.memory import BackEnd
-from protocol.errands import AttentionPeak, Environment, StepTimes
+from protocol.errands import AttentionPeak, Environment, JoinedArray, StepTimes
 from protocol.life import MlxMemory
 
 GB = 10**9
@@ -173,6 +174,14 @@ def test_attention(
     peak = AttentionPeak(int(share * 16 * MB), 16 * MB)
     line = judge_attention(AttentionFigures(head_dim, mask, peak), back_end)
     assert (line.verdict, found in line.found) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"), [(0, "all of 3,000 elements are right"), (7, "7 of 3,000 elements")]
+)
+def test_a_large_array(wrong: int, found: str) -> None:
+    line = judge_join(JoinedArray(3000, wrong))
+    assert (line.verdict, found in line.found) == (AS_ASSUMED, True)
 
 
 def _machine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from math import prod
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
@@ -17,6 +18,8 @@ from protocol.errands import (
     Hold,
     Import,
     Imported,
+    JoinArrays,
+    JoinedArray,
     MeasureAttention,
     ProbeOrder,
     StepTimes,
@@ -28,6 +31,8 @@ from worker.errands import Errand
 from worker.mlx_lm.macos import wiring
 from worker.system.memory import read_device, read_memory, released_memory, trim
 
+# Layers, tokens and width of a block that is joined with others.
+_BLOCK: Final = (64, 256, 128)
 _LAYERS: Final = 16
 _ROWS: Final = 8
 _WIDENING: Final = 4
@@ -100,6 +105,17 @@ def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool)
     mx.eval(output)
     mx.synchronize()
     return mx.get_peak_memory() - before_bytes - output.nbytes
+
+
+def join_arrays(elements: int) -> JoinedArray:
+    """Join arrays as the prompt cache joins blocks: along an axis that isn't the first one."""
+    number = -(-elements // prod(_BLOCK))
+    joined = mx.concatenate([mx.full(_BLOCK, at % 256, mx.uint8) for at in range(number)], axis=1)
+    mx.eval(joined)
+    expected = mx.repeat((mx.arange(number) % 256).astype(mx.uint8), _BLOCK[1])[:, None]
+    # Layer by layer: an array of all comparisons would be as large.
+    wrong = [(layer != expected).sum().item() for layer in joined]
+    return JoinedArray(joined.size, sum(map(int, wrong)))  # type: ignore[arg-type]  # whole numbers
 
 
 def time_steps(seconds: float) -> StepTimes:
@@ -196,6 +212,8 @@ def _obey(order: Any, held: list[mx.array]) -> Struct:
             trim()
         case TimeSteps(seconds=seconds):
             return time_steps(seconds)
+        case JoinArrays(elements=elements):
+            return join_arrays(elements)
         case MeasureAttention(head_dim=head_dim, mask=mask):
             return measure_attention(head_dim, with_array=mask == "array")
     return read_memory()
