@@ -4,7 +4,6 @@ read.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from typing import Final
 
 import gateway
 from gateway.system.machine import DeniedError, away, denied, is_denied
-from protocol.model_files import read_file
+from protocol.hub_cache import find_snapshot
 
 DEMO_ID: Final = "demo"
 DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
@@ -24,8 +23,6 @@ DEMO_FOLDER: Final = Path(gateway.__file__).resolve().parent / "demo_model"
 # The files that mlx-lm's `load_adapters` opens.
 _ADAPTER_FILES: Final = ("adapter_config.json", "adapters.safetensors")
 
-_LONGEST_REVISION: Final = 256
-_REVISION: Final = re.compile(r"\w[\w.-]*")
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -97,8 +94,8 @@ def locate(source: str) -> str:
         )
     if not _REPOSITORY.fullmatch(source) or source.startswith("."):
         raise NotThereError(f"There is no model folder {source}.", str(folder.absolute()))
-    snapshots = hugging_face_cache() / f"models--{source.replace('/', '--')}" / "snapshots"
-    if not _is_folder(str(snapshots)) and not not_yet(snapshots):
+    repository = repository_folder(source)
+    if not _is_folder(str(repository)) and not not_yet(repository):
         raise NotThereError(
             f"{source} is neither a folder nor in the Hugging Face cache "
             f"({hugging_face_cache()}): get it with `bulkhead pull {source}`.",
@@ -117,7 +114,7 @@ def check_holds_model(located: str) -> None:
     passes.
 
     Raises:
-        NotThereError: the model has no config.json, or the repository no revision `main`.
+        NotThereError: the model has no config.json, or there is none in the repository.
     """
     try:
         folder = find_folder(located)
@@ -125,8 +122,8 @@ def check_holds_model(located: str) -> None:
         if denied(error) is not None or away(hugging_face_cache()) is not None:
             return
         raise NotThereError(
-            f"{located} is in the Hugging Face cache without its revision main: get it with "
-            f"`bulkhead pull {located}`.",
+            f"{located} is in the Hugging Face cache without its revision main, and can't be used: "
+            f"{error}. Get it with `bulkhead pull {located}`.",
             located,
         ) from None
     config = folder / "config.json"
@@ -248,24 +245,20 @@ def find_pictures(path: str) -> str:
 
 
 def find_folder(located: str) -> Path:
-    """The folder of a model that `locate` found. For a repository it is the folder of the revision
-    `main`.
+    """The folder of a model that `locate` found. For a repository see `find_snapshot`.
 
     Raises:
-        OSError: the revision `main` of the repository can't be read.
+        OSError: the repository can't be read. It is a NotInCacheError if no model is in it.
     """
     folder = Path(located)
     if folder.is_absolute():
         return folder
-    repository = hugging_face_cache() / f"models--{located.replace('/', '--')}"
-    reference = repository / "refs" / "main"
-    try:
-        revision = read_file(reference, _LONGEST_REVISION).decode("ascii").strip()
-    except ValueError as error:
-        raise OSError(errno.EINVAL, f"It names no revision ({error})", str(reference)) from error
-    if not _REVISION.fullmatch(revision):
-        raise OSError(errno.EINVAL, "It names no revision", str(reference))
-    return repository / "snapshots" / revision
+    return find_snapshot(repository_folder(located))
+
+
+def repository_folder(name: str) -> Path:
+    """The folder of a repository in the Hugging Face cache."""
+    return hugging_face_cache() / f"models--{name.replace('/', '--')}"
 
 
 def hugging_face_cache() -> Path:

@@ -16,6 +16,7 @@ from gateway.library.description import describe
 from gateway.library.pull_process import PullError, Reference
 from gateway.library.search_process import Candidate, matches
 from gateway.system.notation import alike
+from protocol.hub_cache import find_snapshot
 from protocol.model_folder import TOKENIZERS, beside, check_names, opened, weight_files
 
 # The files beside the weights that mlx-lm and mlx-vlm open (mlx_lm.utils.DEFAULT_ALLOW_PATTERNS),
@@ -284,13 +285,15 @@ class ModelFolder:
         if plain.is_dir():
             return plain, None
         cached = self._folder / f"models--{repository.replace('/', '--')}"
+        if not cached.is_dir():
+            raise MissingError("not_found", f"There is no model {repository} in {self._folder}.")
         try:
-            commit = (cached / "refs" / "main").read_text("ascii").strip()
-        except (OSError, ValueError):
-            commit = ""
-        if len(commit) == _SHA1_DIGITS and (snapshot := cached / "snapshots" / commit).is_dir():
-            return snapshot, commit
-        raise MissingError("not_found", f"There is no model {repository} in {self._folder}.")
+            snapshot = find_snapshot(cached)
+        except OSError as error:
+            raise MissingError(
+                "not_found", f"{repository} can't be copied from {self._folder}: {error}."
+            ) from error
+        return snapshot, snapshot.name if _COMMIT.fullmatch(snapshot.name) else None
 
 
 def _listed(folder: Path, path: Path) -> RemoteFile:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
+from protocol.hub_cache import find_snapshot
 from protocol.model_files import read_config, read_header_text, read_table
 from protocol.model_folder import INDEX, check_folder, indexed, weight_files
 from protocol.requests import SamplingDefaults
@@ -43,14 +44,18 @@ def find_folder(source: str) -> Path:
         raise ModelError(f"{source} is a file; a model is a folder with config.json and weights.")
     if folder.is_absolute():
         raise ModelError(f"There is no folder {source}.")
-    try:
-        # snapshot_download would also ask for files that no load needs.
-        repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
-        revision = (repository / "refs" / "main").read_text("ascii").strip()
-        return (repository / "snapshots" / revision).resolve(strict=True)
-    except (OSError, ValueError) as error:
+    # snapshot_download would also ask for files that no load needs.
+    repository = Path(HF_HUB_CACHE) / f"models--{source.replace('/', '--')}"
+    if not repository.is_dir():
         raise ModelError(
             f"{source} is neither a folder nor a repository in the Hugging Face cache."
+        )
+    try:
+        return find_snapshot(repository).resolve(strict=True)
+    except OSError as error:
+        raise ModelError(
+            f"{source} can't be loaded from the Hugging Face cache: {error}. Get it with "
+            f"`bulkhead pull {source}`."
         ) from error
 
 
