@@ -109,9 +109,10 @@ class _Here:
             read = read_configuration(Flags(), os.environ)
         except ConfigError as error:
             raise CommandError(str(error)) from error
-        self._configuration = finder.with_found(read)
-        settings = self._configuration.settings
+        settings = read.settings
         self._state_dir = StateDir.at(settings.gateway.state_dir)
+        finder.recall(self._state_dir.names_path)
+        self._configuration = finder.with_found(read)
         used = read_state(self._state_dir.used_path, Used) or Used({})
         found = with_configured(finder.find(settings), self._configuration)
         self.all = catalogue(found, self._configuration, {}, used.at)
@@ -263,9 +264,11 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
         return
     context = None if entry.context_tokens is None else f"{entry.context_tokens:,} tokens"
     parts = f", of which {format_size(entry.part_bytes)} of an unfinished pull"
+    kept = f" (its plain name was that of {entry.name_kept_by} before)"
     rows = {
         "source": entry.source,
-        "ids": ", ".join(entry.ids) or "none",
+        "ids": (", ".join(entry.ids) or "none") + (kept if entry.name_kept_by else ""),
+        "aliases": ", ".join(entry.aliases) or None,
         "state": state(entry),
         "problem": entry.problem,
         "path": entry.path,

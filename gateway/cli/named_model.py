@@ -252,7 +252,7 @@ def present(gateway: GatewayClient, choice: Choice, *, force: bool = False) -> s
 
 def _id_of(gateway: GatewayClient, source: str) -> str:
     for entry in ModelsOnDisks(gateway).entries():
-        if entry.ids and source in (str(Path(entry.path).resolve()), entry.source):
+        if entry.ids and source in (entry.folder, entry.source):
             return entry.ids[0]
     raise NoSuchModelError(
         f"The gateway doesn't serve {source}: give it a table in the configuration "

@@ -61,7 +61,9 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
     finder, places, environment = Finder(), Places(), dict(os.environ)
 
     def read() -> Configuration:
-        return finder.with_found(read_configuration(flags, environment, places))
+        found = read_configuration(flags, environment, places)
+        finder.recall(StateDir.at(found.settings.gateway.state_dir).names_path)
+        return finder.with_found(found)
 
     try:
         configuration = read()
@@ -76,6 +78,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
     if inheritance is None:
         _leave_to_another_service(state_dir)
     keys, certificates, listener = _opened(configuration, state_dir, inheritance)
+    finder.keep()
     with gateway_logs(state_dir, settings.models, log.log_level, to_stderr=log.to_stderr):
         try:
             raise_file_limit()
@@ -83,6 +86,8 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
             logger.warning("The limit of open files stays as it is: %s", error)
         give_large_buffers_back()
         _warn_of_absent_models(configuration)
+        for sentence in configuration.news:
+            logger.warning("%s", sentence)
         departure = server.run(
             server.GatewaySetup(
                 read, configuration, state_dir, listener, keys, certificates, finder, inheritance

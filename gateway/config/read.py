@@ -68,7 +68,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     the id of each model to its folders. `absent` maps the id of each model with a missing folder to
     a mistake that says so; such a model is served once the folder exists. `sources` maps the place
     of each key that was given to the source of its value; other keys have their defaults.
-    `discovered` has the ids of models that were found on a disk and have no table.
+    `discovered` has the ids of models that were found on a disk and have no table. `names` maps the
+    names of these, and those that are kept for models that are away, to where the models were
+    found. `news` are sentences about names that were given otherwise than before.
     """
 
     settings: Settings
@@ -78,6 +80,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     absent: dict[str, Mistake]
     sources: dict[Place, ValueSource]
     discovered: frozenset[str] = frozenset()
+    names: dict[str, str] = {}
+    news: tuple[str, ...] = ()
 
     def source(self, place: Place) -> ValueSource:
         return self.sources.get(place, ValueSource("default"))

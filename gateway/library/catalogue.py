@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from gateway.config.model_folders import DEMO_FOLDER, find_folder
 from gateway.config.read import Configuration
 from gateway.library.description import describe
-from gateway.library.finder import FoundModel, sizes
+from gateway.library.folders import FoundModel, sizes
 from gateway.system.notation import nearest_model, suggestion
 
 
@@ -23,13 +24,16 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     """A model on a disk; null means not known. `source` is a repository of the Hugging Face cache
     or a folder. `ids` are those that it is served under, and `problem` is why it isn't served, or
     can't be loaded. Its removal would free `size_bytes`; `part_bytes` of these are of a pull that
-    has not ended. `state` is that of the first of its ids. `configured` are the ids whose tables in
-    the configuration name it.
+    has not ended. `path` is what is removed, `folder` where the files to load are, without links.
+    `state` is that of the first of its ids. `configured` are the ids whose tables in the
+    configuration name it. `name_kept_by` is the model that had its plain name before it.
     """
 
     source: str
     ids: tuple[str, ...]
+    aliases: tuple[str, ...]
     path: str
+    folder: str
     size_bytes: int
     part_bytes: int
     architecture: str | None
@@ -41,6 +45,7 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     state: str | None
     last_used_at: float | None
     configured: tuple[str, ...]
+    name_kept_by: str | None
 
     @property
     def name(self) -> str:
@@ -76,18 +81,31 @@ class Used(Struct, frozen=True):
 
 def with_configured(found: list[FoundModel], configuration: Configuration) -> list[FoundModel]:
     """The found models, and further models that tables of the configuration name. Blocks."""
-    known = {each.source for each in found}
-    more = []
+    known = {each.source for each in found} | {each.folder for each in found}
+    more = {each.folder: each for each in found}
     for model_id, located in configuration.located.items():
         if located.path in known or configuration.settings.models[model_id].command:
             continue
         known.add(located.path)
         try:
-            folder = find_folder(located.path)
+            path = find_folder(located.path)
         except OSError:
             continue
-        more.append(FoundModel(located.path, str(folder), *sizes(folder), describe(folder)))
-    return [*found, *more]
+        folder = os.path.realpath(path)
+        if folder in more:
+            # A link leads to the repository that the table names.
+            more[folder] = msgspec.structs.replace(more[folder], source=located.path)
+            continue
+        size_bytes, part_bytes = sizes(path)
+        more[folder] = FoundModel(
+            source=located.path,
+            folder=folder,
+            path=str(path),
+            size_bytes=size_bytes,
+            part_bytes=part_bytes,
+            description=describe(path),
+        )
+    return list(more.values())
 
 
 def catalogue(
@@ -99,14 +117,18 @@ def catalogue(
     """All models, sorted by name. `served` is by ids of models, `last_used_at` by sources."""
     entries = []
     for each in found:
-        ids = tuple(k for k, v in configuration.located.items() if v.path == each.source)
+        places = (each.source, each.folder)
+        ids = tuple(k for k, v in configuration.located.items() if v.path in places)
+        settings = [configuration.settings.models[model_id] for model_id in ids]
         first = served.get(ids[0]) if ids else None
         described = each.description
         entries.append(
             ModelOnDisk(
                 source=each.source,
                 ids=ids,
+                aliases=tuple(alias for model in settings for alias in model.aliases),
                 path=each.path,
+                folder=each.folder,
                 size_bytes=each.size_bytes,
                 part_bytes=each.part_bytes,
                 architecture=described.architecture,
@@ -118,17 +140,27 @@ def catalogue(
                 state=None if first is None else first.state,
                 last_used_at=last_used_at.get(each.source),
                 configured=tuple(k for k in ids if k not in configuration.discovered),
+                name_kept_by=_name_kept_by(each, ids, configuration),
             )
         )
     return sorted(entries, key=lambda each: (each.name.lower(), each.source))
 
 
+def _name_kept_by(
+    found: FoundModel, ids: tuple[str, ...], configuration: Configuration
+) -> str | None:
+    if not ids or ids[0] not in configuration.discovered:
+        return None
+    holder = configuration.names.get(found.claims[0].name)
+    return None if holder in {each.home for each in found.claims} else holder
+
+
 def look_up(entries: list[ModelOnDisk], name: str) -> ModelOnDisk | None:
-    """The model with this id, repository or folder. Otherwise the only model with a source whose
-    last part is `name`. None: there is no such model.
+    """The model with this id, alias, repository or folder. Otherwise the only model with a source
+    whose last part is `name`. None: there is no such model.
     """
     for each in entries:
-        if name in each.ids or name in (each.source, each.path):
+        if name in (*each.ids, *each.aliases, each.source, each.path, each.folder):
             return each
     alike = [each for each in entries if each.source.rpartition("/")[2] == name]
     return alike[0] if len(alike) == 1 else None

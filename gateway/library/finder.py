@@ -1,147 +1,33 @@
-"""Finds models in folders and in the Hugging Face cache, and offers models that have no table in
-the configuration.
-"""
+"""Looks for models on the disks, and offers those that have no table in the configuration."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from gateway.config.model_folders import check_allowed, expand_home, find_folder, hugging_face_cache
+from gateway.config.model_folders import (
+    check_allowed,
+    expand_home,
+    find_folder,
+    hugging_face_cache,
+    repository_folder,
+)
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, Located
 from gateway.config.settings import HUGGING_FACE, Settings
-from gateway.library.description import NOTHING, Description, describe
+from gateway.library.folders import FoundModel, search
+from gateway.library.names import Claimant, Names, give_names, news, remembered
 from gateway.system.lane import Inquiries
 from gateway.system.machine import denied
-
-_DEEPEST: Final = 3
-_MOST_FOLDERS: Final = 20_000
-_MOST_MODELS: Final = 1_000
-_PREFIX: Final = "models--"
-
-
-class FoundModel(Struct, frozen=True):
-    """A model on a disk. A worker loads `source`: a repository or an absolute folder. `path` is the
-    folder of the model on the disk. `size_bytes` is the size of the model's files; `part_bytes` of
-    these are of a pull that has not ended.
-    """
-
-    source: str
-    path: str
-    size_bytes: int
-    part_bytes: int
-    description: Description
-
-    @property
-    def name(self) -> str:
-        return self.source.rpartition("/")[2]
-
-
-def search(place: str) -> list[FoundModel]:
-    """The models in the folder `place`, or in the Hugging Face cache. Blocks.
-
-    Raises OSError.
-    """
-    if place == HUGGING_FACE:
-        return list(_cached(hugging_face_cache()))
-    root = expand_home(place)
-    return [_in_folder(each) for each in _folders(root)]
-
-
-def _cached(cache: Path) -> Iterator[FoundModel]:
-    if not cache.is_dir():
-        return
-    names = sorted(each.name for each in cache.iterdir() if each.name.startswith(_PREFIX))
-    for name in names[:_MOST_MODELS]:
-        owner, _, rest = name.removeprefix(_PREFIX).partition("--")
-        if owner and rest and _can_be_told(name):
-            yield _repository(cache / name, f"{owner}/{rest.replace('--', '/')}")
-
-
-def _repository(folder: Path, source: str) -> FoundModel:
-    size_bytes, part_bytes = sizes(folder)
-    try:
-        description = describe(find_folder(source))
-    except OSError:
-        description = msgspec.structs.replace(NOTHING, problem="it is not whole: pull it to go on")
-    return FoundModel(source, str(folder), size_bytes, part_bytes, description)
-
-
-def _in_folder(folder: Path) -> FoundModel:
-    size_bytes, part_bytes = sizes(folder)
-    return FoundModel(str(folder.resolve()), str(folder), size_bytes, part_bytes, describe(folder))
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    """The folders with a config.json in and below `root`. Folders inside a found folder are not
-    searched.
-    """
-    waiting = [(root, 0)]
-    looked = found = 0
-    while waiting and looked < _MOST_FOLDERS and found < _MOST_MODELS:
-        folder, depth = waiting.pop()
-        looked += 1
-        if os.path.isfile(folder / "config.json"):  # noqa: PTH113 - Path.is_file may raise.
-            found += 1
-            yield folder
-            continue
-        if depth == _DEEPEST:
-            continue
-        try:
-            entries = sorted(os.scandir(folder), key=lambda each: each.name, reverse=True)
-        except OSError:
-            if folder == root:
-                raise
-            continue
-        waiting += [
-            (Path(each.path), depth + 1)
-            for each in entries
-            if not each.name.startswith(".") and _can_be_told(each.name) and _is_folder(each)
-        ]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        # The entry may be a link that leads to itself.
-        return False
-
-
-def _can_be_told(name: str) -> bool:
-    """Whether JSON can have this name of a file. It can't if the name isn't UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def sizes(folder: Path) -> tuple[int, int]:
-    """The bytes that the removal of a folder would free, and the bytes of these that belong to
-    pulls that have not ended. Links don't count, nor does a file with further hard links.
-    """
-    size_bytes = part_bytes = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                found = Path(parent, name).lstat()
-            except OSError:
-                continue
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                size_bytes += found.st_size
-                part_bytes += found.st_size if name.endswith(".incomplete") else 0
-    return size_bytes, part_bytes
-
+from gateway.system.state_file import read_state, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -149,26 +35,87 @@ logger = logging.getLogger(__name__)
 _ANSWER_S: Final = 10.0
 
 
+class Holders(Struct, frozen=True):
+    """Who has which name. `names` maps names to homes of models, and `mounts` each home to the
+    folder at which its disk was mounted.
+    """
+
+    names: dict[str, str] = {}
+    mounts: dict[str, str] = {}
+
+
+class _View(NamedTuple):
+    """A search of one place: the models, where the disks of their homes are mounted, and those of
+    the known homes that were removed.
+    """
+
+    models: list[FoundModel]
+    mounts: dict[str, str]
+    removed: set[str]
+
+
+def _look(place: str, mounts: Mapping[str, str]) -> _View:
+    """Search a place. `mounts` are those of the known homes. Blocks. Raises OSError."""
+    models = search(place)
+    homes = {claim.home for model in models for claim in model.claims}
+    is_there = place != HUGGING_FACE or hugging_face_cache().is_dir()
+    removed = {
+        home
+        for home, mount in mounts.items()
+        if is_there
+        and _is_in(place, home)
+        and not os.path.lexists(_path_of(home))
+        # A disk that isn't mounted leaves an empty folder, or none.
+        and os.path.ismount(mount)
+    }
+    return _View(models, {home: _mount_of(_path_of(home)) for home in homes}, removed)
+
+
+def _is_in(place: str, home: str) -> bool:
+    root = hugging_face_cache() if place == HUGGING_FACE else expand_home(place)
+    return _path_of(home).is_relative_to(os.path.abspath(root))  # noqa: PTH100
+
+
+def _path_of(home: str) -> Path:
+    return Path(home) if home.startswith("/") else repository_folder(home)
+
+
+def _mount_of(path: Path) -> str:
+    folder = os.path.realpath(path.parent)
+    while not os.path.ismount(folder):
+        folder = os.path.dirname(folder)  # noqa: PTH120
+    return folder
+
+
 class Finder:
     """Searches all places of `models.discover` at once."""
 
     def __init__(self) -> None:
-        self._inquiries: Inquiries[str, list[FoundModel]] = Inquiries()
-        self._known: dict[str, list[FoundModel]] = {}
+        self._views: Inquiries[str, _View] = Inquiries()
+        self._folders: Inquiries[str, str] = Inquiries()
+        self._known: dict[str, _View] = {}
         self._said: set[str] = set()
+        self._holders = Holders()
+        self._recalled: Path | None = None
+        self._keeps = False
+
+    def recall(self, path: Path) -> None:
+        """Read who had which name from a file, at the first call alone. Blocks."""
+        if self._recalled is None:
+            self._recalled = path
+            self._holders = read_state(path, Holders) or self._holders
+
+    def keep(self) -> None:
+        """Write who has which name to the file that was read, now and at each change. Blocks."""
+        self._keeps = True
+        self._write()
 
     def find(self, settings: Settings) -> list[FoundModel]:
         """All models, complete or not. If a place can't be read, the models of its last search
         count, so that no model ends because a share is away for a moment. Blocks.
         """
-        places = settings.discovery.discover
-        for place in places:
-            self._inquiries.ask(place, functools.partial(search, place), f"discover {place}")
-        found: dict[str, FoundModel] = {}
-        for place in places:
-            for each in self._answer(place):
-                found.setdefault(each.source, each)
-        return list(found.values())
+        views = self._search(settings)
+        return _merged(model for view in views for model in view.models)
 
     def with_found(self, configuration: Configuration) -> Configuration:
         """The configuration, and all complete models that have no table in it. Models that an
@@ -181,29 +128,96 @@ class Finder:
             if model_id not in configuration.discovered
         }
         located = {model_id: configuration.located[model_id] for model_id in own}
-        offered = offered_ids(own, located, settings, self.find(settings))
+        repositories = {at.path for at in located.values() if not at.path.startswith("/")}
+        for repository in repositories:
+            look = functools.partial(_real_folder, repository)
+            self._folders.ask(repository, look, f"locate {repository}")
+        views = self._search(settings)
+        served = {at.path for at in located.values()} | self._answered(repositories)
+        claimants = [
+            Claimant(model.source, model.claims)
+            for model in _merged(model for view in views for model in view.models)
+            if model.description.problem is None
+            and not served & {model.source, model.folder}
+            and _is_allowed(model, settings.gateway.allow)
+        ]
+        taken = {*own, *(alias for model in own.values() for alias in model.aliases)}
+        names, said = self._named(claimants, taken, settings.discovery.discover, views)
+        models = {
+            given[0]: ModelSettings(path=source, aliases=tuple(given[1:]))
+            for source, given in names.given.items()
+        }
         return msgspec.structs.replace(
             configuration,
-            settings=msgspec.structs.replace(
-                settings,
-                models=own | {name: ModelSettings(path=each) for name, each in offered.items()},
-            ),
-            located=located | {name: Located(each) for name, each in offered.items()},
-            discovered=frozenset(offered),
+            settings=msgspec.structs.replace(settings, models=own | models),
+            located=located | {model_id: Located(found.path) for model_id, found in models.items()},
+            discovered=frozenset(models),
+            names=names.holders,
+            news=tuple(said),
         )
 
-    def _answer(self, place: str) -> list[FoundModel]:
+    def _named(
+        self,
+        claimants: list[Claimant],
+        taken: Collection[str],
+        places: Iterable[str],
+        views: list[_View],
+    ) -> tuple[Names, list[str]]:
+        """The names of the models, and what is to be said of them."""
+        before = self._holders.names
+        removed = {home for view in views for home in view.removed}
+        left = {name: home for name, home in before.items() if home not in removed}
+        # What isn't looked for now holds up nobody, and isn't forgotten.
+        sought = {
+            name: home
+            for name, home in left.items()
+            if any(_is_in(place, home) for place in places)
+        }
+        names = give_names(sought, taken, claimants)
+        self._remember(left | names.holders, views)
+        return names, news(before, names.holders)
+
+    def _remember(self, names: dict[str, str], views: list[_View]) -> None:
+        now = {home: mount for view in views for home, mount in view.mounts.items()}
+        mounts = self._holders.mounts | now
+        kept = remembered(names, now)
+        holders = Holders(kept, {home: mounts.get(home, "/") for home in kept.values()})
+        if holders != self._holders:
+            self._holders = holders
+            self._write()
+
+    def _write(self) -> None:
+        if self._keeps and self._recalled is not None:
+            write_state(self._recalled, self._holders)
+
+    def _answered(self, repositories: Iterable[str]) -> set[str]:
+        """The folders of the repositories, as far as they answer."""
+        folders = set()
+        for repository in repositories:
+            with contextlib.suppress(OSError):
+                folders.add(self._folders.answer(repository, _ANSWER_S))
+        return folders
+
+    def _search(self, settings: Settings) -> list[_View]:
+        places = settings.discovery.discover
+        for place in places:
+            look = functools.partial(_look, place, self._holders.mounts)
+            self._views.ask(place, look, f"discover {place}")
+        return [self._answer(place) for place in places]
+
+    def _answer(self, place: str) -> _View:
         try:
-            found = self._inquiries.answer(place, _ANSWER_S)
+            view = self._views.answer(place, _ANSWER_S)
         except TimeoutError:
             self._complain(place, f"it did not answer within {_ANSWER_S:g} s")
-            return self._known.get(place, [])
         except OSError as error:
             self._complain(place, denied(error) or error.strerror or str(error))
-            return self._known.get(place, [])
-        self._said.discard(place)
-        self._known[place] = found
-        return found
+        else:
+            self._said.discard(place)
+            self._known[place] = view
+            return view
+        last = self._known.get(place, _View([], {}, set()))
+        return last._replace(removed=set())
 
     def _complain(self, place: str, why: str) -> None:
         if place not in self._said:
@@ -211,36 +225,32 @@ class Finder:
         self._said.add(place)
 
 
-def offered_ids(
-    own: dict[str, ModelSettings],
-    located: dict[str, Located],
-    settings: Settings,
-    found: list[FoundModel],
-) -> dict[str, str]:
-    """The sources of the models to offer, by their ids. The id of a model is its name. If the name
-    is taken, the id is the name with its owner or folder; a model isn't offered if that is taken
-    as well.
+def _real_folder(repository: str) -> str:
+    return os.path.realpath(find_folder(repository))
+
+
+def _merged(found: Iterable[FoundModel]) -> list[FoundModel]:
+    """The models without repetitions. A model to which links lead has their names, and is removed
+    where it really is.
     """
-    taken = {*own, *(alias for each in own.values() for alias in each.aliases)}
-    served = {each.path for each in located.values()}
-    offered: dict[str, str] = {}
-    for each in sorted(found, key=lambda each: (each.name, each.source)):
-        if each.description.problem is not None or each.source in served:
-            continue
-        if settings.gateway.allow and not _is_allowed(each.source, settings.gateway.allow):
-            continue
-        longer = "/".join(each.source.split("/")[-2:])
-        for name in (each.name, longer):
-            if name not in taken and name.isprintable():
-                taken.add(name)
-                offered[name] = each.source
-                break
-    return offered
+    alike: dict[str, list[FoundModel]] = {}
+    for model in found:
+        alike.setdefault(model.folder, []).append(model)
+    return [_joined(models) for models in alike.values()]
 
 
-def _is_allowed(source: str, allowed: tuple[str, ...]) -> bool:
-    try:
-        check_allowed(source, allowed)
-    except ValueError:
-        return False
-    return True
+def _joined(models: list[FoundModel]) -> FoundModel:
+    # Links come first, then the folder, then the repository.
+    models.sort(key=lambda model: (not model.source.startswith("/"), model.path == model.source))
+    claims = dict.fromkeys(claim for model in models for claim in model.claims)
+    return msgspec.structs.replace(models[-1], claims=tuple(claims))
+
+
+def _is_allowed(model: FoundModel, allowed: tuple[str, ...]) -> bool:
+    for located in (model.source, model.folder):
+        try:
+            check_allowed(located, allowed)
+        except ValueError:
+            continue
+        return True
+    return False

@@ -85,7 +85,7 @@ class Reloader:
                 raise
             finally:
                 self._notifier.ready(self._fleet.caution or "Serves")
-        self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
+        self._tell(msgspec.structs.asdict(reloaded))
         return reloaded
 
     async def rediscover(self) -> None:
@@ -107,7 +107,13 @@ class Reloader:
                 return
             budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
-        self._fleet.events.emit("reload", None, added=found.added, removed=found.removed)
+        self._tell({"added": found.added, "removed": found.removed})
+
+    def _tell(self, reloaded: dict[str, object]) -> None:
+        for sentence in self._present.news:
+            logger.warning("%s", sentence)
+        names = {"names": self._present.news} if self._present.news else {}
+        self._fleet.events.emit("reload", None, **reloaded, **names)
 
     async def lengthen(self, model_id: str, context_tokens: int) -> None:
         """Give a model at least this context, in tokens, until the gateway ends: whatever the

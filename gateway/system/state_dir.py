@@ -102,6 +102,8 @@ class StateDir:
         self.learned_path = self.path / "learned.json"
         # The pulls that have not ended.
         self.pulls_path = self.path / "pulls.json"
+        # Which of the models that were found on disks has which name.
+        self.names_path = self.path / "names.json"
         # When models were last used.
         self.used_path = self.path / "used.json"
         # The lines that were typed in `bulkhead chat`.
@@ -166,6 +168,7 @@ class StateDir:
             self.learned_path,
             self.address_path,
             self.pulls_path,
+            self.names_path,
             self.used_path,
             self.successor_path,
         )

@@ -24,7 +24,8 @@ from gateway.library.catalogue import (
     with_configured,
 )
 from gateway.library.description import describe
-from gateway.library.finder import Finder, search
+from gateway.library.finder import Finder
+from gateway.library.folders import search
 from gateway.memory.weights import read_weights
 from tests.support.disk_folders import DISKS, on_disk
 

@@ -14,7 +14,8 @@ from gateway.config.machine_rules import _check_heads
 from gateway.http.ollama_models import _read
 from gateway.library.catalogue import catalogue, look_up, put_aside, remove, with_configured
 from gateway.library.description import Description, describe
-from gateway.library.finder import Finder, search
+from gateway.library.finder import Finder
+from gateway.library.folders import search
 from gateway.memory.estimate import EstimateTerms, estimate
 from gateway.memory.weights import EstimateError
 from gateway.system.memory import BackEnd
