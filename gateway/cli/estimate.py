@@ -17,10 +17,11 @@ from gateway.cli.output import print_json, printable
 from gateway.config.layers import ConfigError
 from gateway.config.model_folders import find_folder, locate
 from gateway.config.model_settings import ModelSettings
-from gateway.config.read import DraftConfiguration, read_draft
+from gateway.config.read import Configuration, DraftConfiguration, Located, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.command_bodies import Status
 from gateway.library.description import describe
+from gateway.library.finder import Finder
 from gateway.memory.commands import estimate_of_command, outline_of_command
 from gateway.memory.estimate import MOST_ROWS
 from gateway.memory.fitting import Learned, Outline, Verdict, budget_bytes, outline_of, whole
@@ -64,7 +65,8 @@ class EstimateReport(Struct):
 
 class _Running(NamedTuple):
     """The gateway that runs with the state folder. `about`, `failure` and `outline` are its answer
-    about the model; all are None if the gateway has no answer.
+    about the model; all are None if the gateway has no answer. `passes_on`: it has the model of an
+    upstream.
     """
 
     url: str
@@ -72,6 +74,7 @@ class _Running(NamedTuple):
     about: str | None = None
     failure: str | None = None
     outline: Outline | None = None
+    passes_on: bool = False
 
 
 class _Estimate(NamedTuple):
@@ -142,7 +145,11 @@ def _running(
             path = f"/admin/v1/models/{quoted(model)}/estimate"
             query: Query = {} if context_tokens is None else {"context_tokens": context_tokens}
             forecast = gateway.read(gateway.get(path, DISKS, query), Forecast)
-        except (NoSuchModelError, NoGatewayError):
+        except NoSuchModelError:
+            others = [each for each in gateway.models() if each.is_upstreams]
+            passes_on = any(model in (each.id, *each.aliases) for each in others)
+            return _Running(found.url, reading, passes_on=passes_on)
+        except NoGatewayError:
             return _Running(found.url, reading)
         served = reading.model(forecast.model)
         failure = None if served is None else served.failure
@@ -174,17 +181,15 @@ def _calculated(
     state_dir: StateDir,
     running: _Running | None,
 ) -> _Estimate:
-    configured = _configured(model, settings)
+    configured = _configured(model, settings, state_dir)
     if configured.command:
         return _of_command(model, configured, settings, state_dir, running)
     tokens = context_tokens or configured.context_tokens
     try:
         folder = find_folder(locate(configured.path))
     except (ValueError, OSError) as error:
-        names = [name for key, each in settings.models.items() for name in (key, *each.aliases)]
-        names += [] if running is None else [each.id for each in running.reading.models]
-        meant = suggestion(nearest_model(model, names))
-        raise NoSuchModelError(f"There is no estimate for {model}: {error}{meant}") from error
+        why = _served_elsewhere(running) or f"{error}{_meant(model, settings, running)}"
+        raise NoSuchModelError(f"There is no estimate for {model}: {why}") from error
     try:
         outline = _outline(folder, tokens, configured, settings, state_dir)
     except (OSError, ValueError, EstimateError) as error:
@@ -194,10 +199,28 @@ def _calculated(
             f"There is no estimate for {model}: {folder / 'config.json'} doesn't tell the number "
             "and sizes of its layers, from which the cache follows."
         )
-    known = any(each is configured for each in settings.models.values())
+    known = configured.path != model or model in settings.models
     about = running.about if running is not None and known else None
     failure = running.failure if running is not None and known else None
     return _Estimate(outline, bool(settings.groups), about, failure, None)
+
+
+def _served_elsewhere(running: _Running | None) -> str | None:
+    """Why this command doesn't find a model that the gateway serves; None: it serves none."""
+    if running is not None and running.passes_on:
+        return "it is a model of an upstream: ask the machine that it runs on."
+    if running is None or running.about is None or running.outline is not None:
+        return None
+    return (
+        f"the gateway at {running.url} serves it and doesn't understand its files, which this "
+        "command doesn't find: `bulkhead show` says where they are, and a folder is estimated, too."
+    )
+
+
+def _meant(model: str, settings: Settings, running: _Running | None) -> str:
+    names = {name for key, each in settings.models.items() for name in (key, *each.aliases)}
+    names |= set() if running is None else {each.id for each in running.reading.models}
+    return suggestion(nearest_model(model, sorted(names - {model})))
 
 
 def _of_command(
@@ -223,7 +246,7 @@ def _of_command(
 def _problem(model: str, settings: Settings) -> str | None:
     """Why the model can't be loaded, by its files; None if they show no reason."""
     try:
-        configured = _configured(model, settings)
+        configured = _table(model, settings) or ModelSettings(path=model)
         if configured.command:
             return None
         return describe(find_folder(locate(configured.path))).problem
@@ -231,11 +254,34 @@ def _problem(model: str, settings: Settings) -> str | None:
         return None
 
 
-def _configured(model: str, settings: Settings) -> ModelSettings:
+def _configured(model: str, settings: Settings, state_dir: StateDir) -> ModelSettings:
+    """The table of a model. A model without one is a folder, a repository, or one that a gateway
+    finds on the disks and serves by this name.
+    """
+    if (table := _table(model, settings)) is not None:
+        return table
+    try:
+        locate(model)
+    except ValueError:
+        return _found(model, settings, state_dir) or ModelSettings(path=model)
+    return ModelSettings(path=model)
+
+
+def _table(model: str, settings: Settings) -> ModelSettings | None:
     for model_id, each in settings.models.items():
         if model == model_id or model in each.aliases:
             return each
-    return ModelSettings(path=model)
+    return None
+
+
+def _found(model: str, settings: Settings, state_dir: StateDir) -> ModelSettings | None:
+    finder = Finder()
+    finder.recall(state_dir.names_path)
+    located = {model_id: Located(each.path) for model_id, each in settings.models.items()}
+    own = Configuration(
+        settings=settings, file=None, digest=None, located=located, absent={}, sources={}
+    )
+    return _table(model, finder.with_found(own).settings)
 
 
 def _outline(

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from gateway.cli import main
 from gateway.cli.pull import OutlookReading, PullReading, progress_line, time_left
 from tests.cli.terminal import started
+from tests.gateway.library.test_library import cached
 from tests.support.gateway import START_S, eventually
 from tests.support.hub import Hub
 from tests.support.pulls import left, model_files
@@ -124,3 +125,12 @@ def test_the_line_of_progress(reading: PullReading, line: str) -> None:
 def test_time_left() -> None:
     told = [time_left(each) for each in (0.4, 59.0, 61.0, 3599.0, 7800.0)]
     assert told == ["0 s", "59 s", "1 min", "1 h 0 min", "2 h 10 min"]
+
+
+def test_a_model_that_is_found_is_estimated_by_its_id(tmp_path: Path) -> None:
+    cached(tmp_path / "cache", "org/Same")
+    found = json.loads(invoke("estimate", "Same", "--json").stdout)
+    by_source = json.loads(invoke("estimate", "org/Same", "--json").stdout)
+    assert found["floor_bytes"] == by_source["floor_bytes"] > 1_000_000
+    unknown = invoke("estimate", "Sam")
+    assert (unknown.exit_code, "no model folder Sam" in unknown.stderr) == (4, True)

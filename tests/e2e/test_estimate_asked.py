@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import bulkhead
+from tests.gateway.library.test_library import demo
 from tests.support.gateway import BULKHEAD, Gateway
 from tests.support.shapes import DEMO
 
@@ -18,13 +19,17 @@ BUDGET = 2_000_000_000
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    """By a file that nobody but it is told of."""
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """By a file that nobody but it is told of, with a model that is found and has no layers."""
+    folders = tmp_path_factory.mktemp("models")
+    types = demo(folders / "types", num_hidden_layers=None)
     running = Gateway(
         models=(),
         config=f"""
             [memory]
             budget = {BUDGET}
+            [models]
+            discover = ["{types.parent}"]
             [models.ranked]
             path = "{DEMO}"
             aliases = ["other"]
@@ -65,6 +70,17 @@ def test_what_it_does_not_serve_is_calculated(gateway: Gateway) -> None:
     unknown = bulkhead("estimate", "rankedd", *where)
     assert unknown.returncode == 4
     assert "Did you mean 'ranked'?" in unknown.stderr
+
+
+def test_one_that_the_gateway_finds_and_does_not_understand_says_so(gateway: Gateway) -> None:
+    where = ("--state-dir", str(gateway.state_dir))
+    unknown = bulkhead("estimate", "types", *where)
+    assert unknown.returncode == 4
+    assert f"the gateway at {gateway.url} serves it and doesn't understand" in unknown.stderr
+    assert "Did you mean" not in unknown.stderr
+    known = bulkhead("estimate", "types", *where, "--config", str(gateway.config_path))
+    assert known.returncode == 1
+    assert "config.json doesn't tell the number and sizes of its layers" in known.stderr
 
 
 def test_a_configuration_with_mistakes_is_not_in_its_way(gateway: Gateway, tmp_path: Path) -> None:
