@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from protocol.model_files import read_file
+from protocol.model_folder import check_names
 
 _LONGEST_REVISION: Final = 256
 _REVISION: Final = re.compile(r"\w[\w.-]*")
-_SHARD: Final = re.compile(r"(.+)-\d+-of-(\d+)\.safetensors")
 # A longer list would not help.
 _MOST_TOLD: Final = 3
 
@@ -64,21 +63,20 @@ def _main(reference: Path) -> str | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a folder has a configuration, weights, and every numbered part of the weights. Tools
-    link a file of a snapshot once its download has ended.
+    """Whether a folder has all files of a model. Tools link a file of a snapshot once its download
+    has ended.
     """
-    names = [each for each in _names(folder) if os.path.isfile(folder / each)]  # noqa: PTH113
-    parts = Counter(found.groups() for each in names if (found := _SHARD.fullmatch(each)))
-    return (
-        "config.json" in names
-        and any(each.endswith(".safetensors") for each in names)
-        and all(found == int(count) for (_, count), found in parts.items())
-    )
+    names = [name for name in _names(folder) if os.path.isfile(folder / name)]  # noqa: PTH113
+    try:
+        check_names(names)
+    except ValueError:
+        return False
+    return "config.json" in names
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208
+        return sorted(each for each in os.listdir(folder) if not each.startswith("."))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -24,7 +24,7 @@ def fill(folder: Path, *names: str) -> Path:
 
 
 def whole(folder: Path) -> Path:
-    return fill(folder, "config.json", "model.safetensors")
+    return fill(folder, "config.json", "tokenizer.json", "model.safetensors")
 
 
 def points(repository: Path, revision: str) -> None:
@@ -50,13 +50,13 @@ def test_without_main_the_only_whole_snapshot_is_taken(
 ) -> None:
     if reference is not None:
         points(tmp_path, reference)
-    fill(tmp_path / "snapshots" / "c", "config.json", SHARDS[0])
+    fill(tmp_path / "snapshots" / "c", "config.json", "tokenizer.json", SHARDS[0])
     fill(tmp_path / "snapshots" / "d", "config.json")
     fill(tmp_path / "snapshots" / "e", "model.safetensors")
-    dangling = fill(tmp_path / "snapshots" / "f", "config.json")
+    dangling = fill(tmp_path / "snapshots" / "f", "config.json", "tokenizer.json")
     (dangling / "model.safetensors").symlink_to("../../blobs/incomplete")
     (tmp_path / "snapshots" / ".DS_Store").write_text("")
-    expected = fill(tmp_path / "snapshots" / OLD, "config.json", *SHARDS)
+    expected = fill(tmp_path / "snapshots" / OLD, "config.json", "tokenizer.json", *SHARDS)
     assert find_snapshot(tmp_path) == expected
 
 

@@ -25,7 +25,7 @@ def test_a_stray_configuration_hides_no_models(tmp_path: Path) -> None:
         shutil.copy(one / "config.json", folder)
     found = {each.source: each.description.problem for each in search(str(models))}
     assert found.keys() == {str(one), str(two), str(encoder)}
-    assert found[str(encoder)] == "it is not whole: there is no tokenizer"
+    assert "there is no tokenizer" in (found[str(encoder)] or "")
 
 
 def test_a_repository_with_several_models_says_so(
