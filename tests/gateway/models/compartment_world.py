@@ -20,6 +20,7 @@ from gateway.requests.request import Request, Terms
 from gateway.system.events import EventLog
 from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.process import ExitStatus
+from gateway.workers.rank_group import Loss
 from gateway.workers.report import WorkerMemory, WorkerReport
 from gateway.workers.starter import Starter
 from gateway.workers.worker import Listener, Worker
@@ -47,7 +48,7 @@ class ScriptedWorker:
         self.memory = WorkerMemory()
         self.ended = asyncio.Event()
         self.followers = None
-        self.loss = None
+        self.loss: Loss | None = None
         self.report = WorkerReport(self.memory)
         self.descendants = _Descendants()
         self.told: list[Message] = []
@@ -126,12 +127,12 @@ class ModelWorld:
     """
 
     def __init__(self, folder: Path, settings: Settings | None = None, *, preload: bool) -> None:
-        self.settings = settings or Settings()
+        self.in_force = InForce(settings or Settings())
         self.memory = _Memory()
         self.workers = _Workers()
         self.events = EventLog()
         gateway = GatewayParts(
-            InForce(self.settings),
+            self.in_force,
             self.events,
             cast(MemoryScheduler, self.memory),
             cast(Starter, self.workers),
