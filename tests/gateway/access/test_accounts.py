@@ -45,6 +45,20 @@ def test_no_count_of_this_month_is_lost(
         assert len({each[:7] for each in accounts.book.days}) <= 2
 
 
+def test_this_month_and_the_one_before_are_kept() -> None:
+    accounts = Accounts(Book())
+    for day, kept in (
+        ("2026-10-31", {"2026-10-31"}),
+        ("2026-11-30", {"2026-10-31", "2026-11-30"}),
+        ("2026-12-01", {"2026-11-30", "2026-12-01"}),
+        ("2027-01-01", {"2026-12-01", "2027-01-01"}),
+        ("2027-02-28", {"2027-01-01", "2027-02-28"}),
+        ("2027-03-01", {"2027-02-28", "2027-03-01"}),
+    ):
+        accounts.add(day, "laptop", Counts.of(USAGE))
+        assert accounts.book.days.keys() == kept
+
+
 def test_a_clock_that_is_set_back_costs_nothing() -> None:
     accounts = Accounts(Book())
     accounts.add("2026-11-22", "a", Counts(1, 7, 0, 0))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,6 +20,14 @@ def test_what_is_taken_counts_for_a_minute() -> None:
     assert window.taken(160.2 + STEP_S) == 0
 
 
+def test_many_amounts_at_once_take_no_more_memory_than_one() -> None:
+    one, many = Window(), Window()
+    one.add(100.0, 1000)
+    for _ in range(1000):
+        many.add(100.0, 1)
+    assert len(pickle.dumps(many)) == len(pickle.dumps(one))
+
+
 def test_says_when_it_is_below_a_limit_again() -> None:
     window = Window()
     window.add(0.0, 4)
@@ -26,6 +35,7 @@ def test_says_when_it_is_below_a_limit_again() -> None:
     assert window.below_s(20.0, 9) == 0.0
     assert window.below_s(20.0, 5) == MINUTE_S + STEP_S - 20.0
     assert window.below_s(20.0, 4) == MINUTE_S + STEP_S - 10.0
+    assert window.taken(MINUTE_S + STEP_S) == 4
 
 
 def test_headers_are_about_limits_that_there_are() -> None:
@@ -37,6 +47,16 @@ def test_headers_are_about_limits_that_there_are() -> None:
         b"x-ratelimit-reset-requests": b"61s",
     }
     assert dict(KeyLimits(KeyTerms()).headers(0.0)) == {}
+
+
+def test_whoever_must_wait_is_told_whole_seconds() -> None:
+    limits = KeyLimits(KeyTerms(rpm=1))
+    _admitted(limits)
+    for before_s, told_s in ((2.5, 3), (1.0, 1), (0.1, 1)):
+        denial = limits.admit(MINUTE_S + STEP_S - before_s)
+        assert isinstance(denial, Denial)
+        assert denial.retry_after_s == told_s
+    _admitted(limits, MINUTE_S + STEP_S)
 
 
 def test_other_terms_hold_at_once() -> None:
@@ -83,12 +103,14 @@ def test_each_answer_takes_a_place_until_nobody_holds_it() -> None:
 def test_tokens_count_while_they_are_computed() -> None:
     limits = KeyLimits(KeyTerms(tpm=100))
     seat = _admitted(limits)
-    answers = [_Answer(40), _Answer(40, repeats=True)]
+    # The prompt counts once.
+    answers = [_Answer(40), _Answer(40, repeats=True), _Answer(40, repeats=True)]
     assert seat.take(answers) is None
-    for each in answers:
-        each.make(20)
-    assert dict(limits.headers(0.0))[b"x-ratelimit-remaining-tokens"] == b"20"
-    answers[1].make(40)
+    assert dict(limits.headers(0.0))[b"x-ratelimit-remaining-tokens"] == b"100"
+    for answer in answers:
+        answer.make(15)
+    assert dict(limits.headers(0.0))[b"x-ratelimit-remaining-tokens"] == b"15"
+    answers[1].make(30)
     assert limits.exhausted(0.0)
     denial = limits.admit(0.0)
     assert isinstance(denial, Denial)
