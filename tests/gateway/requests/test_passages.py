@@ -14,7 +14,7 @@ from gateway.system.refusal import Refusal
 from protocol.answers import Text, Usage
 from protocol.message import Message
 from protocol.requests import Generate, Sampling, TextPrompt
-from tests.gateway.requests.test_traffic import Waiting
+from tests.gateway.requests.test_traffic import Waiting, taken
 
 ADDRESS = "127.0.0.1:1"
 
@@ -36,7 +36,7 @@ def _nothing_is_sent(message: Message) -> None:
 
 
 async def _address(request: Request) -> str:
-    (part,) = (await request.take()).parts
+    (part,) = (await taken(request)).parts
     assert isinstance(part, Text)
     return part.text
 
@@ -66,7 +66,7 @@ async def test_what_runs_ends_with_the_server_and_what_waits_stays() -> None:
     await _address(running)
     assert not traffic.park(blame=True), "no request is to blame for the end of a server"
     with pytest.raises(Refusal, match="send the request again") as caught:
-        await running.take()
+        await taken(running)
     assert (caught.value.status, caught.value.lasting) == (502, False)
     traffic.connect(_connection(_nothing_is_sent, "127.0.0.1:2"))
     assert await _address(waiting) == "127.0.0.1:2"

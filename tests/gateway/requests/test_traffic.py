@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
-from gateway.requests.request import Request, Terms
+from gateway.requests.request import AnswerPiece, Request, Terms
 from gateway.requests.traffic import ProtocolBreachError, QueueBounds, Traffic, WorkerConnection
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
@@ -39,6 +41,14 @@ from protocol.requests import (
 def _request(request_id: str) -> Request:
     generate = Generate(request_id=request_id, prompt=TextPrompt("x"), sampling=Sampling(seed=1))
     return Request(generate, Terms(deadline_s=5.0), now=100.0)
+
+
+async def taken(request: Request) -> AnswerPiece:
+    """What has arrived for the reader of a request. A wait for more would never end."""
+    reading = asyncio.ensure_future(request.take())
+    await asyncio.sleep(0)
+    assert reading.done(), "nothing has arrived"
+    return await reading
 
 
 class Waiting:
@@ -82,7 +92,7 @@ async def test_the_full_queue_says_when_to_come_back_and_the_deadline_not_to() -
     assert (full.value.code, full.value.retry_after_s) == ("queue_full", 42)
     traffic.tick(105.0, remind_after_s=60.0)
     with pytest.raises(Refusal) as late:
-        await first.take()
+        await taken(first)
     assert (late.value.code, late.value.retry_after_s) == ("deadline_exceeded", None)
     assert late.value.lasting
     assert "deadline of 5 s passed" in late.value.message
@@ -106,7 +116,7 @@ async def test_who_waits_for_memory_in_a_worker_has_a_deadline_too() -> None:
     host.short_of_memory = True
     traffic.tick(106.0, remind_after_s=1e9)
     with pytest.raises(Refusal) as late:
-        await waits.take()
+        await taken(waits)
     assert late.value.code == "deadline_exceeded"
     assert not begun.over
     assert Cancel(request_id="waits.1") in sent
@@ -224,7 +234,7 @@ async def test_the_picture_that_is_to_blame(picture: int | None, param: str | No
     )
     traffic.failed(failure)
     with pytest.raises(Refusal) as refused:
-        await request.take()
+        await taken(request)
     assert refused.value.param == param
 
 

@@ -14,6 +14,7 @@ from protocol.answers import Embedded, Usage
 from protocol.life import Ability
 from protocol.message import Message
 from protocol.requests import Embed, Generate, Sampling, TextPrompt
+from tests.gateway.requests.test_traffic import taken
 
 INPUTS = (TextPrompt("a"), TextPrompt("b"), TextPrompt("c"))
 BOTH: tuple[Ability, ...] = ("embedding", "score")
@@ -69,7 +70,7 @@ async def test_vectors_come_in_parts() -> None:
     assert traffic.embedded(_part("r.1", 1, 2))
     assert not request.over
     assert traffic.embedded(_part("r.1", 3, 4, 5, 6, last=True))
-    piece = await request.take()
+    piece = await taken(request)
     assert piece.usage == Usage(8, 0)
     assert [struct.unpack("<2f", request.vectors[each]) for each in range(3)] == [
         (1, 2),
@@ -100,7 +101,7 @@ async def test_a_request_that_kills_two_workers_is_kept_out() -> None:
         _connect(traffic)
         traffic.park(blame=True)
     with pytest.raises(Refusal) as ended:
-        await request.take()
+        await taken(request)
     assert ended.value.code == "worker_crashed"
     with pytest.raises(Refusal) as twin:
         traffic.submit(_embed("another"))
