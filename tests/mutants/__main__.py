@@ -43,8 +43,8 @@ POLICIES: Final = {
     "gateway/mailbox/store.py": "tests/gateway/mailbox/test_store.py test_archive.py",
     "gateway/models/recovery.py": "tests/gateway/models/test_recovery.py test_compartment.py",
     "gateway/requests/traffic.py": (
-        "tests/gateway/requests/test_traffic.py test_passages.py test_vectors.py "
-        "../models/test_recovery.py ../models/test_compartment.py"
+        "tests/gateway/requests/test_traffic.py test_traffic_course.py test_passages.py "
+        "test_vectors.py ../models/test_recovery.py ../models/test_compartment.py"
     ),
     "gateway/library/hub.py": "tests/gateway/library/test_puller.py",
     "gateway/access/limits.py": (

@@ -43,7 +43,7 @@ async def _address(request: Request) -> str:
 
 async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     traffic = _traffic()
-    first, last, urgent = _passage("1"), _passage("2"), _passage("3", priority=5)
+    first, last, urgent = _passage("1"), _passage("2", keep_alive_s=9), _passage("3", priority=5)
     traffic.connect(_connection(_nothing_is_sent))
     for each in (first, last, urgent):
         traffic.submit(each)
@@ -55,6 +55,9 @@ async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     traffic.passed(urgent, None)
     assert await _address(last) == ADDRESS
     assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 4)
+    assert traffic.use.keep_alive_s is None
+    traffic.passed(last, None)
+    assert traffic.use.keep_alive_s == 9
 
 
 async def test_what_runs_ends_with_the_server_and_what_waits_stays() -> None:

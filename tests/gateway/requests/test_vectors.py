@@ -78,6 +78,16 @@ async def test_vectors_come_in_parts() -> None:
         (5, 6),
     ]
     assert not traffic.busy
+    assert traffic.meter.prompt_tokens == 8
+
+
+async def test_the_texts_of_a_probe_are_not_counted() -> None:
+    traffic = _traffic()
+    embed = Embed(request_id="r", inputs=INPUTS)
+    traffic.submit(Request(embed, Terms(deadline_s=5.0, probe=True), now=100.0))
+    _connect(traffic)
+    traffic.embedded(_part("r.1", 1, 2, 3, 4, 5, 6, last=True))
+    assert traffic.meter.prompt_tokens == 0
 
 
 async def test_another_worker_makes_them_all() -> None:
