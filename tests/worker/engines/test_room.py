@@ -126,6 +126,18 @@ def test_a_cpu_takes_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rooms.largest_chunk() == LARGEST_CHUNK_TOKENS
 
 
+def test_a_group_of_rows_costs_as_much_as_a_step_beside_its_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = []
+    for device in (mx.cpu, mx.gpu):
+        monkeypatch.setattr(rooms.mx, "default_device", lambda device=device: device)
+        costs.append(rooms.step_bytes())
+        assert rooms.grouping(SHAPE).padding_tokens == rooms.step_bytes() // 10
+        assert rooms.grouping(rooms.NO_CACHES).padding_tokens == rooms.step_bytes()
+    assert costs == sorted(costs), "a step of a GPU is quick beside its start"
+
+
 class TestMeasure:
     """Whether caches grow is known by their types; sizes are those that one step leaves."""
 

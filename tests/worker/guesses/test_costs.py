@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.guesses.costs import WIDTHS, StepCosts
+from worker.guesses.costs import WIDTHS, StepCosts, hoped_ratio
 
 KEPT = 5
 
@@ -54,8 +54,9 @@ def test_other_widths_are_not_noted() -> None:
 def test_nearly_as_many_rows_share_a_figure(rows: int) -> None:
     costs = StepCosts()
     _observe(costs, 8, 1, 1.0)
-    _observe(costs, 7, 8, 4.0)
-    assert costs.ratio(rows, 8) == pytest.approx(4.0)
+    _observe(costs, rows, 8, 4.0)
+    assert costs.seconds == {"8x1": 1.0, "8x8": 4.0}
+    assert costs.ratio(7, 8) == pytest.approx(4.0)
 
 
 def test_twice_as_many_rows_stand_in_before_half_as_many() -> None:
@@ -80,6 +81,7 @@ def test_few_rows_stand_in_for_many_and_never_many_for_few() -> None:
 def test_an_unknown_step_counts_as_so_many_steps(rows: int) -> None:
     costs = StepCosts()
     assert [costs.ratio(rows, each) for each in WIDTHS] == list(WIDTHS)
+    assert costs.ratio(rows, 0) == 1.0, "a pass of the drafter"
     assert not costs.is_known(rows, 2)
 
 
@@ -112,3 +114,19 @@ def test_another_worker_knows_what_was_measured() -> None:
     assert later.seconds == costs.seconds == {"4x1": 0.01, "4x16": 0.03}
     assert later.is_measured(4, 16)
     assert later.ratio(4, 16) == costs.ratio(4, 16)
+
+
+def test_the_gain_is_that_in_tokens_a_second_over_half_the_rows() -> None:
+    costs = StepCosts()
+    _observe(costs, 4, 1, 0.8)
+    assert (costs.gain(4), costs.gain(8)) == (None, None)
+    _observe(costs, 2, 1, 0.5)
+    assert costs.gain(4) == pytest.approx(1.25)
+    assert costs.gain(2) is None
+
+
+def test_every_further_token_is_hoped_to_cost_a_part_of_the_first() -> None:
+    assert hoped_ratio(1) == 1.0
+    more = hoped_ratio(2) - 1.0
+    assert 0.0 < more < 1.0
+    assert hoped_ratio(16) == pytest.approx(1.0 + 15 * more)
