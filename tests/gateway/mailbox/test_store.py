@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import stat
+import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -205,6 +206,8 @@ def test_each_owner_has_names_of_its_own(store: Store) -> None:
     found = store.find(("you", "r"), True, True, _taken)
     assert found is not None
     assert found.body == b"you"
+    ((_, body),) = store.entries("you", "responses", None, 9, _taken, newest_first=True)
+    assert body == b"you"
     assert store.find(("", "r"), True, True, _taken) is None
     with pytest.raises(TakenError):
         store.put(_ended(_entry("r", "me")), _outcome(), b"", AMPLE)
@@ -392,3 +395,45 @@ def test_a_full_disk(store: Store) -> None:
         store.finish(_ended(entry), _outcome(b"x" * 1_000_000), AMPLE)
     store.sql.execute("PRAGMA max_page_count = 1000000").fetchone()
     assert store.finish(_ended(entry), _outcome(b"answer"), AMPLE)
+
+
+def test_what_is_still_to_be_made_is_found_by_its_names(store: Store) -> None:
+    for name in "abcd":
+        store.add(_entry(name), b"work", b"[]", b"{}", AMPLE)
+    store.finish(_ended(_entry("b")), _outcome(), AMPLE)
+    assert [entry.id for entry in store.pending([("", "c"), ("", "b"), ("", "a")])] == ["a", "c"]
+
+
+def test_an_answer_counts_with_the_items_that_stay_with_it(store: Store) -> None:
+    for name, items in (("short", b"[]"), ("long", bytes(range(256)) * 9)):
+        before_bytes = store.held_bytes
+        store.add(_entry(name), b"work", items, b"{}", AMPLE)
+        store.finish(_ended(_entry(name)), _outcome(b"{}"), AMPLE)
+        taken_bytes = store.held_bytes - before_bytes
+        assert taken_bytes == OVERHEAD_BYTES + 2 + len(zlib.compress(items, 1))
+
+
+def test_the_largest_holder_gives_until_another_holds_more(store: Store) -> None:
+    """One after the other, as each answer that goes makes its owner's share smaller."""
+    for owner, names in (("many", "abcd"), ("few", "efg")):
+        for at, name in enumerate(names):
+            store.put(_ended(_entry(name, owner), float(at)), _outcome(), b"[]", AMPLE)
+    size_bytes = store.held_bytes // 7
+    store.expire(Retention(3600.0, 4 * size_bytes), now=10.0)
+    left = {
+        owner: [
+            entry.id
+            for entry, _ in store.entries(owner, "responses", None, 9, _taken, newest_first=False)
+        ]
+        for owner in ("many", "few")
+    }
+    assert left == {"many": ["c", "d"], "few": ["f", "g"]}
+
+
+def test_a_byte_too_many_costs_the_oldest_answer(store: Store) -> None:
+    for at, name in enumerate("abc"):
+        store.put(_ended(_entry(name), float(at)), _outcome(), b"[]", AMPLE)
+    for size_bytes, oldest in ((store.held_bytes, "a"), (store.held_bytes - 1, "b")):
+        store.expire(Retention(3600.0, size_bytes), now=10.0)
+        ((entry, _),) = store.entries("", "responses", None, 1, _taken, newest_first=False)
+        assert entry.id == oldest
