@@ -126,11 +126,15 @@ class RequestQueue:
     def find_running(self, wire_id: str) -> Request | None:
         return self._running.get(wire_id)
 
+    def is_cleared(self, request: Request) -> bool:
+        """Whether the request is a suspect that ran alone, and has shown that it kills nobody."""
+        return request is self._alone and not request.progress.suspect
+
     def acquit(self, request: Request) -> bool:
-        """If the request is a cleared suspect that ran alone, let other requests run beside it.
-        Returns True if the request itself must pause, so that other suspects can run alone.
+        """If the request is cleared, let other requests run beside it. Returns True if the request
+        itself must pause, so that other suspects can run alone.
         """
-        if request is not self._alone or request.progress.suspect:
+        if not self.is_cleared(request):
             return False
         self._alone = None
         if not self._suspects:

@@ -211,10 +211,11 @@ class Traffic:
             if request.over:
                 self._count(request)
                 self._finished(request)
-            elif self.queue.acquit(request):
-                self._send(Cancel(request_id=progress.wire_id))
-                request.park(now)
-                self._note_park(request)
+            elif self.queue.is_cleared(request):
+                if self.queue.acquit(request):
+                    self._send(Cancel(request_id=progress.wire_id))
+                    request.park(now)
+                    self._note_park(request)
                 self.dispatch()
         return useful
 

@@ -196,7 +196,6 @@ async def test_suspects_run_alone_until_they_are_cleared() -> None:
     assert requests[0].state.started_at is None
     world.render("b.2")
     world.say("b.2", SUSPECT_TOKENS)
-    world.traffic.dispatch()
     assert world.told[5:] == ["a.3"]
     meter = world.traffic.meter
     assert (meter.parked, meter.resumed) == (3, 3)
