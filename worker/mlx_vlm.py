@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -43,6 +44,14 @@ def knows(kind: str) -> bool:
 def read_model(folder: Path) -> Any:
     """The model in a folder. Its weights are read when they are used."""
     return load_model(folder, lazy=True)
+
+
+def lacks(model: Any, names: re.Pattern[str]) -> str | None:
+    """The part of a model, by its name, for which its files have no weights. mlx-vlm leaves such a
+    part out without an error.
+    """
+    found = (name for name, part in vars(model).items() if part is None and names.fullmatch(name))
+    return next(found, None)
 
 
 def read_processor(folder: Path) -> Any:

@@ -20,7 +20,7 @@ from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.quantized_cache import QuantizingModel
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
-from worker.system.errors import ModelError, one_sentence
+from worker.system.errors import ModelError, may_pass, one_sentence
 
 
 class Caches:
@@ -64,7 +64,7 @@ class Caches:
         except Exception as error:
             raise ModelError(
                 f"kv_bits: this model can't work with quantized caches: {one_sentence(error)}",
-                permanent=not isinstance(error, RuntimeError | MemoryError),
+                permanent=not may_pass(error),
             ) from error
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub.constants import HF_HUB_CACHE
+from mlx.utils import tree_flatten
 from safetensors import SafetensorError, safe_open
 
 from protocol.hub_cache import find_snapshot
-from protocol.model_files import read_config, read_header_text, read_table
+from protocol.model_files import read_config, read_header, read_header_text, read_table
 from protocol.model_folder import INDEX, check_folder, indexed, weight_files
 from protocol.requests import SamplingDefaults
 from worker.mlx_lm.models import read_adapter
@@ -29,6 +30,15 @@ _SAMPLING_BOUNDS: Final = {
     "top_k": (-1, 1 << 31),
     "min_p": (0.0, 1.0),
 }
+# What an adapter's configuration has under `lora_parameters`, and what that must be.
+_LORA: Final = (
+    ("rank", int, "a whole number"),
+    ("scale", int | float, "a number (alpha isn't read)"),
+    ("dropout", int | float, "a number"),
+    ("keys", list | None, "a list, or left out"),
+)
+# The names of an adapter's tensors in a layer.
+_ADDED: Final = frozenset({"lora_a", "lora_b", "m"})
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapters.safetensors"
 # Files whose whole content is hashed: configuration, tokenizer and template. The largest,
@@ -159,8 +169,28 @@ def add_adapter(model: Any, folder: Path) -> None:
         raise AdapterError(
             f"The adapter in {folder} doesn't match the model: {text or type(error).__name__}"
         ) from error
+    _check_tensors(model, folder / WEIGHTS)
     # Otherwise the new layers would use dropout, as in training.
     model.eval()
+
+
+def _check_tensors(model: Any, path: Path) -> None:
+    """Raise AdapterError if the adapter's file lacks tensors: mlx-lm would compute with random
+    numbers in their place, or without the adapter.
+    """
+    names = read_header(path).tensors.keys()
+    if not names:
+        raise AdapterError(f"{path} has no tensors: train the adapter, or copy its file again.")
+    if all(name.rpartition(".")[2] not in _ADDED for name in names):
+        return  # Of a full training, which gives the model's own tensors.
+    wanted = {
+        name for name, _ in tree_flatten(model.parameters()) if name.rpartition(".")[2] in _ADDED
+    }
+    if missing := sorted(wanted - names):
+        raise AdapterError(
+            f"{path} lacks {len(missing)} of the {len(wanted)} tensors that {CONFIG} asks for, as "
+            f"{missing[0]}: copy both files again, or correct num_layers and keys there."
+        )
 
 
 @contextmanager
@@ -220,6 +250,12 @@ def _check_fields(config: Path, content: dict[str, Any]) -> None:
     for key, kind in (("num_layers", int), ("lora_parameters", dict)):
         if not isinstance(content.get(key), kind):
             raise AdapterError(f"{config}: {key} is {content.get(key)!r}.")
+    for key, kinds, words in _LORA:
+        value = content["lora_parameters"].get(key)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise AdapterError(
+                f"{config}: lora_parameters.{key} is {json.dumps(value)}, and must be {words}."
+            )
 
 
 def _take_weights(digest: hashlib._Hash, path: Path) -> None:

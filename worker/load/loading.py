@@ -20,6 +20,7 @@ from protocol.model_files import encoder_of, read_header
 from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
 from worker import mlx_embeddings as encoders
+from worker.load.faults import fault_of, reason_of
 from worker.load.files import (
     WEIGHTS,
     add_adapter,
@@ -36,7 +37,7 @@ from worker.mlx_lm.heads import with_own_head
 from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
-from worker.system.errors import LoadAbandonedError, ModelError, one_sentence
+from worker.system.errors import LoadAbandonedError, ModelError, may_pass, one_sentence
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
 from worker.text.template import ChatTemplate
@@ -121,7 +122,7 @@ def load(
     folder = find_folder(source)
     check_files(folder, pictures=pictures)
     adapter = None if adapter_path is None else Path(adapter_path)
-    with _one_reason():
+    with one_reason():
         if pictures and (adapter is not None or draft_path is not None):
             raise ModelError(
                 "pictures: a model that looks at them can have neither adapter nor draft_model."
@@ -200,18 +201,19 @@ def _read(
 
 
 @contextmanager
-def _one_reason() -> Iterator[None]:
-    """Turn any failure in the block into a ModelError, except LoadAbandonedError."""
+def one_reason(explain: Callable[[Exception], str] = one_sentence) -> Iterator[None]:
+    """Turn any failure in the block into a ModelError, except LoadAbandonedError. `explain` makes
+    the reason of a failure that lasts.
+    """
     try:
         yield
     except (LoadAbandonedError, ModelError):
         raise
-    except (RuntimeError, MemoryError) as error:
-        # MLX raises these for exhausted memory and failed reads: the next attempt may succeed.
-        raise ModelError(one_sentence(error), permanent=False) from error
     except Exception as error:
         # Each architecture parses config.json in its own way, and fails in its own way.
-        raise ModelError(one_sentence(error)) from error
+        if may_pass(error):
+            raise ModelError(one_sentence(error), permanent=False) from error
+        raise ModelError(explain(error)) from error
 
 
 class _TextParts(NamedTuple):
@@ -247,11 +249,12 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
         )
     from worker.vision.model import NoVisionError, load_vision
 
-    try:
-        with as_opened(folder, pictures=True) as opened:
-            return load_vision(opened)
-    except NoVisionError as error:
-        raise ModelError(f"pictures: {error}.") from error
+    with one_reason(lambda error: reason_of(error, folder, "The model can't be loaded")):
+        try:
+            with as_opened(folder, pictures=True) as opened:
+                return load_vision(opened)
+        except NoVisionError as error:
+            raise ModelError(f"pictures: {error}.") from error
 
 
 def _load_draft(source: str, words: _TextParts) -> Any:
@@ -259,8 +262,7 @@ def _load_draft(source: str, words: _TextParts) -> Any:
     try:
         folder = find_folder(source)
         check_files(folder)
-        with as_opened(folder) as opened:
-            model, config = models.read_model(opened)
+        model, config = load_weights(folder)
         own = read_tokenizer(folder)
     except ModelError as error:
         raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
@@ -283,9 +285,8 @@ def read_tokenizer(folder: Path) -> Any:
         )
     except Exception as error:
         # transformers has many readers, each of which fails in its own way on damaged files.
-        raise ModelError(
-            f"The tokenizer in {folder} can't be loaded: {one_sentence(error)}"
-        ) from error
+        text = f"The tokenizer in {folder} can't be loaded: {one_sentence(error)}"
+        raise ModelError(fault_of(error, folder) or text) from error
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -300,9 +301,16 @@ def _vocabulary(config: dict[str, Any], tokenizer: Any) -> int:
 
 
 def load_weights(folder: Path, *, own_head: bool = False) -> tuple[Any, dict[str, Any]]:
-    """The model in a folder, whose weights are read when they are needed, and its configuration."""
+    """The model in a folder, whose weights are read when they are needed, and its configuration.
+
+    Raises:
+        ModelError: its files can't be understood, or don't belong together.
+    """
     headless = is_headless(folder)
-    with as_opened(folder) as opened:
+    with (
+        one_reason(lambda error: reason_of(error, folder, "The model can't be loaded")),
+        as_opened(folder) as opened,
+    ):
         return models.read_model(
             opened, lambda config: classes_of(config, headless=headless, own_head=own_head)
         )

@@ -4,6 +4,8 @@ is told to finish.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import platform
 import time
@@ -25,7 +27,8 @@ from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
 from worker.engines.room import NO_CACHES, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
-from worker.load.loading import LoadedModel, load
+from worker.load.faults import reason_of
+from worker.load.loading import LoadedModel, load, one_reason
 from worker.mlx_lm.generator import Generator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.macos import wiring
@@ -49,6 +52,8 @@ from worker.system.memory import (
 from worker.vectors.engine import NoText, WithVectors
 from worker.vectors.jobs import VectorJob
 from worker.vectors.making import VectorServing, make_vectors
+
+logger = logging.getLogger("worker")
 
 # Raise this number when the form of stored prompts changes. Prompts of the old form are then not
 # found any more.
@@ -93,6 +98,7 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
         lead = None if leader is None else leader.lead
         _run(thread, served, lead, started_at, awaited=command.awaited)
     except ModelError as error:
+        logger.warning("The load failed: %s", error.reason, exc_info=error.__cause__)
         thread.emit(LoadFailed(reason=error.reason, permanent=error.permanent))
     except LoadAbandonedError:
         return
@@ -157,6 +163,20 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
     )
     if leader is not None:
         leader.until_loaded(thread.should_finish)
+    with one_reason(functools.partial(_no_pass, loaded.folder)):
+        return _try(thread, command, device, leader, loaded)
+
+
+def _try(
+    thread: EngineThread,
+    command: Load,
+    device: Device,
+    leader: RankLeader | None,
+    loaded: LoadedModel,
+) -> Served:
+    """Run tokens through a loaded model, and make its engines. Raises: ModelError, and any other
+    error of the model's code.
+    """
     caches = draft = None
     if not loaded.is_encoder:
         caches = Caches(loaded.model, command.kv_bits)
@@ -185,6 +205,10 @@ def _load(thread: EngineThread, command: Load, device: Device, leader: RankLeade
     return Served(loaded, limits, context, text, vectors)
 
 
+def _no_pass(folder: Path, error: Exception) -> str:
+    return reason_of(error, folder, "The weights are read, but the model computes no token")
+
+
 def _run(
     thread: EngineThread, served: Served, lead: Lead | None, started_at: float, *, awaited: bool
 ) -> None:
@@ -196,7 +220,8 @@ def _run(
         if text is not None:
             tokens, vocabulary = context.now.tokens, loaded.vocabulary
             warming = Warming(text.engine, text.prompt_cache, limits.room, tokens, vocabulary)
-            warming.begin(awaited=awaited, is_interrupted=thread.should_finish)
+            with one_reason(functools.partial(_no_pass, loaded.folder)):
+                warming.begin(awaited=awaited, is_interrupted=thread.should_finish)
             rehearse(loaded, context.now, text.paths)
         if thread.should_finish():
             return

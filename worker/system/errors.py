@@ -20,6 +20,11 @@ from worker.mlx_lm.macos import synchronize
 logger = logging.getLogger("worker")
 
 _LONGEST_REASON: Final = 500
+# MLX raises RuntimeError also for what it can't compute at all, which stays so.
+_LASTING: Final = re.compile(
+    r"not (?:yet )?(?:supported|implemented)|no \w+ implementation|unsupported|only supports|NYI",
+    re.IGNORECASE,
+)
 _KIND: Final = re.compile(r"CommandBufferCallbackError(\w+)")
 # The kinds of GPU failures that pass. In this order: a command took too long, made the screen wait,
 # or was given up together with a command of another process. Other kinds don't pass: an address
@@ -87,6 +92,16 @@ def passing_kind(error: BaseException) -> str | None:
     """The kind of a GPU failure that passes; None for any other error."""
     found = _KIND.search(str(error)) if isinstance(error, RuntimeError) else None
     return found[1] if found is not None and found[1] in _PASSING else None
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether another attempt may succeed: memory was exhausted, a read failed, or the GPU was
+    gone.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    # Python's own kinds of RuntimeError tell of a program or of its input.
+    return type(error) is RuntimeError and _LASTING.search(str(error)) is None
 
 
 class GpuRecovery:

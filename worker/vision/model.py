@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,8 @@ from worker.vision.prompt import SHIFT, Prompted
 from worker.vision.tower import Tower
 
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
+# The names that models give to the part that looks at pictures.
+_EYES: Final = re.compile(r"(?:mm_)?(?:vision|visual)(?:_(?:tower|model|backbone|encoder))?")
 # The shifts of so many prompts' pictures are known.
 _MOST_KNOWN: Final = 1 << 12
 
@@ -36,7 +39,10 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
     config = json.loads((folder / "config.json").read_text("utf-8"))
     kind = mlx_vlm.kind_of(config)
     if not any(config.get(each) for each in _PARTS):
-        raise NoVisionError(f"a model of type {kind} has no part that looks at pictures")
+        raise NoVisionError(
+            f"{folder / 'config.json'} has no vision_config, so this model of type {kind} has no "
+            "part that looks at pictures: leave pictures out, or pull a variant that has one"
+        )
     if config.get("model_file") is not None:
         raise NoVisionError("its files bring code of their own, which is not run")
     if not mlx_vlm.knows(kind):
@@ -44,6 +50,12 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
     model = mlx_vlm.read_model(folder)
     if not hasattr(model, "language_model") or not hasattr(model, "get_input_embeddings"):
         raise NoVisionError(f"models of type {kind} answer in a way that isn't supported")
+    if lacking := mlx_vlm.lacks(model, _EYES):
+        raise NoVisionError(
+            f"the weights in {folder} were converted for texts alone, as they have no {lacking}, "
+            "although config.json has its shape: leave pictures out, or pull a conversion by "
+            "mlx-vlm"
+        )
     processor = mlx_vlm.read_processor(folder)
     return VisionModel(model), config, PictureProcessor(processor, config)
 

@@ -26,7 +26,7 @@ from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
 from worker.sampling.settings import RowSampling
-from worker.system.errors import GpuRecovery, passing_kind
+from worker.system.errors import GpuRecovery, may_pass, passing_kind
 from worker.vectors.jobs import VectorJob
 
 # MLX 0.32's words around those of macOS.
@@ -241,3 +241,28 @@ def test_kinds() -> None:
         "InnocentVictim",
     ]
     assert passing_kind(ValueError(TIMEOUT)) is None
+
+
+@pytest.mark.parametrize("what", [*PASSING, IGNORED, FAULT, "Insufficient Memory"])
+def test_a_load_that_fails_by_the_gpu_may_succeed_later(what: str) -> None:
+    assert may_pass(failure(what))
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[malloc] Unable to allocate 68719476736 bytes."), True),
+        (RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory"), True),
+        (RuntimeError("[read] Unable to read 4096 bytes from file."), True),
+        (RuntimeError("GatherQMM has no GPU implementation."), False),
+        (RuntimeError("[Compile::eval_cpu] float8 is not supported."), False),
+        (RecursionError("maximum recursion depth exceeded"), False),
+        (NotImplementedError("NYI"), False),
+        (ValueError("[matmul] Last dimension of first input with shape (1,2)"), False),
+        (TypeError("unsupported operand type(s) for *: 'NoneType' and 'array'"), False),
+        (AssertionError(), False),
+    ],
+)
+def test_what_a_load_may_get_over(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes

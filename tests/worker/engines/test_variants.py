@@ -13,6 +13,7 @@ from pathlib import Path as Folder
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.qwen3 import Model
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
@@ -34,6 +35,7 @@ from worker.prompt_cache.path import Paths
 from worker.runtime.engine_thread import EngineEnded, EngineStep, EngineThread, ModelReady
 from worker.runtime.prompts import Prepared
 from worker.runtime.serve import prompt_root, serve
+from worker.runtime.warm import Warming
 from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import make_row_sampling
 from worker.system.errors import ModelError
@@ -193,7 +195,17 @@ class TestAdapter:
             (
                 "adapter_config.json",
                 '{"num_layers": 2, "lora_parameters": {"rank": 4, "alpha": 1, "dropout": 0}}',
-                "'scale'",
+                "lora_parameters.scale is null, and must be a number (alpha isn't read)",
+            ),
+            (
+                "adapter_config.json",
+                '{"num_layers": 2, "lora_parameters": {"rank": 4, "scale": null, "dropout": 0}}',
+                "lora_parameters.scale is null",
+            ),
+            (
+                "adapter_config.json",
+                '{"num_layers": 2, "lora_parameters": {"rank": "4", "scale": 1, "dropout": 0}}',
+                'lora_parameters.rank is "4", and must be a whole number',
             ),
             ("adapters.safetensors", None, "has no adapters.safetensors"),
             ("adapters.safetensors", "torn", "damaged or incomplete"),
@@ -213,6 +225,35 @@ class TestAdapter:
         (copy / name).unlink()
         if content is not None:
             (copy / name).write_text(content)
+        with pytest.raises(ModelError) as caught:
+            _load(folders("full_attention"), copy)
+        assert reason in caught.value.reason
+        assert caught.value.permanent
+
+    @pytest.mark.parametrize(
+        ("kept", "reason"),
+        [
+            ("nothing", "has no tensors"),
+            ("lora_a", "lacks 14 of the 28 tensors"),
+            ("lora_b", "lacks 14 of the 28 tensors"),
+            ("layers.0", "as model.layers.1.mlp.down_proj.lora_a"),
+        ],
+    )
+    def test_lacks_tensors(
+        self,
+        kept: str,
+        reason: str,
+        folders: Callable[[str], Folder],
+        adapter: Folder,
+        tmp_path: Folder,
+    ) -> None:
+        copy = tmp_path / "adapter"
+        shutil.copytree(adapter, copy)
+        path = str(copy / "adapters.safetensors")
+        weights = mx.load(path)
+        assert isinstance(weights, dict)
+        mx.eval(weights)
+        mx.save_safetensors(path, {name: each for name, each in weights.items() if kept in name})
         with pytest.raises(ModelError) as caught:
             _load(folders("full_attention"), copy)
         assert reason in caught.value.reason
@@ -354,6 +395,48 @@ class TestLoaded:
         (failed,) = [each for each in events if isinstance(each, LoadFailed)]
         assert failed.permanent
         assert "a sliding window" in failed.reason
+
+    def test_a_first_pass_that_raises_is_one_lasting_reason(
+        self, folders: Callable[[str], Folder], tmp_path: Folder
+    ) -> None:
+        folder = tmp_path / "model"
+        shutil.copytree(folders("full_attention"), folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["rope_theta"] = "10000"
+        (folder / "config.json").write_text(json.dumps(config))
+        events = self.events(Load(str(folder), 4, 4096))
+        assert isinstance(events[-1], LoadFailed)
+        assert events[-1].permanent
+        told = 'config.json: rope_theta is "10000", and must be a number. Correct the file, or'
+        assert told in events[-1].reason
+
+    @pytest.mark.parametrize("part", ["measure", "practice"])
+    @pytest.mark.parametrize(
+        ("error", "lasts"),
+        [
+            (ValueError("[reshape] Cannot reshape array of size 8 into shape (3)."), True),
+            (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), False),
+        ],
+    )
+    def test_errors_behind_the_weights_are_told(
+        self,
+        part: str,
+        error: Exception,
+        lasts: bool,
+        folders: Callable[[str], Folder],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        if part == "measure":
+            monkeypatch.setattr(Model, "__call__", fail)
+        else:
+            monkeypatch.setattr(Warming, "begin", fail)
+        events = self.events(Load(str(folders("full_attention")), 4, 4096))
+        assert isinstance(events[-1], LoadFailed)
+        assert events[-1].permanent is lasts
+        assert str(error).rstrip(".") in events[-1].reason
 
     def test_prompts_are_kept_apart(self, drafted: LoadedModel) -> None:
         """What caches hold depends on how they are kept, and on whose they are: never on a draft

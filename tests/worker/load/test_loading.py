@@ -27,6 +27,16 @@ def _config(folder: Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
+def _without(key: str) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        del config[key]
+        path.write_text(json.dumps(config))
+
+    return spoil
+
+
 def _truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
@@ -76,7 +86,43 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a top_k": (_generation(top_k=5.5), "top_k is 5.5"),
     "min_p as text": (_generation(min_p="low"), "min_p is 'low'"),
     "no number for a temperature": (_generation(temperature=True), "temperature is True"),
-    "weights of another shape": (lambda each: _config(each, hidden_size=256), "shape"),
+    "weights of another shape": (
+        lambda each: _config(each, hidden_size=256),
+        "config.json and the weights don't belong together",
+    ),
+    "heads that are null": (
+        lambda each: _config(each, num_key_value_heads=None),
+        "config.json: num_key_value_heads is null, and must be a whole number. Correct the file",
+    ),
+    "a size as text": (
+        lambda each: _config(each, hidden_size="64", rms_norm_eps=[]),
+        'config.json: hidden_size is "64", and must be a whole number; rms_norm_eps is [], and',
+    ),
+    "a size that is missing": (_without("num_hidden_layers"), "num_hidden_layers is missing"),
+    "a tie that is null": (
+        lambda each: _config(each, tie_word_embeddings=None),
+        "tie_word_embeddings is null, and must be true or false",
+    ),
+    "a context that is null": (
+        lambda each: _config(each, max_position_embeddings=None),
+        "config.json: max_position_embeddings is null. Correct the file",
+    ),
+    "an empty quantization": (
+        lambda each: _config(each, quantization={}),
+        "config.json: quantization is {}, and must have group_size and bits, or be left out",
+    ),
+    "a quantization without bits": (
+        lambda each: _config(each, quantization={"group_size": 64}),
+        'quantization is {"group_size": 64}, and must have group_size and bits',
+    ),
+    "a quantization that is false": (
+        lambda each: _config(each, quantization=False),
+        "quantization is false, and must have",
+    ),
+    "a quantization of no method": (
+        lambda each: _config(each, quantization_config={"bits": 4}),
+        'quantization_config is {"bits": 4}, and must have a quant_method',
+    ),
     "code of its own": (lambda each: _config(each, model_file="evil.py"), "custom module"),
 }
 
@@ -137,6 +183,16 @@ def test_only_files_that_are_opened_count_in_the_fingerprint(tmp_path: Path) -> 
     assert changed != before
     _generation(eos_token_id=5)(folder)
     assert fingerprint(folder) != changed
+
+
+def test_values_of_a_table_in_config_are_named_with_it(tmp_path: Path) -> None:
+    folder = shapes.chunked_attention(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["num_key_value_heads"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"text_config\.num_key_value_heads is null") as caught:
+        load(str(folder), lambda _done, _total: None, lambda: False)
+    assert caught.value.permanent
 
 
 def test_places_that_are_not_there(tmp_path: Path) -> None:

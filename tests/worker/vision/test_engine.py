@@ -170,6 +170,27 @@ def test_pictures_count_in_the_context(qwen2_vl: LoadedModel) -> None:
     assert failed.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_5", "gemma3"])
+def test_weights_for_texts_alone(kind: str, tmp_path: Path) -> None:
+    """mlx-lm's conversions keep the part's shape in config.json."""
+    import mlx.core as mx
+
+    from tests.support.picture_model import picture_model
+
+    folder = picture_model(tmp_path / "model", kind)
+    path = str(folder / "model.safetensors")
+    weights = mx.load(path)
+    assert isinstance(weights, dict)
+    mx.eval(weights)
+    kept = {name: each for name, each in weights.items() if "vis" not in name}
+    assert 0 < len(kept) < len(weights)
+    mx.save_safetensors(path, kept, {"format": "mlx"})
+    with pytest.raises(ModelError, match=r"pictures: the weights in .* for texts alone") as caught:
+        load(str(folder), lambda _done, _total: None, lambda: False, pictures=True)
+    assert caught.value.permanent
+    assert "leave pictures out" in caught.value.reason
+
+
 def test_a_model_without_eyes() -> None:
     from tests.support.shapes import DEMO
 

@@ -1,0 +1,150 @@
+"""Which values in config.json are to blame for an error of a model's own code.
+
+Architectures read config.json into classes of their own, with a type for each value, and check none
+of them. So an error comes late, and names anything but the key. The classes are in the error's
+traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from textwrap import shorten
+from traceback import walk_tb
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from protocol.model_files import read_config
+from worker.system.errors import one_sentence
+
+_WORDS: Final = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    tuple: "a list",
+    dict: "an object",
+}
+# transformers, which reads config.json for the tokenizer, names the key.
+_NAMED: Final = re.compile(r"Validation error for field '(\w+)'")
+_LIBRARIES: Final = ("mlx_lm.", "mlx_vlm.", "mlx_embeddings.")
+_MOST_FAULTS: Final = 4
+_LONGEST_ERROR: Final = 160
+_LONGEST_VALUE: Final = 60
+
+
+def reason_of(error: Exception, folder: Path, failure: str) -> str:
+    """Why the model in a folder fails, and what helps. `failure` says what fails."""
+    return fault_of(error, folder) or (
+        f"{failure}: {one_sentence(error).rstrip('.')}. Either {folder / 'config.json'} and the "
+        "weights don't belong together, or this version of mlx-lm (with pictures, of mlx-vlm) "
+        "doesn't know models of this kind. Pull the model again, or take another conversion."
+    )
+
+
+def fault_of(error: Exception, folder: Path) -> str | None:
+    """The faults of config.json that explain an error, and what helps; None: it has none."""
+    found = dict.fromkeys(_faults(error, read_config(folder)))
+    if not found:
+        return None
+    return (
+        f"{folder / 'config.json'}: {'; '.join(list(found)[:_MOST_FAULTS])}. Correct the file, or "
+        f"pull the model again ({shorten(one_sentence(error), _LONGEST_ERROR)})."
+    )
+
+
+def _faults(error: Exception, config: dict[str, Any]) -> Iterator[str]:
+    yield from _quantization(config)
+    if named := _NAMED.search(str(error)):
+        if found := _find(config, named[1]):
+            yield f"{found[0]} is {_written(found[1])}"
+        return
+    for kind, present in _arguments(error):
+        try:
+            hints = get_type_hints(kind)
+        except (NameError, TypeError):
+            continue
+        for each in fields(kind):
+            if fault := _fault(each, hints.get(each.name, Any), present, config):
+                yield fault
+
+
+def _quantization(config: dict[str, Any]) -> Iterator[str]:
+    own, other = config.get("quantization"), config.get("quantization_config")
+    if own is not None:
+        wrong = not isinstance(own, dict) or not all(
+            type(own.get(key)) is int for key in ("group_size", "bits")
+        )
+        if wrong:
+            yield (
+                f"quantization is {_written(own)}, and must have group_size and bits, or be left "
+                "out if the weights aren't quantized"
+            )
+    elif other and (not isinstance(other, dict) or not isinstance(other.get("quant_method"), str)):
+        yield f"quantization_config is {_written(other)}, and must have a quant_method"
+
+
+def _arguments(error: Exception) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+    """The classes of arguments that functions in the traceback worked with. A class whose arguments
+    were being made comes with the table that they were made of.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        values = list(frame.f_locals.values())
+        if frame.f_code.co_name == "from_dict" and is_dataclass(kind := values[0]):
+            yield kind, frame.f_locals.get("params")
+        # Layers keep their arguments.
+        kept = [getattr(each, "__dict__", {}).get("args") for each in values]
+        for kind in map(type, values + kept):
+            if is_dataclass(kind) and kind.__module__.startswith(_LIBRARIES):
+                yield kind, None
+
+
+def _fault(
+    field: Field[Any], hint: Any, table: dict[str, Any] | None, config: dict[str, Any]
+) -> str | None:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    if table is not None and default is MISSING and field.init and field.name not in table:
+        return f"{field.name} is missing"
+    found = _find(config, field.name)
+    if found is None or found[1] is default or _fits(found[1], hint):
+        return None
+    return f"{found[0]} is {_written(found[1])}, and must be {_words(hint)}"
+
+
+def _find(config: dict[str, Any], key: str) -> tuple[str, Any] | None:
+    """A key in config.json or in a table of it, as people would write it, and its value."""
+    if key in config:
+        return key, config[key]
+    for name, table in config.items():
+        if isinstance(table, dict) and key in table:
+            return f"{name}.{key}", table[key]
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if origin is type(None) or value is None:
+        return value is None and origin in (type(None), Any)
+    if isinstance(value, bool):
+        return origin not in (int, float, str, list, tuple, dict)
+    if origin is float:
+        return isinstance(value, int | float)
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    return origin not in _WORDS or isinstance(value, origin)
+
+
+def _words(hint: Any) -> str:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = (_WORDS.get(get_origin(each) or each) for each in kinds)
+    return " or ".join(dict.fromkeys(each for each in words if each)) or "given"
+
+
+def _written(value: Any) -> str:
+    return shorten(json.dumps(value), _LONGEST_VALUE)
