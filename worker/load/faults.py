@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from textwrap import shorten
-from traceback import walk_tb
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from protocol.model_files import read_config
+from worker.mlx_lm.arguments import argument_classes
 from worker.system.errors import one_sentence
 
 _WORDS: Final = {
@@ -31,7 +31,6 @@ _WORDS: Final = {
 }
 # transformers, which reads config.json for the tokenizer, names the key.
 _NAMED: Final = re.compile(r"Validation error for field '(\w+)'")
-_LIBRARIES: Final = ("mlx_lm.", "mlx_vlm.", "mlx_embeddings.")
 _MOST_FAULTS: Final = 4
 _LONGEST_ERROR: Final = 160
 _LONGEST_VALUE: Final = 60
@@ -63,7 +62,7 @@ def _faults(error: Exception, config: dict[str, Any]) -> Iterator[str]:
         if found := _find(config, named[1]):
             yield f"{found[0]} is {_written(found[1])}"
         return
-    for kind, present in _arguments(error):
+    for kind, present in argument_classes(error):
         try:
             hints = get_type_hints(kind)
         except (NameError, TypeError):
@@ -86,21 +85,6 @@ def _quantization(config: dict[str, Any]) -> Iterator[str]:
             )
     elif other and (not isinstance(other, dict) or not isinstance(other.get("quant_method"), str)):
         yield f"quantization_config is {_written(other)}, and must have a quant_method"
-
-
-def _arguments(error: Exception) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-    """The classes of arguments that functions in the traceback worked with. A class whose arguments
-    were being made comes with the table that they were made of.
-    """
-    for frame, _ in walk_tb(error.__traceback__):
-        values = list(frame.f_locals.values())
-        if frame.f_code.co_name == "from_dict" and is_dataclass(kind := values[0]):
-            yield kind, frame.f_locals.get("params")
-        # Layers keep their arguments.
-        kept = [getattr(each, "__dict__", {}).get("args") for each in values]
-        for kind in map(type, values + kept):
-            if is_dataclass(kind) and kind.__module__.startswith(_LIBRARIES):
-                yield kind, None
 
 
 def _fault(

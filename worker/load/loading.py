@@ -326,7 +326,8 @@ def classes_of(
         return encoders.classes_of(config)
     if headless:
         return models.with_head(config)
-    return with_own_head(models.classes_of(config), kept=own_head)
+    classes = with_own_head(models.classes_of(config), kept=own_head)
+    return models.without_spare_head(classes, config)
 
 
 def is_headless(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -23,6 +24,12 @@ Classes: TypeAlias = Callable[[dict[str, Any]], tuple[type, Any]]
 MASKED: Final = -30000.0
 # The names that architectures give to the model without its head.
 _TRUNKS: Final = ("model", "backbone", "transformer")
+# The head that makes logits, by the names of its weights. With a bias it isn't the embedding.
+_HEAD: Final = re.compile(
+    r"(?:(?:language_model|model|backbone|transformer)\.)*(?:lm_head|output)\.(?:weight|scales|biases)"
+)
+# The keys in config.json that say whether the embedding is the head.
+_TIES: Final = ("tie_word_embeddings", "tie_embedding", "weight_tying")
 # The source of each architecture that can be split by tensors has this text.
 _SHARDS: Final = "    def shard("
 
@@ -59,8 +66,37 @@ def read_adapter(model: Any, folder: Path) -> None:
 
 def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
     """The classes of an architecture that mlx-lm has."""
-    classes: tuple[type, Any] = _get_classes(config)
+    try:
+        classes: tuple[type, Any] = _get_classes(config)
+    except SystemExit:
+        # One architecture's module ends the program in this case.
+        raise ImportError(
+            f"a package that models of type {config['model_type']} need isn't installed here"
+        ) from None
     return classes
+
+
+def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tuple[type, Any]:
+    """The classes of a model that drops a head for which it has no place, since its embedding is
+    its head, too. Some of mlx-lm's architectures do so themselves; files often have both.
+    """
+    model, arguments = classes
+    nested = config.get("text_config")
+    tables = [config, nested] if isinstance(nested, dict) else [config]
+    if any(table.get(key) is False for table in tables for key in _TIES):
+        return classes  # The head differs from the embedding.
+
+    class Model(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            below = getattr(super(), "sanitize", None)
+            found: dict[str, Any] = weights if below is None else below(weights)
+            heads = {name for name in found if _HEAD.fullmatch(name)}
+            if heads:
+                modules = {name.rpartition(".")[0] for name, _ in tree_flatten(self.parameters())}
+                heads = {name for name in heads if name.rpartition(".")[0] not in modules}
+            return {name: each for name, each in found.items() if name not in heads}
+
+    return Model, arguments
 
 
 def with_head(config: dict[str, Any]) -> tuple[type, Any]:
