@@ -191,18 +191,18 @@ class Ready(Message, frozen=True, tag="ready"):
 
     `fingerprint` changes when weights, tokenizer or template change. A request that has begun may
     go on only in a worker with the same fingerprint. The server of a command listens at `address`:
-    host:port, or the path of a socket.
+    host:port, or the path of a socket. Requests run one at a time if `alone`, a phrase, says why.
     """
 
     load_s: float
     weight_bytes: int
     context_tokens: int
-    batching: bool
     fingerprint: str
     memory: MlxMemory
     abilities: tuple[Ability, ...] = ("text",)
     sampling: SamplingDefaults = SamplingDefaults()
     address: str = ""
+    alone: str = ""
 
 
 class LoadFailed(Message, frozen=True, tag="load-failed"):

@@ -182,13 +182,16 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
 
 
 def _remark(compartment: Compartment, fleet: Fleet) -> str | None:
-    """A remark on the disk or the memory of a model that has no failure."""
+    """A remark on a model that has no failure: on its disk, its memory, or how it runs."""
     worker, disk = compartment.worker, fleet.disks.remark(compartment)
     if disk is not None or worker is None or compartment.state is not State.READY:
         return disk
     requests = worker.report.short_of_memory
     elsewhere = None if worker.followers is None else worker.followers.reservation.remark(requests)
-    return elsewhere or fleet.scheduler.remark(compartment.model.id, requests)
+    memory = elsewhere or fleet.scheduler.remark(compartment.model.id, requests)
+    if memory is None and worker.report.alone:
+        return f"requests run one at a time: {worker.report.alone}"
+    return memory
 
 
 def _worker_status(worker: Worker) -> WorkerStatus:

@@ -170,8 +170,8 @@ class WorkerReport:
     """The last report of a worker. Once a model is loaded, `fingerprint`, `abilities` and
     `sampling` are the model's, and `context_tokens` is the context in force. `short_of_memory`
     counts requests that wait for memory in the worker. The worker computes at most `rows` sequences
-    at a time; 0: it hasn't said. `tokens_per_s` is of the last window. The server of a command
-    listens at `address`.
+    at a time; 0: it hasn't said. `alone` says why it computes requests one at a time, if it does.
+    `tokens_per_s` is of the last window. The server of a command listens at `address`.
     """
 
     def __init__(self, memory: WorkerMemory) -> None:
@@ -183,6 +183,7 @@ class WorkerReport:
         self.sampling = SamplingDefaults()
         self.tokens_per_s: float | None = None
         self.address = ""
+        self.alone = ""
         self._memory = memory
         self._loop = asyncio.get_running_loop()
         self._last_step_at: float | None = None
@@ -210,6 +211,7 @@ class WorkerReport:
                 self.abilities = message.abilities
                 self.sampling = message.sampling
                 self.address = message.address
+                self.alone = message.alone
             case Need(context_tokens=context_tokens, held=held, rows=rows):
                 self.context_tokens = context_tokens
                 self.rows = rows
@@ -280,3 +282,4 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     clears: int
     mark: str | None = None
     address: str = ""
+    alone: str = ""

@@ -174,6 +174,7 @@ class Worker:
             clears=len(self._clears),
             mark=self.mark,
             address=self.report.address,
+            alone=self.report.alone,
         )
 
     @property
@@ -192,6 +193,7 @@ class Worker:
         self.report.sampling = state.sampling
         self._clears = PromptClears(state.clears)
         self.report.address = state.address
+        self.report.alone = state.alone
 
     def read_output(self, begun: bytes) -> None:
         """Read the output of an adopted worker from now on. `begun` is the part of a line that was

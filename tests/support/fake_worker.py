@@ -100,7 +100,6 @@ def ready() -> Ready:
         load_s=0.0,
         weight_bytes=0,
         context_tokens=100,
-        batching=True,
         fingerprint="0",
         memory=MlxMemory(),
     )

@@ -250,6 +250,42 @@ def chunked_attention(folder: Path) -> Path:
     return write(folder, {"model_type": "llama4", "text_config": text})
 
 
+def shared_keys(folder: Path) -> Path:
+    """Later layers attend to an earlier one's keys, whose places mlx-lm has for one sequence."""
+    return write(
+        folder,
+        {
+            "model_type": "afm7",
+            "hidden_dim": 64,
+            "hidden_size": 64,
+            "num_layers": 4,
+            "num_hidden_layers": 4,
+            "num_kv_reuse_layers": 2,
+            "num_heads": 4,
+            "num_attention_heads": 4,
+            "num_kv_heads": 2,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+        },
+    )
+
+
+def counted_positions(folder: Path) -> Path:
+    """Embeddings of positions, which mlx-lm counts for one sequence alone."""
+    return write(
+        folder,
+        {
+            "model_type": "gpt_bigcode",
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_inner": 128,
+            "n_head": 4,
+            "n_positions": 4096,
+            "layer_norm_epsilon": 1e-5,
+        },
+    )
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     """Save a model with the demo's tokenizer. The weights are the same on every run."""
     demo = json.loads((DEMO / "config.json").read_text())

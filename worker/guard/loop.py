@@ -199,7 +199,6 @@ class Guard:
                 load_s=time.monotonic() - self._began_at,
                 weight_bytes=0,
                 context_tokens=0,
-                batching=True,
                 fingerprint=self._mark,
                 memory=MlxMemory(),
                 address=self._server.address,

@@ -19,6 +19,15 @@ _SPARE: Final = 8
 _UNBOUNDED: Final = 1 << 30
 # Attention over other padding differs by rounding. Attention over wrong keys differs by more.
 _NEARLY: Final = 0.05
+# Logits of a row beside another may differ by this share from those of the row alone, and by so
+# many times the precision of their number type.
+_LEAST_ROUNDING: Final = 1e-3
+_ROUNDING: Final = 2
+# Kernels for two rows may round otherwise than those for one: what they change of a row beside its
+# own copy, times this, they may change beside another row.
+_NOISE: Final = 4
+# Rounding can choose another expert for a token, but hardly so in all of several tries.
+_TRIES: Final = 3
 
 
 class GroupSize(NamedTuple):
@@ -211,16 +220,76 @@ def caches_of_step(groups: Sequence[RowGroup], width: int) -> list[Any]:
     return groups[0].caches if len(groups) == 1 else joined([each.caches for each in groups])
 
 
+def why_alone(model: Any) -> str | None:
+    """Why a model's rows can't be computed together, as a phrase; None: they can.
+
+    Some architectures were written for one sequence. No attribute tells which: some take the length
+    of the longest row for that of all, as mlx-lm's afm7, and some fail.
+    """
+    if not can_be_merged(make_caches(model)):
+        return "the caches of this model can't be merged"
+    try:
+        if any(_is_same_alone(model, first) for first in range(1, 1 + _TRIES)):
+            return None
+    except Exception as error:
+        if type(error) in (RuntimeError, MemoryError):
+            raise  # Of MLX and its GPU, not of the architecture.
+        told = " ".join(str(error).split()) or type(error).__name__
+        return f"this model can't compute several together ({told})"
+    return "this model answers otherwise when several are computed together"
+
+
+def _is_same_alone(model: Any, first: int) -> bool:
+    """Whether each of two rows of unlike lengths has nearly the same logits beside the other as
+    alone. The rows' tokens begin with `first`.
+    """
+    rows = _computed(model, ([first, 2], [first, 2, 3, 4, 5]))
+    beside = _beside(model, rows, [6, 7])
+    difference = _difference(beside, [_next(model, rows[0], 6), _next(model, rows[1], 7)])
+    if difference <= max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(beside.dtype).eps):
+        return True
+    copies = mx.concatenate([_beside(model, [own, own], [8, 8])[:1] for own in rows])
+    return difference <= _NOISE * _difference(copies, [_next(model, own, 8) for own in rows])
+
+
+def _computed(model: Any, prompts: Sequence[list[int]]) -> list[list[Any]]:
+    """The caches of each prompt, computed alone."""
+    rows = [in_small_steps(make_caches(model)) for _ in prompts]
+    for caches, tokens in zip(rows, prompts, strict=True):
+        mx.eval(model(mx.array([tokens]), cache=caches))
+    return rows
+
+
+def _next(model: Any, caches: list[Any], token: int) -> mx.array:
+    """The logits, (1, vocabulary), after another token of a row alone."""
+    logits: mx.array = model(mx.array([[token]]), cache=caches)[:, -1]
+    return logits
+
+
+def _beside(model: Any, rows: Sequence[list[Any]], tokens: list[int]) -> mx.array:
+    """The logits, (rows, vocabulary), after another token of each row, computed together. The rows'
+    own caches stay as they are.
+    """
+    group = RowGroup(_merged(rows), len(rows))
+    logits: mx.array = model(mx.array(tokens)[:, None], cache=caches_of_step([group], 1))[:, -1]
+    mx.eval(logits)
+    return logits
+
+
+def _difference(found: mx.array, alone: Sequence[mx.array]) -> float:
+    """By which share of the largest logit the logits of a row differ at most."""
+    expected = mx.concatenate(list(alone)).astype(mx.float32)
+    most = mx.abs(found.astype(mx.float32) - expected).max(axis=-1)
+    return float((most / mx.abs(expected).max(axis=-1)).max())
+
+
 def takes_groups(model: Any) -> bool:
     """Whether a model's rows may be in several groups. Some architectures compute attention
     themselves, or look at masks. Only a try tells.
     """
-    prompts = [1, 2], [1, 2, 3, 4, 5]
-    rows = [in_small_steps(make_caches(model)) for _ in prompts]
-    if not can_be_merged(rows[0]):
+    if not can_be_merged(make_caches(model)):
         return False
-    for caches, tokens in zip(rows, prompts, strict=True):
-        mx.eval(model(mx.array([tokens]), cache=caches))
+    rows = _computed(model, ([1, 2], [1, 2, 3, 4, 5]))
     together, other = (RowGroup(_merged(rows), len(rows)) for _ in range(2))
     shared = [each for each in leaves_of(other.caches) if not isinstance(each, RowsCache)]
     apart = [other.part([row], iter(shared)) for row in range(len(rows))]

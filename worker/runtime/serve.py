@@ -29,6 +29,7 @@ from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of
 from worker.load.loading import LoadedModel, load, one_reason
+from worker.mlx_lm import row_groups
 from worker.mlx_lm.generator import Generator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.macos import wiring
@@ -108,11 +109,14 @@ def _serve_model(thread: EngineThread, command: Load, device: Device) -> None:
 
 
 class TextServing(NamedTuple):
-    """The engine for text of a loaded model, and the prompt cache with its keys."""
+    """The engine for text of a loaded model, and the prompt cache with its keys. `alone` says why
+    requests run one at a time, if they do.
+    """
 
     engine: Engine
     paths: Paths
     prompt_cache: PromptCache | None
+    alone: str = ""
 
 
 class Served(NamedTuple):
@@ -177,17 +181,22 @@ def _try(
     """Run tokens through a loaded model, and make its engines. Raises: ModelError, and any other
     error of the model's code.
     """
-    caches = draft = None
+    caches = draft = alone = None
     if not loaded.is_encoder:
         caches = Caches(loaded.model, command.kv_bits)
     if leader is not None and (caches is None or not caches.can_be_merged):
         raise ModelError("mlx-lm has no batches of this model, which several ranks need.")
+    if caches is not None and leader is None:
+        # Rank 0 can't try a model without the others.
+        alone = _why_alone(caches.model, looks=loaded.picture_processor is not None)
+    if alone is not None and loaded.draft is not None:
+        raise ModelError(f"draft_model: guesses are checked in batches, and {alone}.")
     shape = NO_CACHES if caches is None else measure(caches.run, caches.make)
     if caches is not None and loaded.draft is not None:
         draft = make_draft(caches.model, loaded.draft, command.draft_tokens)
         drafted = measure(loaded.draft, draft.drafter.make_cache)
         shape = shape._replace(draft_token_bytes=drafted.token_bytes)
-    elif caches is not None:
+    elif caches is not None and alone is None:
         draft, shape = own_draft(caches.model, command.draft_tokens, shape)
     give_back_buffers()
     if command.wire:
@@ -201,7 +210,7 @@ def _try(
     lead = None if leader is None else leader.lead
     text = None
     if caches is not None:
-        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft)
+        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, alone)
     return Served(loaded, limits, context, text, vectors)
 
 
@@ -229,7 +238,7 @@ def _run(
             load_s=time.monotonic() - started_at,
             weight_bytes=loaded.weight_bytes,
             context_tokens=context.now.tokens,
-            batching=engine.batching,
+            alone="" if text is None else text.alone,
             fingerprint=loaded.fingerprint,
             memory=read_memory(),
             abilities=served.abilities,
@@ -265,6 +274,7 @@ def _make_text(
     caches: Caches,
     lead: Lead | None,
     draft: Draft | None,
+    alone: str | None,
 ) -> TextServing:
     if lead is None:
         cutter = Cutter(caches.run, caches.make)
@@ -279,7 +289,7 @@ def _make_text(
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
     looks = loaded.picture_processor is not None
-    if caches.can_be_merged and (not looks or _can_be_batched(caches.model)):
+    if alone is None:
         engine: Engine = BatchedEngine(
             caches.model,
             loaded.eos_token_ids,
@@ -293,6 +303,7 @@ def _make_text(
             vision=caches.model if looks else None,
         )
     else:
+        logger.warning("Requests run one at a time: %s.", alone)
         engine = SequentialEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -301,14 +312,17 @@ def _make_text(
             prompt_cache,
             loaded.model.begin if looks else None,
         )
-    return TextServing(engine, paths, prompt_cache)
+    return TextServing(engine, paths, prompt_cache, alone or "")
 
 
-def _can_be_batched(model: Any) -> bool:
+def _why_alone(model: Any, *, looks: bool) -> str | None:
+    """Why requests to a model run one at a time; None: they run in batches."""
+    if not looks:
+        return row_groups.why_alone(model)
     # mlx-vlm is an optional dependency, which only models with pictures need.
-    from worker.vision.trial import can_be_batched
+    from worker.vision import trial
 
-    return can_be_batched(model)
+    return trial.why_alone(model)
 
 
 def _open_store(command: Load) -> PromptStore | None:

@@ -6,7 +6,6 @@ shift of positions for each row. No name or attribute tells which, so it is trie
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -20,8 +19,6 @@ from worker.mlx_lm.row_shifts import RowShifts, shift_row
 from worker.mlx_lm.rows import DecodingRows
 from worker.system.errors import one_sentence, passing_kind
 
-logger = logging.getLogger("worker")
-
 # Prompts of different lengths. In steps each row has one token, or these guesses, too.
 _PROMPTS: Final = ((3, 5, 4, 6), (9, 8, 7, 9, 4, 3, 11, 10, 5, 2, 12))
 _GUESSES: Final = (7, 6)
@@ -33,23 +30,22 @@ _LEAST_ROUNDING: Final = 1e-3
 _ROUNDING: Final = 8
 
 
-def can_be_batched(model: Any) -> bool:
-    """Whether rows of texts, and rows of prompts with pictures whose prompts were computed alone,
-    can decode together with this `VisionModel`, whose new caches may be quantized.
+def why_alone(model: Any) -> str | None:
+    """Why rows of texts, and rows of prompts with pictures whose prompts were computed alone, can't
+    decode together with this `VisionModel`, as a phrase; None: they can. Its new caches may be
+    quantized.
     """
-    reason = "steps need more than caches, or the caches can't be merged"
+    if model.attends_across or not can_be_merged(make_caches(model)):
+        return "this model's steps need more than caches, or its caches can't be merged"
     try:
-        if not model.attends_across and can_be_merged(make_caches(model)):
-            if _agrees(model):
-                return True
-            reason = "rows that are computed together differ from each alone"
+        if _agrees(model):
+            return None
     except Exception as error:
         if passing_kind(error) is not None:
             raise
         # Each architecture fails in its own way.
-        reason = one_sentence(error)
-    logger.warning("Requests to this model run one at a time: %s", reason)
-    return False
+        return f"this model can't compute several together ({one_sentence(error)})"
+    return "this model answers otherwise when several are computed together"
 
 
 def _agrees(model: Any) -> bool:

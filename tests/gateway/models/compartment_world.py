@@ -192,7 +192,6 @@ class ModelWorld:
                 load_s=1.0,
                 weight_bytes=1,
                 context_tokens=10,
-                batching=True,
                 fingerprint="f",
                 memory=MlxMemory(),
             )

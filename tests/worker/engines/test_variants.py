@@ -376,7 +376,7 @@ class TestLoaded:
         )
         events = self.events(load)
         ready = next(each.ready for each in events if isinstance(each, ModelReady))
-        assert ready.batching
+        assert not ready.alone
         progress = [each for each in events if isinstance(each, LoadProgress)]
         assert progress[-1].loaded_bytes == progress[-1].total_bytes == ready.weight_bytes
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
@@ -386,7 +386,7 @@ class TestLoaded:
     def test_quantized_caches_are_batched(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("full_attention")), 4, 4096, kv_bits=4))
         (ready,) = [each.ready for each in events if isinstance(each, ModelReady)]
-        assert ready.batching
+        assert not ready.alone
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
 

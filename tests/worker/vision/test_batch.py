@@ -260,9 +260,9 @@ def test_pictures_that_do_not_fit(model: LoadedModel) -> None:
 
 
 def test_the_trial(model: LoadedModel) -> None:
-    from worker.vision.trial import can_be_batched
+    from worker.vision.trial import why_alone
 
-    assert can_be_batched(model.model)
+    assert why_alone(model.model) is None
 
 
 @pytest.mark.parametrize("fault", ["offset", "shift", "failure", "padding"])
@@ -271,7 +271,7 @@ def test_the_trial_finds_faults(
 ) -> None:
     from worker.mlx_lm.row_caches import RowLengths
     from worker.mlx_lm.row_shifts import RowShifts
-    from worker.vision.trial import can_be_batched
+    from worker.vision.trial import why_alone
 
     if fault == "shift" and not model.model._shifts:
         pytest.skip("this family has no shifts")
@@ -289,7 +289,7 @@ def test_the_trial_finds_faults(
         monkeypatch.setattr(RowLengths, "offset", property(fail))
     else:
         monkeypatch.setattr(RowLengths, "mask", lambda *_, **__: None)
-    assert not can_be_batched(model.model)
+    assert why_alone(model.model) is not None
 
 
 @pytest.mark.slow
