@@ -22,7 +22,8 @@ logger = logging.getLogger("worker")
 _LONGEST_REASON: Final = 500
 # MLX raises RuntimeError also for what it can't compute at all, which stays so.
 _LASTING: Final = re.compile(
-    r"not (?:yet )?(?:supported|implemented)|no \w+ implementation|unsupported|only supports|NYI",
+    r"not (?:yet )?(?:supported|implemented)|no \w+ (?:implementation|back-end)|only supports"
+    r"|unsupported|NYI",
     re.IGNORECASE,
 )
 _KIND: Final = re.compile(r"CommandBufferCallbackError(\w+)")

@@ -256,6 +256,7 @@ def test_a_load_that_fails_by_the_gpu_may_succeed_later(what: str) -> None:
         (RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory"), True),
         (RuntimeError("[read] Unable to read 4096 bytes from file."), True),
         (RuntimeError("GatherQMM has no GPU implementation."), False),
+        (RuntimeError("[metal_kernel] No Metal back-end."), False),
         (RuntimeError("[Compile::eval_cpu] float8 is not supported."), False),
         (RecursionError("maximum recursion depth exceeded"), False),
         (NotImplementedError("NYI"), False),
