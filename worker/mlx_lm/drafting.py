@@ -151,7 +151,8 @@ class Drafting:
         keep = []
         for place, (own, length) in enumerate(zip(self._rows, self._group.tokens, strict=True)):
             row = given[own.uid]
-            pairs = zip(own.guesses, row.since(own.seen), strict=False)
+            # The last token is seen with the next guesses, which follow it.
+            pairs = zip(own.guesses, row.since(own.seen)[:-1], strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             if self._drafter.needs_states:
                 # Right guesses are seen again, with the model's states instead of the drafter's.

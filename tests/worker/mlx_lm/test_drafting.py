@@ -66,6 +66,16 @@ def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> No
         drafting.keep(texts)
 
 
+def test_a_row_goes_on_by_one_token_that_was_guessed(model: Any) -> None:
+    """As while warming up measures guesses, and checks others than the drafter's."""
+    drafting = Drafting(DraftModel(model))
+    tokens = [5, 80, 41, 300]
+    ((guesses,), _) = drafting.guess([_row(1, tokens, 3)], _likeliest)
+    tokens.append(guesses[0])
+    ((guesses,), _) = drafting.guess([_row(1, tokens, 3)], _likeliest)
+    assert guesses == _continued(model, tokens, 3)
+
+
 @pytest.mark.slow
 def test_a_long_row_begins_anew_with_its_last_tokens(model: Any) -> None:
     chance = random.Random(4)
