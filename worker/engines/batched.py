@@ -76,12 +76,13 @@ class BatchedEngine(QueuedEngine):
         guesses: bool = True,
         draft: Draft | None = None,
         vision: Vision | None = None,
+        groups: bool | None = None,
     ) -> None:
         """At most `max_concurrency` rows are in the batches; None: as many as make the batches
         faster. A chunk of prompts may hold up rows that decode for about `stall_s` seconds. With
         several ranks `make_generator` makes generators that compute in the other ranks, too.
         Without `guesses` the `draft` guesses nothing either. `vision` is the model if it looks at
-        pictures.
+        pictures. `groups`: rows may be in several groups; None: this is tried.
         """
         super().__init__(room, prompt_cache)
         self._make_generator = make_generator
@@ -96,7 +97,8 @@ class BatchedEngine(QueuedEngine):
         guesses = guesses and alone and padding
         self._learned = Learned(self.step_costs, Shares() if guesses else None, draft, Shares())
         self._model = model
-        self._grouping = grouping(room.shape) if alone and takes_groups(model) else ONE_GROUP
+        groups = alone and (takes_groups(model) if groups is None else groups)
+        self._grouping = grouping(room.shape) if groups else ONE_GROUP
         # Only batches with groups join each other.
         self._drawing = None if self._grouping is ONE_GROUP else self._new_drawing()
         self._looking = None if vision is None else Looking(vision, prompt_cache)

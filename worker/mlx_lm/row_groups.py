@@ -220,30 +220,40 @@ def caches_of_step(groups: Sequence[RowGroup], width: int) -> list[Any]:
     return groups[0].caches if len(groups) == 1 else joined([each.caches for each in groups])
 
 
-def why_alone(model: Any) -> str | None:
-    """Why a model's rows can't be computed together, as a phrase; None: they can.
+class Company(NamedTuple):
+    """Whether a model's rows can be computed together. `fault` is a phrase that says why they
+    can't. `groups`: they may be in several groups.
+    """
+
+    fault: str | None
+    groups: bool = False
+
+
+def company_of(model: Any) -> Company:
+    """Try two rows of unlike lengths, together and each alone.
 
     Some architectures were written for one sequence. No attribute tells which: some take the length
     of the longest row for that of all, as mlx-lm's afm7, and some fail.
     """
     if not can_be_merged(make_caches(model)):
-        return "the caches of this model can't be merged"
+        return Company("the caches of this model can't be merged")
     try:
-        if any(_is_same_alone(model, first) for first in range(1, 1 + _TRIES)):
-            return None
+        for first in range(1, 1 + _TRIES):
+            rows = _computed(model, ([first, 2], [first, 2, 3, 4, 5]))
+            if _is_same_alone(model, rows):
+                return Company(None, _takes_groups(model, rows))
     except Exception as error:
         if type(error) in (RuntimeError, MemoryError):
             raise  # Of MLX and its GPU, not of the architecture.
         told = " ".join(str(error).split()) or type(error).__name__
-        return f"this model can't compute several together ({told})"
-    return "this model answers otherwise when several are computed together"
+        return Company(f"this model can't compute several together ({told})")
+    return Company("this model answers otherwise when several are computed together")
 
 
-def _is_same_alone(model: Any, first: int) -> bool:
-    """Whether each of two rows of unlike lengths has nearly the same logits beside the other as
-    alone. The rows' tokens begin with `first`.
+def _is_same_alone(model: Any, rows: Sequence[list[Any]]) -> bool:
+    """Whether each of two rows has nearly the same logits beside the other as alone. The rows go on
+    by one or two tokens.
     """
-    rows = _computed(model, ([first, 2], [first, 2, 3, 4, 5]))
     beside = _beside(model, rows, [6, 7])
     difference = _difference(beside, [_next(model, rows[0], 6), _next(model, rows[1], 7)])
     if difference <= max(_LEAST_ROUNDING, _ROUNDING * mx.finfo(beside.dtype).eps):
@@ -289,7 +299,10 @@ def takes_groups(model: Any) -> bool:
     """
     if not can_be_merged(make_caches(model)):
         return False
-    rows = _computed(model, ([1, 2], [1, 2, 3, 4, 5]))
+    return _takes_groups(model, _computed(model, ([1, 2], [1, 2, 3, 4, 5])))
+
+
+def _takes_groups(model: Any, rows: Sequence[list[Any]]) -> bool:
     together, other = (RowGroup(_merged(rows), len(rows)) for _ in range(2))
     shared = [each for each in leaves_of(other.caches) if not isinstance(each, RowsCache)]
     apart = [other.part([row], iter(shared)) for row in range(len(rows))]

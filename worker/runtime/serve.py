@@ -29,10 +29,10 @@ from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of
 from worker.load.loading import LoadedModel, load, one_reason
-from worker.mlx_lm import row_groups
 from worker.mlx_lm.generator import Generator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.macos import wiring
+from worker.mlx_lm.row_groups import Company, company_of, takes_groups
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk
@@ -181,14 +181,15 @@ def _try(
     """Run tokens through a loaded model, and make its engines. Raises: ModelError, and any other
     error of the model's code.
     """
-    caches = draft = alone = None
+    caches = draft = company = None
     if not loaded.is_encoder:
         caches = Caches(loaded.model, command.kv_bits)
     if leader is not None and (caches is None or not caches.can_be_merged):
         raise ModelError("mlx-lm has no batches of this model, which several ranks need.")
     if caches is not None and leader is None:
         # Rank 0 can't try a model without the others.
-        alone = _why_alone(caches.model, looks=loaded.picture_processor is not None)
+        company = _company_of(caches.model, looks=loaded.picture_processor is not None)
+    alone = None if company is None else company.fault
     if alone is not None and loaded.draft is not None:
         raise ModelError(f"draft_model: guesses are checked in batches, and {alone}.")
     shape = NO_CACHES if caches is None else measure(caches.run, caches.make)
@@ -210,7 +211,7 @@ def _try(
     lead = None if leader is None else leader.lead
     text = None
     if caches is not None:
-        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, alone)
+        text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, company)
     return Served(loaded, limits, context, text, vectors)
 
 
@@ -274,7 +275,7 @@ def _make_text(
     caches: Caches,
     lead: Lead | None,
     draft: Draft | None,
-    alone: str | None,
+    company: Company | None,
 ) -> TextServing:
     if lead is None:
         cutter = Cutter(caches.run, caches.make)
@@ -289,7 +290,7 @@ def _make_text(
         disk = Disk(store, command.model_id, root, lambda: thread.post(Look()))
     prompt_cache = PromptCache(cutter, disk) if cutter.can_restore else None
     looks = loaded.picture_processor is not None
-    if alone is None:
+    if company is None or company.fault is None:
         engine: Engine = BatchedEngine(
             caches.model,
             loaded.eos_token_ids,
@@ -301,9 +302,10 @@ def _make_text(
             guesses=command.guesses,
             draft=draft,
             vision=caches.model if looks else None,
+            groups=None if company is None else company.groups,
         )
     else:
-        logger.warning("Requests run one at a time: %s.", alone)
+        logger.warning("Requests run one at a time: %s.", company.fault)
         engine = SequentialEngine(
             loaded.model,
             loaded.eos_token_ids,
@@ -312,17 +314,17 @@ def _make_text(
             prompt_cache,
             loaded.model.begin if looks else None,
         )
-    return TextServing(engine, paths, prompt_cache, alone or "")
+    return TextServing(engine, paths, prompt_cache, (company and company.fault) or "")
 
 
-def _why_alone(model: Any, *, looks: bool) -> str | None:
-    """Why requests to a model run one at a time; None: they run in batches."""
+def _company_of(model: Any, *, looks: bool) -> Company:
     if not looks:
-        return row_groups.why_alone(model)
+        return company_of(model)
     # mlx-vlm is an optional dependency, which only models with pictures need.
-    from worker.vision import trial
+    from worker.vision.trial import why_alone
 
-    return trial.why_alone(model)
+    fault = why_alone(model)
+    return Company(fault, groups=fault is None and takes_groups(model))
 
 
 def _open_store(command: Load) -> PromptStore | None:

@@ -15,10 +15,10 @@ from worker.engines.room import measure
 from worker.load.loading import load_weights
 from worker.mlx_lm import row_groups
 from worker.mlx_lm.caches import takes_padding_again
-from worker.mlx_lm.row_groups import takes_groups, why_alone
+from worker.mlx_lm.row_groups import company_of, takes_groups
 
 
-@pytest.mark.parametrize("trial", [takes_groups, takes_padding_again, why_alone])
+@pytest.mark.parametrize("trial", [takes_groups, takes_padding_again, company_of])
 def test_trial_takes_less_memory_than_the_shortest_sequence(
     trial: Callable[[Any], object], tmp_path: Path
 ) -> None:
@@ -44,7 +44,7 @@ def test_trial_takes_less_memory_than_the_shortest_sequence(
 def test_who_runs_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path: Path) -> None:
     model, _ = load_weights(getattr(shapes, shape)(tmp_path / "model"))
     model.set_dtype(kind)
-    assert reason in (why_alone(model) or "")
+    assert reason in (company_of(model).fault or "")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_who_runs_alone(shape: str, reason: str, kind: mx.Dtype, tmp_path: Path)
 )
 def test_who_runs_in_company(shape: str, tmp_path: Path) -> None:
     model, _ = load_weights(getattr(shapes, shape)(tmp_path / "model"))
-    assert why_alone(model) is None
+    assert company_of(model).fault is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.3])
@@ -75,7 +75,7 @@ def test_rounding_of_two_rows_is_no_fault(
         return logits
 
     monkeypatch.setattr(type(model), "__call__", compute)
-    assert why_alone(model) is None
+    assert company_of(model).fault is None
 
 
 def test_a_failure_of_the_gpu_says_nothing_about_the_model(
@@ -88,4 +88,4 @@ def test_a_failure_of_the_gpu_says_nothing_about_the_model(
 
     monkeypatch.setattr(row_groups, "_merged", fail)
     with pytest.raises(RuntimeError, match="Insufficient Memory"):
-        why_alone(model)
+        company_of(model)
