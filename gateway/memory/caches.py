@@ -2,18 +2,32 @@
 
 The sizes follow from the code of mlx-lm's models (`make_cache` and `update_and_fetch`). A layer
 caches keys and values of every token or of a window, a compressed latent, or a state of fixed size.
+The rules go by keys, so that they hold for architectures that aren't known yet. In doubt a cache is
+too large here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
+from gateway.memory.layers import (
+    CHUNKED,
+    Layer,
+    at_layer,
+    first,
+    heads_of,
+    layers_of,
+    listed,
+    settings_of,
+    width_of,
+    window_of,
+)
+from gateway.memory.recurrence import state_bytes_of
 from protocol.life import CACHE_STEP_TOKENS, STATE_TOKENS, peak_share
 
 _LATENT: Final = {
@@ -49,14 +63,29 @@ DEFAULTS: Final[dict[str, dict[str, int]]] = {
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,
     },
+    "gemma4_text": {
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_kv_shared_layers": 20,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+    },
+    "gpt_bigcode": {"multi_query": True},
     "gpt_oss": {
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "head_dim": 64,
         "sliding_window": 128,
     },
+    "iquestloopcoder": {"loop_window_size": 64},
     "mixtral": {"num_attention_heads": 32, "num_key_value_heads": 8},
+    "plamo": {"n_shared_head": 8},
 }
+# Tables with settings of attention: of dbrx, of kimi_linear, and of minimax_m3_vl.
+_OF_ATTENTION: Final = ("attn_config", "linear_attn_config", "sparse_attention_config")
 # The defaults of the model that contains the language model, from mlx-lm's gemma3.ModelArgs.
 _AROUND: Final = {"gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4}}
 
@@ -68,35 +97,19 @@ def language_of(config: Mapping[str, Any]) -> dict[str, Any]:
     nested = config.get("text_config")
     nested = nested if isinstance(nested, dict) else {}
     merged = {**config, **nested}
+    for name in _OF_ATTENTION:
+        if isinstance(table := merged.get(name), dict):
+            merged |= table
+    if config.get("model_type") in CHUNKED:
+        merged["model_type"] = config["model_type"]
     defaults = DEFAULTS.get(str(merged.get("model_type")), {})
     around = _AROUND.get(str(config.get("model_type")), {}) if nested else {}
     return {**defaults, **around, **{k: v for k, v in merged.items() if v is not None}}
 
 
-_MOST_LAYERS: Final = 10_000
 # mlx-lm's QuantizedKVCache gives so many numbers one scale and one bias, which are not quantized.
 _QUANTIZED_GROUP: Final = 64
-# States are summed up in single precision.
-_STATE_ELEMENT_BYTES: Final = 4
-
-
-class Layer(StrEnum):
-    FULL = "keeps all tokens"
-    WINDOW = "keeps a window"
-    STATE = "keeps a state"
-    BOTH = "keeps all tokens and a state"
-    NONE = "keeps nothing"
-
-
-class Recurrence(Struct, frozen=True):
-    """The sizes of a layer that keeps a state: the number of heads, the width of all heads
-    together, the channels of the convolution before the heads, and the elements of the state.
-    """
-
-    heads: int
-    inner: int
-    channels: int
-    elements: int
+_COMPRESSED_BYTES: Final = 4
 
 
 class SequenceCache(Struct, frozen=True):
@@ -139,31 +152,10 @@ class SequenceCache(Struct, frozen=True):
         )
 
 
-_BY_NAME: Final = {
-    "full_attention": Layer.FULL,
-    "attention": Layer.FULL,
-    "global_attention": Layer.FULL,
-    "sliding_attention": Layer.WINDOW,
-    "local_attention": Layer.WINDOW,
-    "chunked_attention": Layer.WINDOW,
-    "linear_attention": Layer.STATE,
-    "mamba": Layer.STATE,
-    "recurrent": Layer.STATE,
-    "conv": Layer.STATE,
-}
-# nemotron_h's letters.
-_BY_LETTER: Final = {"M": Layer.STATE, "*": Layer.FULL, "-": Layer.NONE, "E": Layer.NONE}
-_ONLY_STATES: Final = ("mamba", "mamba2", "rwkv7", "falcon_mamba")
 # These models cache keys and values themselves, although they compute them from a latent.
-DECOMPRESSED: Final = ("deepseek_v2", "minicpm3")
-_CHUNKED: Final = ("llama4", "llama4_text")
-_WINDOW_NAMES: Final = (
-    "sliding_window",
-    "attention_chunk_size",
-    "sliding_window_size",
-    "attention_window_size",
-    "window_size",
-)
+DECOMPRESSED: Final = ("deepseek_v2", "minicpm3", "youtu_llm")
+# The caches of a layer.
+_SEVERAL: Final = {"longcat_flash": 2, "longcat_flash_ngram": 2}
 
 
 def cache_shape(
@@ -178,17 +170,24 @@ def cache_shape(
     """
     text = language_of(config)
     layers = layers_of(text)
-    kept = [each for each in layers if each in (Layer.FULL, Layer.BOTH)]
-    windowed = [each for each in layers if each is Layer.WINDOW]
-    states = [each for each in layers if each in (Layer.STATE, Layer.BOTH)]
-    token_bytes = token_bytes_of(text, element_bytes)
+    if ratios := listed(text, "compress_ratios"):
+        return _compressed(text, element_bytes, ratios)
+    several = _SEVERAL.get(str(text.get("model_type"))) or first(text, "num_loops") or 1
+    full_bytes = _token_bytes(text, element_bytes, (Layer.FULL, Layer.BOTH))
+    window_bytes = window_token_bytes_of(text, element_bytes)
+    kept = sum(layer is not Layer.NONE for layer in layers)
+    if first(text, "loop_window_size"):
+        # The second loop caches a window beside the tokens of the first.
+        window_bytes, several = full_bytes, 1
+        kept *= 2
+    states = sum(layer in (Layer.STATE, Layer.BOTH) for layer in layers)
     return SequenceCache(
-        full_token_bytes=len(kept) * _quantized_bytes(token_bytes, element_bytes, kv_bits),
-        window_token_bytes=len(windowed) * token_bytes,
-        window_tokens=window_of(text) if windowed else 0,
-        state_bytes=len(states) * _state_bytes(text, element_bytes),
-        layers=max(1, sum(each is not Layer.NONE for each in layers)),
-        in_chunks=text.get("model_type") in _CHUNKED,
+        full_token_bytes=several * _quantized_bytes(full_bytes, element_bytes, kv_bits),
+        window_token_bytes=several * window_bytes,
+        window_tokens=window_of(text) if window_bytes else 0,
+        state_bytes=states * state_bytes_of(text, element_bytes) if states else 0,
+        layers=max(1, several * kept),
+        in_chunks=text.get("model_type") in CHUNKED,
     )
 
 
@@ -200,7 +199,7 @@ def head_shape(config: Mapping[str, Any], element_bytes: int) -> SequenceCache:
     """
     text = language_of(config)
     return SequenceCache(
-        full_token_bytes=token_bytes_of(text, element_bytes),
+        full_token_bytes=token_bytes_of(settings_of(text, Layer.FULL), element_bytes),
         window_token_bytes=0,
         window_tokens=0,
         state_bytes=STATE_TOKENS * first(text, "hidden_size") * element_bytes,
@@ -214,92 +213,82 @@ def _quantized_bytes(plain_bytes: int, element_bytes: int, kv_bits: int | None) 
     return ceil(groups * (_QUANTIZED_GROUP * kv_bits / 8 + 2 * element_bytes))
 
 
-def window_of(config: Mapping[str, Any]) -> int:
-    """The most tokens that a layer with a window keeps."""
-    window = first(config, *_WINDOW_NAMES)
-    # A window in chunks grows by a step before it is cut back.
-    return window + CACHE_STEP_TOKENS if config.get("model_type") in _CHUNKED else window
+def window_token_bytes_of(config: Mapping[str, Any], element_bytes: int) -> int:
+    """Bytes that a token takes in the caches of all layers with a window."""
+    return _token_bytes(config, element_bytes, (Layer.WINDOW,))
 
 
-def layers_of(config: Mapping[str, Any]) -> list[Layer]:
-    """The kind of each layer, by the configuration of the language model."""
-    count = first(config, "num_hidden_layers", "n_layers", "n_layer", "num_layers")
-    if count > _MOST_LAYERS:
-        raise ValueError(f"it has {count:,} layers")
-    layers = _named_layers(config, count)
-    shared = first(config, "num_kv_shared_layers")
-    return [*layers[: count - shared], *([Layer.NONE] * shared)] if shared < count else layers
+def _token_bytes(config: Mapping[str, Any], element_bytes: int, kinds: tuple[Layer, ...]) -> int:
+    layers = layers_of(config)
+    return sum(
+        token_bytes_of(at_layer(settings, index), element_bytes)
+        for kind in kinds
+        if kind in layers and (settings := settings_of(config, kind))
+        for index, layer in enumerate(layers)
+        if layer is kind
+    )
 
 
-def _named_layers(config: Mapping[str, Any], count: int) -> list[Layer]:
-    kind = config.get("model_type")
-    if kind in _ONLY_STATES:
-        return [Layer.STATE] * count
-    if kind == "falcon_h1":
-        return [Layer.BOTH] * count
-    if kind in _CHUNKED:
-        # mlx-lm's own rule, whatever the file's layer types say.
-        return [Layer.WINDOW if (index + 1) % 4 else Layer.FULL for index in range(count)]
-    if isinstance(letters := config.get("hybrid_override_pattern"), str):
-        return [_BY_LETTER.get(each, Layer.FULL) for each in letters]
-    for name in ("layer_types", "layers_block_type", "block_types"):
-        if isinstance(names := config.get(name), list) and names:
-            return [_BY_NAME.get(names[index % len(names)], Layer.FULL) for index in range(count)]
-    if isinstance(indices := config.get("full_attn_idxs"), list):
-        return [Layer.FULL if index in indices else Layer.STATE for index in range(count)]
-    if interval := first(config, "full_attention_interval"):
-        return [Layer.STATE if (i + 1) % interval else Layer.FULL for i in range(count)]
-    if period := first(config, "attn_layer_period"):
-        offset = first(config, "attn_layer_offset")
-        return [Layer.FULL if i % period == offset else Layer.STATE for i in range(count)]
-    if pattern := first(config, "sliding_window_pattern"):
-        return [Layer.WINDOW if (i + 1) % pattern else Layer.FULL for i in range(count)]
-    return [Layer.FULL] * count
+def token_bytes_of(settings: Mapping[str, Any], element_bytes: int) -> int:
+    """Bytes that a token takes in the cache of one layer of attention, by the layer's settings."""
+    heads = heads_of(settings)
+    width = width_of(settings) // heads if heads else 0
+    rope = first(settings, "qk_rope_head_dim")
+    index = _index_size(settings)
+    if rank := first(settings, "kv_lora_rank"):
+        if settings.get("model_type") not in DECOMPRESSED:
+            return (rank + rope + index) * element_bytes
+        key = first(settings, "qk_nope_head_dim") + rope
+        return heads * (key + (first(settings, "v_head_dim") or width)) * element_bytes
+    key = first(settings, "head_dim", "kv_channels", "hidden_size_per_head") or width
+    value = first(settings, "v_head_dim") or key
+    return (_groups(settings, heads) * (key + value) + index) * element_bytes
 
 
-def token_bytes_of(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Bytes that a token takes in the cache of one layer of attention."""
-    heads = first(config, "num_attention_heads", "n_heads", "n_head")
-    rope = first(config, "qk_rope_head_dim")
-    if rank := first(config, "kv_lora_rank"):
-        if config.get("model_type") not in DECOMPRESSED:
-            return (rank + rope) * element_bytes
-        key = first(config, "qk_nope_head_dim") + rope
-        return heads * (key + (first(config, "v_head_dim") or key)) * element_bytes
-    hidden = first(config, "hidden_size", "d_model", "n_embd", "dim")
-    key = first(config, "head_dim") or (hidden // heads if heads else 0)
-    value = first(config, "v_head_dim") or key
-    groups = first(config, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
-    return groups * (key + value) * element_bytes
+def _groups(settings: Mapping[str, Any], heads: int) -> int:
+    """The number of heads of keys."""
+    if settings.get("multi_query"):
+        return 1
+    if shared := first(settings, "n_shared_head"):
+        return -(-heads // shared)
+    names = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_n_heads")
+    return first(settings, *names, "num_attention_groups") or heads
 
 
-def recurrence_of(config: Mapping[str, Any]) -> Recurrence:
-    """The sizes of the layers that keep a state."""
-    if value_heads := first(config, "linear_num_value_heads"):
-        key_size = first(config, "linear_key_head_dim")
-        inner = value_heads * first(config, "linear_value_head_dim")
-        keys = first(config, "linear_num_key_heads") * key_size
-        return Recurrence(value_heads, inner, 2 * keys + inner, inner * key_size)
-    size = first(config, "state_size", "ssm_state_size", "mamba_d_state", "d_state")
-    heads = first(config, "num_heads", "mamba_num_heads", "mamba_n_heads")
-    inner = heads * first(config, "head_dim", "mamba_head_dim", "mamba_d_head")
-    inner = inner or first(config, "intermediate_size", "d_inner", "lru_width")
-    groups = first(config, "n_groups", "mamba_n_groups") or 1
-    return Recurrence(heads, inner, inner + 2 * groups * size, inner * size)
+def _index_size(settings: Mapping[str, Any]) -> int:
+    """The elements that an indexer keeps of a token. Beside a latent mlx-lm keeps its keys twice,
+    the second time as values.
+    """
+    if first(settings, "kv_lora_rank"):
+        return 2 * first(settings, "index_head_dim")
+    attends_to_all = settings.get("layer_types") == "full_attention"
+    if attends_to_all or settings.get("sparse_attention_freq") == 0:
+        return 0
+    return first(settings, "sparse_index_dim", "index_head_dim")
 
 
-def _state_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Bytes of one layer's state: of the convolution, and of the recurrence behind it."""
-    kernel = first(config, "conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "d_conv")
-    recurrence = recurrence_of(config)
-    convolution = max(kernel - 1, 0) * recurrence.channels * element_bytes
-    return convolution + recurrence.elements * _STATE_ELEMENT_BYTES
-
-
-def first(config: Mapping[str, Any], *names: str) -> int:
-    """The value of the first of these keys that has a positive whole number; 0 if no key has."""
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return 0
+def _compressed(
+    config: Mapping[str, Any], element_bytes: int, ratios: Sequence[Any]
+) -> SequenceCache:
+    """The shape of caches that keep a window, and one entry for so many older tokens as the layer's
+    ratio is. Some layers have entries of their own, and some of these an index over them.
+    """
+    count = len(layers_of(config))
+    keys, index = first(config, "head_dim"), first(config, "index_head_dim")
+    sources, indexed = (
+        frozenset(listed(config, name) or range(count))
+        for name in ("kv_source_layer_ids", "index_source_layer_ids")
+    )
+    elements = sum(
+        (keys + index * (layer in indexed)) / ratio
+        for layer, ratio in enumerate(ratios[:count])
+        if ratio > 0 and layer in sources
+    )
+    return SequenceCache(
+        # Compressed entries are in single precision.
+        full_token_bytes=ceil(elements * _COMPRESSED_BYTES),
+        window_token_bytes=count * keys * element_bytes,
+        window_tokens=window_of(config),
+        state_bytes=0,
+        layers=max(1, count),
+    )

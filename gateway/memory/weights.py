@@ -13,7 +13,8 @@ from msgspec import Struct
 from gateway.config.model import Model
 from gateway.config.model_folders import find_adapter, find_draft
 from gateway.config.model_settings import ModelSettings
-from gateway.memory.caches import DECOMPRESSED, first, layers_of
+from gateway.memory.caches import DECOMPRESSED
+from gateway.memory.layers import first, layers_of
 from gateway.system.memory import BackEnd, back_end
 from protocol.life import RankSplit
 from protocol.model_files import Tensor, read_header

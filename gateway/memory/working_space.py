@@ -11,16 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.memory.caches import (
-    DECOMPRESSED,
-    Layer,
-    SequenceCache,
-    first,
-    layers_of,
-    recurrence_of,
-    token_bytes_of,
-    window_of,
-)
+from gateway.memory.caches import DECOMPRESSED, SequenceCache, window_token_bytes_of
+from gateway.memory.layers import Layer, first, heads_of, layers_of, width_of, window_of
+from gateway.memory.recurrence import recurrence_of
 from gateway.system.memory import BackEnd
 from protocol.life import LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
@@ -93,7 +86,7 @@ def _attention_bytes(
         seen_tokens = min(context_tokens, window_of(config) + chunk)
     else:
         return 0
-    heads = first(config, "num_attention_heads", "n_heads", "n_head")
+    heads = heads_of(config)
     copies = int(written)
     if written and config.get("model_type") in _WITH_SINKS:
         copies = 3
@@ -108,8 +101,8 @@ def _attention_bytes(
 
 def _in_one_kernel(config: Mapping[str, Any], system: BackEnd) -> bool:
     """Whether attention over a chunk runs in one kernel, and so needs no memory for its scores."""
-    heads = first(config, "num_attention_heads", "n_heads", "n_head")
-    hidden = first(config, "hidden_size", "d_model", "n_embd", "dim")
+    heads = heads_of(config)
+    hidden = width_of(config)
     size = first(config, "qk_nope_head_dim", "head_dim") or (hidden // heads if heads else 0)
     if config.get("model_type") in DECOMPRESSED:
         size += first(config, "qk_rope_head_dim")
@@ -139,11 +132,10 @@ def _beyond_windows_bytes(
     """Bytes that layers with a window keep beyond the window: the last chunk. The window is cut
     back with the first token of the answer (mlx-lm's RotatingKVCache).
     """
-    count = sum(each is Layer.WINDOW for each in layers)
-    if not count:
+    if Layer.WINDOW not in layers:
         return 0
     beyond_tokens = max(0, min(chunk, context_tokens - window_of(config)))
-    return count * beyond_tokens * token_bytes_of(config, element_bytes)
+    return beyond_tokens * window_token_bytes_of(config, element_bytes)
 
 
 def _convolved_bytes(
@@ -152,14 +144,15 @@ def _convolved_bytes(
     """Bytes of the convolutions' inputs. A convolution's state is a slice of its whole input, which
     therefore stays in memory until the next state.
     """
-    if "linear_num_value_heads" in config:
+    recurrence = recurrence_of(config)
+    if recurrence.copied:
         return 0
     count = sum(each in (Layer.STATE, Layer.BOTH) for each in layers)
-    return count * chunk * recurrence_of(config).channels * element_bytes
+    return count * chunk * recurrence.channels * element_bytes
 
 
 def _activation_bytes(config: Mapping[str, Any], element_bytes: int, chunk: int) -> int:
-    width = first(config, "hidden_size", "d_model", "n_embd", "dim")
+    width = width_of(config)
     inner = first(config, "intermediate_size")
     experts = first(config, "num_experts_per_tok") or 1
     if routed := first(config, "moe_intermediate_size"):
@@ -186,8 +179,8 @@ def encoder_bytes(
     """Bytes of an encoder beside its weights, for a batch whose longest text has `tokens`."""
     largest = LARGEST_CHUNK_TOKENS_ON_CPU if system is BackEnd.CPU else LARGEST_CHUNK_TOKENS
     batch = max(largest, tokens)
-    heads = first(config, "num_attention_heads", "n_heads", "n_head")
-    width = first(config, "hidden_size", "d_model", "n_embd", "dim")
+    heads = heads_of(config)
+    width = width_of(config)
     inner = first(config, "intermediate_size")
     scores = _SCORES * heads * batch * tokens * _SINGLE_BYTES
     states = _WIDTHS * width * _SINGLE_BYTES + _INNER * inner * element_bytes

@@ -66,7 +66,8 @@ def test_a_quantized_token(bits: int, kind: mx.Dtype) -> None:
 
 
 def test_windows_are_not_quantized() -> None:
-    config = {**CONFIG, "sliding_window": 64, "sliding_window_pattern": 3}
+    config = {**CONFIG, "model_type": "gemma3_text", "sliding_window": 64}
+    config["sliding_window_pattern"] = 3
     plain, quantized = (cache_shape(config, 2, bits) for bits in (None, 4))
     assert plain.window_token_bytes == quantized.window_token_bytes > 0
     assert quantized.full_token_bytes < plain.full_token_bytes / 3
