@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from gateway.memory.defaults import DEFAULTS
 from gateway.memory.layers import (
     CHUNKED,
     Layer,
@@ -30,60 +31,6 @@ from gateway.memory.layers import (
 from gateway.memory.recurrence import state_bytes_of
 from protocol.life import CACHE_STEP_TOKENS, STATE_TOKENS, peak_share
 
-_LATENT: Final = {
-    "num_attention_heads": 32,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-}
-DEFAULTS: Final[dict[str, dict[str, int]]] = {
-    "afmoe": {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 64},
-    "cohere2": {
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-    },
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
-    "deepseek_v32": _LATENT,
-    "gemma3_text": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-    },
-    "glm4_moe_lite": {
-        "num_attention_heads": 20,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-    },
-    "gemma4_text": {
-        "num_hidden_layers": 35,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "num_kv_shared_layers": 20,
-        "sliding_window": 512,
-        "sliding_window_pattern": 5,
-    },
-    "gpt_bigcode": {"multi_query": True},
-    "gpt_oss": {
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "sliding_window": 128,
-    },
-    "iquestloopcoder": {"loop_window_size": 64},
-    "mixtral": {"num_attention_heads": 32, "num_key_value_heads": 8},
-    "plamo": {"n_shared_head": 8},
-}
 # Tables with settings of attention: of dbrx, of kimi_linear, and of minimax_m3_vl.
 _OF_ATTENTION: Final = ("attn_config", "linear_attn_config", "sparse_attention_config")
 # The defaults of the model that contains the language model, from mlx-lm's gemma3.ModelArgs.
@@ -102,7 +49,8 @@ def language_of(config: Mapping[str, Any]) -> dict[str, Any]:
             merged |= table
     if config.get("model_type") in CHUNKED:
         merged["model_type"] = config["model_type"]
-    defaults = DEFAULTS.get(str(merged.get("model_type")), {})
+    outer = DEFAULTS.get(str(config.get("model_type")), {})
+    defaults = DEFAULTS.get(str(merged.get("model_type")), outer)
     around = _AROUND.get(str(config.get("model_type")), {}) if nested else {}
     return {**defaults, **around, **{k: v for k, v in merged.items() if v is not None}}
 

@@ -77,7 +77,7 @@ _ONLY_FULL: Final = (
 )
 CHUNKED: Final = ("llama4",)
 # Periods that mlx-lm takes if a file names neither the layers' kinds nor a period.
-_WINDOW_PERIODS: Final = {"muse_glimmer": 4, "olmo3": 4, "spark2_5": 4, "step3p5": 2}
+_WINDOW_PERIODS: Final = {"gpt_oss": 2, "muse_glimmer": 4, "olmo3": 4, "spark2_5": 4, "step3p5": 2}
 _STATE_PERIODS: Final = {
     "olmo_hybrid": 4,
     "qwen3_5": 4,

@@ -56,10 +56,11 @@ def recurrence_of(config: Mapping[str, Any]) -> Recurrence:
     if first(config, "conv1d_width"):
         inner = first(config, "lru_width") or width
         return Recurrence(heads, inner, inner, inner, single=False)
-    if first(config, "short_conv_kernel_size", "layer_group_size"):
+    has_short = "short_conv_kernel_size" in config or "kda_layers" in config
+    if has_short or first(config, "layer_group_size"):
         heads = first(config, "num_heads") or heads
         inner = heads * (size or (width // heads if heads else 0))
-        channels = 3 * inner if "short_conv_kernel_size" in config else 0
+        channels = 3 * inner if has_short else 0
         single = config.get("model_type") != "bailing_moe_linear"
         elements = inner * (inner // heads if heads else 0)
         return Recurrence(heads, inner, channels, elements, single=single, copied=True)

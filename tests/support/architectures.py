@@ -88,8 +88,7 @@ TINY: Final[dict[str, _Config]] = {
     "deepseek": {**_GROUPED, "moe_intermediate_size": 32},
     "deepseek_v2": {**_GROUPED, **_LATENT, **_EXPERTS, "rope_scaling": {"type": "yarn",
         "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 1024, "beta_fast": 32, "beta_slow": 1},
-        "n_routed_experts": None},
+        "original_max_position_embeddings": 1024, "beta_fast": 32, "beta_slow": 1}},
     "deepseek_v3": {**_GROUPED, **_LATENT, **_EXPERTS},
     "deepseek_v32": {**_GROUPED, **_LATENT, **_INDEX, **_EXPERTS},
     "deepseek_v41": {**_SIZES, **_INDEX, **_EXPERTS, "q_lora_rank": 32, "qk_rope_head_dim": 8,
@@ -103,7 +102,8 @@ TINY: Final[dict[str, _Config]] = {
         "num_attention_heads": 4, "vocab_size": 100, "rope_theta": 1e4,
         "layer_norm_epsilon": 1e-6, "num_key_value_heads": 2},
     "exaone4": {**_HEADS, "rope_scaling": None, "sliding_window": 32,
-        "sliding_window_pattern": "LLLG"},
+        "sliding_window_pattern": "LLLG",
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "exaone_moe": {**_HEADS, **_WINDOWS, **_EXPERTS, "is_moe_layer": [False, True, True,
         True]},
     "falcon_h1": {**_HEADS, **_MAMBA, "mamba_d_ssm": 64},
@@ -138,8 +138,8 @@ TINY: Final[dict[str, _Config]] = {
         "rotary_dim": 8},
     "granite": {**_GROUPED, **_SCALES},
     "granitemoe": {**_GROUPED, **_SCALES, **_EXPERTS},
-    "granitemoehybrid": {**_GROUPED, **_MAMBA, **_SCALES, **_EXPERTS, "layer_types": ["mamba",
-        "attention"] * 2},
+    "granitemoehybrid": {**_GROUPED, **_MAMBA, **_SCALES, **_EXPERTS, "mamba_d_head": 32,
+        "layer_types": ["mamba", "attention"] * 2},
     "helium": {**_GROUPED, "head_dim": 16},
     "hunyuan": {**_GROUPED, "moe_topk": 2, "use_qk_norm": True, "num_shared_expert": 1,
         "use_mixed_mlp_moe": True, "use_cla": True, "rope_scaling": {"alpha": 1000.0,
@@ -179,7 +179,7 @@ TINY: Final[dict[str, _Config]] = {
     "mamba": {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "state_size": 16,
         "num_hidden_layers": 4, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
         "time_step_rank": 8},
-    "mamba2": {"num_heads": 4, "head_dim": 24, "vocab_size": 100, "hidden_size": 64,
+    "mamba2": {"num_heads": 4, "head_dim": 32, "vocab_size": 100, "hidden_size": 64,
         "intermediate_size": 96, "state_size": 16, "num_hidden_layers": 4,
         "layer_norm_epsilon": 1e-6, "conv_kernel": 4, "n_groups": 1, "use_bias": False,
         "use_conv_bias": True, "tie_word_embeddings": False, "time_step_limit": [0.001, 0.1],
@@ -294,6 +294,7 @@ FORMS: Final[dict[str, tuple[str, _Config]]] = {
     "llama with windows": ("llama", {**_GROUPED, **_WINDOWS}),
     "llama with windows of no size": ("llama", {**_GROUPED, "sliding_window": None,
         "layer_types": ["full_attention"] * 4}),
+    "exaone4 by letters": ("exaone4", {**TINY["exaone4"], "layer_types": None}),
     "exaone4 without windows": ("exaone4", {**_HEADS, "rope_scaling": None,
         "sliding_window": None, "sliding_window_pattern": None}),
     "hunyuan without shared keys": ("hunyuan", {**TINY["hunyuan"], "use_cla": False}),
@@ -360,6 +361,11 @@ PUBLISHED: Final[dict[str, tuple[str, _Config]]] = {
         "num_layers": 28, "num_attention_heads": 64, "ffn_hidden_size": 12288}),
 }
 
+# Architectures that mlx-lm builds from their names alone, as all their sizes have defaults.
+COMPLETE: Final = ("bailing_moe_v3", "cohere", "cohere2", "deepseek", "deepseek_v3",
+    "deepseek_v32", "falcon_h1", "gemma3_text", "gemma4_text", "glm4_moe_lite", "gpt_oss", "gptj",
+    "laguna", "mixtral", "muse_glimmer", "nanochat", "phi", "phimoe", "phixtral", "plamo2",
+    "plamo3", "qwen", "talkie", "youtu_llm")
 # Architectures that MLX computes with kernels for Metal alone.
 NEED_METAL: Final = ("bitnet", "muse_spark")
 # Files of mlx-lm without a shape here, and why.

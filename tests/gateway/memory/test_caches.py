@@ -15,7 +15,7 @@ from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import make_prompt_cache
 
 from gateway.memory.caches import cache_shape
-from tests.support.architectures import FORMS, NEED_METAL, PUBLISHED, TINY, WITHOUT_SHAPE
+from tests.support.architectures import COMPLETE, FORMS, NEED_METAL, PUBLISHED, TINY, WITHOUT_SHAPE
 
 HALF = 2
 CHUNK = 2048
@@ -84,3 +84,8 @@ def test_caches_by_every_form_of_configuration(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_caches_of_published_sizes(name: str) -> None:
     _check(*PUBLISHED[name], tokens=8192)
+
+
+@pytest.mark.parametrize("architecture", COMPLETE)
+def test_caches_by_what_files_leave_out(architecture: str) -> None:
+    _check(architecture, {}, tokens=512)

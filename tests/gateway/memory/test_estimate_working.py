@@ -12,7 +12,8 @@ from typing import Any, Final
 import mlx.core as mx
 import pytest
 
-from gateway.memory.caches import DEFAULTS, language_of
+from gateway.memory.caches import language_of
+from gateway.memory.defaults import DEFAULTS
 from gateway.memory.estimate import Estimate, EstimateTerms, estimate
 from gateway.memory.fitting import PROCESS_BYTES
 from gateway.memory.working_space import working_bytes
@@ -160,8 +161,13 @@ def test_experts_compute_side_by_side() -> None:
 
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_defaults_are_those_of_mlx_lm(kind: str) -> None:
-    arguments = importlib.import_module(f"mlx_lm.models.{kind}").ModelArgs
-    defaults = {each.name: each.default for each in dataclasses.fields(arguments)}
+    module = importlib.import_module(f"mlx_lm.models.{kind}")
+    defaults = {
+        field.name: field.default
+        for name in ("ModelArgs", "TextArgs", "TextModelArgs")
+        if hasattr(module, name)
+        for field in dataclasses.fields(getattr(module, name))
+    }
     assert {name: defaults[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
 
 
