@@ -174,7 +174,7 @@ TINY: Final[dict[str, _Config]] = {
     "llama4_text": {**_HEADS, "use_qk_norm": True, "intermediate_size_mlp": 128,
         "no_rope_layers": [1, 1, 1, 0]},
     "longcat_flash": _LONGCAT,
-    "longcat_flash_ngram": {**_LONGCAT, "ngram_vocab_size_ratio": 2, "emb_neighbor_num": 2,
+    "longcat_flash_ngram": {**_LONGCAT, "ngram_vocab_size_ratio": 2, "emb_neighbor_num": 4,
         "emb_split_num": 2},
     "mamba": {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "state_size": 16,
         "num_hidden_layers": 4, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,

@@ -107,14 +107,14 @@ def bytes_of(caches: Sequence[Any]) -> tuple[int, int]:
     seen some tokens.
 
     The types tell which caches grow. A rotating or chunked cache counts with its largest size. Any
-    other cache counts with its present size.
+    other cache counts with its present size. Some layers leave their cache empty.
     """
     token_bytes = row_bytes = 0
     for leaf in leaves_of(caches):
         if isinstance(leaf, _WINDOWED):
             row_bytes += leaf.nbytes * _window_tokens(leaf) // leaf.keys.shape[2]
         elif isinstance(leaf, KVCache):
-            token_bytes += leaf.nbytes // leaf.keys.shape[2]
+            token_bytes += 0 if leaf.keys is None else leaf.nbytes // leaf.keys.shape[2]
         else:
             row_bytes += leaf.nbytes
     return token_bytes, row_bytes

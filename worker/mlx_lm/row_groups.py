@@ -303,10 +303,10 @@ def takes_groups(model: Any) -> bool:
 
 
 def _takes_groups(model: Any, rows: Sequence[list[Any]]) -> bool:
-    together, other = (RowGroup(_merged(rows), len(rows)) for _ in range(2))
-    shared = [each for each in leaves_of(other.caches) if not isinstance(each, RowsCache)]
-    apart = [other.part([row], iter(shared)) for row in range(len(rows))]
     try:
+        together, other = (RowGroup(_merged(rows), len(rows)) for _ in range(2))
+        shared = [each for each in leaves_of(other.caches) if not isinstance(each, RowsCache)]
+        apart = [other.part([row], iter(shared)) for row in range(len(rows))]
         return bool(together.leaves) and all(
             _is_same(model, [together], apart, mx.array(tokens))
             for tokens in ([[6], [7]], [[8, 9], [10, 11]])
