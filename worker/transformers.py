@@ -5,11 +5,17 @@ At every import, transformers searches three thousand of its files for the names
 The search is half of a worker's work until its hello. Its result depends only on these files, so
 this file stores the result beside them, as Python stores bytecode. If the result can't be stored,
 transformers searches at the next import again.
+
+Where torch is installed, transformers imports it, which takes seconds and hundreds of megabytes. No
+text needs it. So it is hidden from transformers until a model is to look at pictures, for which
+some processors use it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import inspect
 import json
 import marshal
@@ -18,7 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import cache_from_source
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -27,6 +33,7 @@ from typing import Any, Final, TypeAlias
 # worker's imports, and uses no MLX.
 SLOW_IMPORT: Final = "transformers.models.auto.tokenization_auto"
 _MODULE: Final = "transformers.utils.import_utils"
+_TORCH: Final = "torch"
 
 # For each set of back ends: the names that need these back ends, by file.
 Structure: TypeAlias = dict[frozenset[str], dict[str, set[str]]]
@@ -34,10 +41,33 @@ Find: TypeAlias = Callable[[Any, str | None], Structure]
 
 
 def keep_import_structure() -> None:
-    """Have the first import of transformers use and store the result of the search. Call this
-    before that import.
+    """Have the first import of transformers use and store the result of the search, and see no
+    torch. Call this before that import.
     """
     sys.meta_path.insert(0, _Finder())
+
+
+def show_torch() -> None:
+    """Let transformers see torch where it is installed, as if it had never been hidden. What text
+    has imported of transformers stays. Only its rotary embeddings, which are for models in torch,
+    go on without.
+    """
+    if find_spec(_TORCH) is None:
+        return
+    utils = importlib.import_module(_MODULE)
+    found = getattr(utils, "_is_package_available", None)
+    if found is None or not hasattr(found, "__wrapped__"):
+        return
+    utils.__dict__["_is_package_available"] = found.__wrapped__
+    for function in vars(utils).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+    generic = importlib.import_module("transformers.utils.generic")
+    generic.__dict__["_is_torch_available"] = utils.is_torch_available()
+    # These have listed at their import what can't be had without torch.
+    for name, module in sorted(sys.modules.items()):
+        if isinstance(module, utils._LazyModule) and module.__name__ == name:
+            importlib.reload(module)
 
 
 def kept(find: Find, models: Path) -> Find:
@@ -107,6 +137,19 @@ class _Loader(SourceFileLoader):
         if find is not None:
             models = Path(self.path).parent.parent / "models"
             module.__dict__["define_import_structure"] = kept(find, models)
+        available = getattr(module, "_is_package_available", None)
+        if available is not None:
+            module.__dict__["_is_package_available"] = _without_torch(available)
+
+
+def _without_torch(available: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' function that looks for a package, without torch."""
+
+    @functools.wraps(available)
+    def look(pkg_name: str, *arguments: Any, **options: Any) -> Any:
+        return (False, "N/A") if pkg_name == _TORCH else available(pkg_name, *arguments, **options)
+
+    return look
 
 
 def _stamp(models: Path) -> list[int]:

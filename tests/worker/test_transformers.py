@@ -1,4 +1,6 @@
-"""What transformers finds out at an import is kept, and never what it found out before a change."""
+"""What transformers finds out at an import is kept, and never what it found out before a change. It
+sees torch only where pictures are looked at.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tests.support.shapes import DEMO
 from worker.transformers import Structure, kept
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_version_that_is_patched_is_pinned() -> None:
     """To one minor version, which is the one here."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     wanted = [Requirement(each) for each in project["project"]["dependencies"]]
     (pin,) = [each.specifier for each in wanted if each.name == "transformers"]
     here = Version(version("transformers"))
@@ -143,3 +148,52 @@ print(sorted(dir(transformers)))
     run(f"{keep}; from transformers import AutoTokenizer")
     assert run(keep + names) == run(names)
     run(code)
+
+
+# Whether torch was imported, and what transformers can have.
+HAS = """
+import sys
+import transformers.models.auto.tokenization_auto
+utils = sys.modules["transformers.utils.import_utils"]
+print("torch" in sys.modules)
+for name in ("transformers", "transformers.models", "transformers.models.auto"):
+    print(sorted(sys.modules[name]._object_missing_backend))
+print(sorted(name for name in dir(transformers) if not name.startswith("_")))
+print(utils.is_torch_available(), transformers.utils.generic._is_torch_available)
+"""
+SERVES_TEXT = f"""
+from worker.transformers import keep_import_structure, show_torch
+keep_import_structure()
+from protocol.requests import ChatMessage, ChatPrompt
+from worker.load.loading import load
+from worker.mlx_lm.text import detokenizer_after
+model = load({str(DEMO)!r}, lambda _done, _total: None, lambda: False)
+tokens = model.chat_template.tokens(ChatPrompt((ChatMessage("user", "Hello"),)))
+detokenizer = detokenizer_after(tokens, model.tokenizer)
+detokenizer.add_token(tokens[-1])
+"""
+
+
+@pytest.fixture
+def beside_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment with something that looks like torch."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("Tensor = type('Tensor', (), {})\n", "utf-8")
+    about = tmp_path / "torch-2.9.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n", "utf-8")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+def test_text_imports_no_torch_and_pictures_find_all_of_it(beside_torch: dict[str, str]) -> None:
+    def run(code: str) -> list[str]:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=beside_torch
+        )
+        return done.stdout.splitlines()
+
+    by_itself, here = run(HAS), run(f"{SERVES_TEXT}show_torch()\n{HAS}")
+    assert (by_itself[0], here[0]) == ("True", "False")
+    assert here[1:] == by_itself[1:]
+    assert here[-1] == "True True"

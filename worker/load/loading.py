@@ -41,6 +41,7 @@ from worker.system.errors import LoadAbandonedError, ModelError, may_pass, one_s
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
 from worker.text.template import ChatTemplate
+from worker.transformers import show_torch
 
 if TYPE_CHECKING:
     from worker.vision.pictures import PictureProcessor
@@ -247,6 +248,9 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
             "pictures: mlx-vlm, which looks at them, isn't installed: pip install "
             "'mlx-bulkhead[vision]'."
         )
+    # Before mlx-vlm imports what processors are made of.
+    show_torch()
+
     from worker.vision.model import NoVisionError, load_vision
 
     with one_reason(lambda error: reason_of(error, folder, "The model can't be loaded")):
