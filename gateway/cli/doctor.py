@@ -30,6 +30,7 @@ from gateway.doctor.finding import Check, Finding, Severity, findings, worst
 from gateway.doctor.gateway import (
     look_at_configuration,
     look_at_configuration_in_force,
+    look_at_deaths,
     look_at_gateway,
     look_at_leftovers,
     look_at_port,
@@ -78,6 +79,7 @@ CHECKS: Final = (
     Check("version", look_at_version),
     Check("in force", look_at_configuration_in_force),
     Check("workers", look_at_workers),
+    Check("deaths", look_at_deaths),
     Check("leftovers", look_at_leftovers),
     Check("service", look_at_service, deadline_s=60.0),
     Check("model cache", look_at_model_cache),

@@ -196,6 +196,9 @@ def _remarks(model: ModelStatus) -> Iterator[str]:
         yield printable(f"{model.id}: {'; '.join(map(_rank, model.worker.ranks))}")
     if model.reason is not None:
         yield printable(f"{model.id}: {model.reason}")
+    for death in model.repeated_deaths:
+        last = f"the last at {_local(death.last_at)}"
+        yield printable(f"Careful: {model.id}: {death}; {last}. {death.remedy}")
     if _died(model.last_exit):
         yield printable(f"{model.id}: {_exit(model.last_exit)}")
 
@@ -217,8 +220,11 @@ def _died(last_exit: LastExit | None) -> TypeGuard[LastExit]:
 
 
 def _exit(last_exit: LastExit) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last_exit.at))
-    return f"the last worker ended {last_exit.how} at {at}: {last_exit.reason}"
+    return f"the last worker ended {last_exit.how} at {_local(last_exit.at)}: {last_exit.reason}"
+
+
+def _local(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def memory_table(reading: Status) -> Table:

@@ -7,7 +7,7 @@ is gone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from gateway.system.notation import format_size
 from gateway.system.processes import alive
 from gateway.system.state_dir import StateDir, UncleanStarts
 from gateway.system.state_file import read_state
+from gateway.workers.deaths import RepeatedDeath
 from gateway.workers.leftovers import WorkerRecords
 
 
@@ -188,6 +189,9 @@ def judge_configuration(
     yield ok(_CONFIGURATION, f"{verdict}: {count if models else 'no models of its own'}.")
 
 
+_DEATHS: Final = "deaths"
+
+
 class StoppedWorker(Struct, frozen=True):
     """A worker that SIGSTOP has stopped; `model` is None for a spare."""
 
@@ -222,6 +226,23 @@ def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
         )
     if not stopped:
         yield ok("workers", "None was stopped.")
+
+
+def look_at_deaths(installation: Installation) -> Iterator[Finding]:
+    running = installation.running()
+    yield from judge_deaths(running.deaths, gateway_runs=running.holder is not None)
+
+
+def judge_deaths(
+    deaths: Mapping[str, Sequence[RepeatedDeath]], *, gateway_runs: bool
+) -> Iterator[Finding]:
+    """`deaths` has, by model, the errors that its workers die of again and again."""
+    for model_id, errors in deaths.items():
+        for each in errors:
+            yield warning(_DEATHS, f"{each}.", each.remedy, subject=model_id)
+    if not any(deaths.values()):
+        text = "No error has ended workers again and again." if gateway_runs else "No gateway runs."
+        yield ok(_DEATHS, text)
 
 
 class Leftover(Struct, frozen=True):

@@ -27,6 +27,7 @@ from gateway.system.state_dir import (
     running_address,
 )
 from gateway.system.tls import trusting_anybody
+from gateway.workers.deaths import RepeatedDeath
 
 
 class Process(Struct, frozen=True):
@@ -57,9 +58,10 @@ class Running(Struct, frozen=True):
     are as the gateway has recorded them. Without a record, `address` is one at which the process
     listens, or the configured one. `health` is the gateway's answer there, and `key` is the admin
     key if there is an answer. `models` maps the pids of workers to their models. `troubles` maps
-    models to the reasons why they can't be loaded. `unreached` maps hosts to the reasons why the
-    gateway can't reach them, and `refused` upstreams to the reasons why it sends them no requests.
-    `instance` is the gateway's name among those that pass requests on.
+    models to the reasons why they can't be loaded, and `deaths` maps them to the errors that end
+    their workers again and again. `unreached` maps hosts to the reasons why the gateway can't reach
+    them, and `refused` upstreams to the reasons why it sends them no requests. `instance` is the
+    gateway's name among those that pass requests on.
 
     The configured address: `port_free` says whether a gateway could listen there, `port_holder` is
     another process that listens there, and `stranger` is the answer of another gateway there.
@@ -75,6 +77,7 @@ class Running(Struct, frozen=True):
     in_force: ConfigurationInForce | None = None
     models: dict[int, str] = {}
     troubles: dict[str, str] = {}
+    deaths: dict[str, tuple[RepeatedDeath, ...]] = {}
     unreached: dict[str, str] = {}
     refused: dict[str, str] = {}
     instance: str | None = None
@@ -106,6 +109,7 @@ class _Model(Struct, frozen=True):
     state: str = ""
     reason: str | None = None
     worker: _Worker | None = None
+    repeated_deaths: tuple[RepeatedDeath, ...] = ()
 
     @property
     def trouble(self) -> str | None:
@@ -160,6 +164,7 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
         in_force=status.config,
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
         troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
+        deaths={each.id: each.repeated_deaths for each in status.models},
         unreached={
             each.name: each.reason
             for each in status.hosts

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.workers.deaths import RepeatedDeath
 from gateway.workers.verdicts import LastExit
 from protocol.life import Ability
 
@@ -108,6 +109,7 @@ class ModelStatus(Struct):
     `context_tokens` is the context in force; null until the model is loaded. `floor_bytes` stay
     with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes` were
     called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
+    `repeated_deaths` are errors that workers die of again and again.
     """
 
     id: str
@@ -131,6 +133,7 @@ class ModelStatus(Struct):
     restarts: int
     last_exit: LastExit | None
     guesses: GuessesStatus = GuessesStatus()
+    repeated_deaths: list[RepeatedDeath] = []
 
 
 class GroupStatus(Struct):

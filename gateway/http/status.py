@@ -173,6 +173,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
         worker=None if worker is None else _worker_status(worker),
         restarts=compartment.recovery.restarts,
         last_exit=compartment.recovery.last_exit,
+        repeated_deaths=compartment.recovery.deaths.repeated(asyncio.get_running_loop().time()),
         guesses=GuessesStatus(
             guesses.accepted,
             guesses.rejected,

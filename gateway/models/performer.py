@@ -114,6 +114,7 @@ class Performer:
         self.parts.model_memory.entered()
         if self.supervisor is not None:
             self.supervisor.entered()
+            self.recovery.deaths.loaded(self.supervisor.worker.report.fingerprint)
         match self.parts.condition.state:
             case State.READY | State.BACKOFF | State.FAILED | State.HELD:
                 self.load_ordered = False

@@ -26,6 +26,7 @@ from gateway.system.clock import Timer
 from gateway.system.log_lines import about
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
+from gateway.workers.deaths import Deaths, error_of
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.process import ExitStatus
 from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict
@@ -143,6 +144,7 @@ class Recovery:
         self.last_exit: LastExit | None = None
         self.restarts = 0
         self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
+        self.deaths = Deaths(model_id)
         self._end: ModelEvent | None = None
         self._model_id = model_id
         self._condition, self._traffic, self._model_memory, self._log, _ = parts
@@ -202,6 +204,8 @@ class Recovery:
             by_order = status.code == 0 and self._condition.end_reason is not None
             told = worker.loss is not None or by_itself or by_order
             how = None if told else str(status)
+            if self._end is ModelEvent.EXIT and worker.mark is None:
+                self._look_for_repetition(self.last_exit)
             self._judge(ModelEvent.EXIT, reason, how, self.last_exit.log_tail)
 
     def not_started(self, error: Exception) -> None:
@@ -242,12 +246,26 @@ class Recovery:
     def forget(self) -> None:
         """Forget all deaths, and so close the breaker."""
         self._policy.forget()
+        self.deaths.forget()
 
     def disarm(self) -> None:
         """Cancel the next attempt to start a worker."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _look_for_repetition(self, end: LastExit) -> None:
+        """Tell the operator if workers die of one error again and again. It doesn't matter whether
+        a request is to blame: one request ends too few of them.
+        """
+        error = error_of(end.code, end.signal, end.log_tail)
+        if error is None:
+            return
+        told = self.deaths.died(error, self._loop.time(), end.at)
+        if told is not None:
+            reason = f"{told}. {told.remedy}"
+            fields = {"deaths": told.deaths, "error": error}
+            self._events.emit("caution", self._model_id, reason=reason, **fields)
 
     def _judge(self, event: ModelEvent, reason: str, status: str | None, tail: list[str]) -> None:
         """Decide what follows an unexpected death."""

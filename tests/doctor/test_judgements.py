@@ -16,7 +16,7 @@ from gateway.config.settings import Flags, MemorySettings
 from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.files import judge_disk
 from gateway.doctor.finding import Check, Finding, Severity, error, findings, ok, warning, worst
-from gateway.doctor.gateway import Leftover, judge_leftovers
+from gateway.doctor.gateway import Leftover, judge_deaths, judge_leftovers
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import (
     judge_device,
@@ -34,6 +34,7 @@ from gateway.doctor.throughput import SpeedComparison, judge_throughput
 from gateway.memory.fitting import budget_of
 from gateway.service.definition import Installed
 from gateway.system.memory import DeviceMemory, HostMemory
+from gateway.workers.deaths import RepeatedDeath
 from protocol.errands import Environment, Examine, Examined
 
 GB = 10**9
@@ -50,6 +51,16 @@ def test_the_worst_of_all() -> None:
     assert worst([]) is Severity.OK
     assert worst([ok("a", ""), warning("a", "", "")]) is Severity.WARNING
     assert worst([error("a", "", ""), warning("a", "", ""), ok("a", "")]) is Severity.ERROR
+
+
+def test_deaths_of_one_error_have_its_words_and_what_helps() -> None:
+    death = RepeatedDeath("out of memory", 3, 0.0, "Lower it.")
+    (finding,) = judge_deaths({"m": (death,), "n": ()}, gateway_runs=True)
+    assert (finding.check, finding.severity, finding.subject) == ("deaths", Severity.WARNING, "m")
+    assert finding.evidence == "3 of its workers have died of one error: out of memory."
+    assert finding.remedy == "Lower it."
+    assert _severities(judge_deaths({"n": ()}, gateway_runs=True)) == [Severity.OK]
+    assert _severities(judge_deaths({}, gateway_runs=False)) == [Severity.OK]
 
 
 class TestExamination:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.settings import Flags
+from gateway.doctor.gateway import look_at_deaths
+from gateway.doctor.installation import Installation
+from tests.cli.terminal import bulkhead
 from tests.support.faults import in_engine_step, sitecustomize
 from tests.support.gateway import START_S, Gateway, eventually
 from tests.worker.engines.test_gpu_failures import IGNORED, INTERACTIVITY, TIMEOUT, VICTIM, failure
@@ -66,3 +70,34 @@ def test_one_that_never_heals_ends_its_process(
     assert [each["code"] for each in gateway.events("exit")] == [1]
     # Nothing was lost.
     assert answer == gateway.say(QUESTION, max_tokens=60, ignore_eos=True)
+
+
+def test_three_that_end_workers_are_told(
+    start_gateway: Callable[..., Gateway], tmp_path: Path
+) -> None:
+    flag = tmp_path / "fails"
+    fails = f"""
+    if os.path.exists({str(flag)!r}):
+        os.remove({str(flag)!r})
+        raise RuntimeError({str(failure(IGNORED))!r})
+    """
+    gateway = start_gateway(environment=sitecustomize(tmp_path / "site", in_engine_step(fails)))
+    gateway.load()
+    answers = []
+    for _ in range(3):
+        assert gateway.model()["repeated_deaths"] == []
+        flag.touch()
+        answers.append(gateway.say(QUESTION, max_tokens=5, ignore_eos=True))
+        assert not flag.exists()
+    assert len(set(answers)) == 1
+    (death,) = gateway.model()["repeated_deaths"]
+    assert death["deaths"] == 3
+    assert "kIOGPUCommandBufferCallbackErrorSubmissionsIgnored" in death["error"]
+    (told,) = gateway.events("caution")
+    assert (told["model"], told["error"]) == ("demo", death["error"])
+    shown = bulkhead("status", url=gateway.url).stdout.replace("\n", " ")
+    assert "Careful: demo: 3 of its workers have died of one error: [METAL]" in shown
+    doctor = Installation(Flags(state_dir=gateway.state_dir), {})
+    (finding,) = look_at_deaths(doctor)
+    assert (finding.subject, finding.remedy) == ("demo", death["remedy"])
+    assert death["error"].rstrip(".") in finding.evidence

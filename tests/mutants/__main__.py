@@ -38,6 +38,7 @@ POLICIES: Final = {
     "gateway/requests/queue.py": "tests/gateway/requests/test_queue.py",
     "gateway/workers/rank_group.py": "tests/gateway/workers/hosts/test_fate.py test_bereavement.py",
     "gateway/workers/lease.py": "tests/gateway/workers/hosts/test_lease.py test_tenants.py",
+    "gateway/workers/deaths.py": "tests/gateway/workers/test_deaths.py",
     "gateway/workers/verdicts.py": "tests/gateway/workers/test_verdicts.py",
     "gateway/workers/leased.py": "tests/gateway/workers/test_leased.py",
     "gateway/mailbox/store.py": "tests/gateway/mailbox/test_store.py test_archive.py",

@@ -95,6 +95,9 @@ function Model({ model, rates, onVerb }) {
         ${model.pinned && html`<span class="tag">pinned</span>`}
       </div>
       ${model.reason && html`<p class="reason">${model.reason}</p>`}
+      ${model.repeated_deaths.map(
+        (each) => html`<p class="reason">${each.deaths} of its workers have died of one error: ${each.error}. ${each.remedy}</p>`,
+      )}
       ${worker && html`<${Sparkline} rates=${rates} />`}
       <dl class="facts">
         ${facts

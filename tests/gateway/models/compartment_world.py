@@ -186,13 +186,13 @@ class ModelWorld:
             )
         )
 
-    def say_ready(self) -> None:
+    def say_ready(self, fingerprint: str = "f") -> None:
         self.worker.says(
             Ready(
                 load_s=1.0,
                 weight_bytes=1,
                 context_tokens=10,
-                fingerprint="f",
+                fingerprint=fingerprint,
                 memory=MlxMemory(),
             )
         )

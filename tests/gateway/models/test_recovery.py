@@ -193,6 +193,57 @@ async def test_a_restart_policy_that_is_configured_anew_holds_from_the_next_deat
     assert world.state is State.BACKOFF
 
 
+SEGFAULT = ExitStatus(code=None, signal="SIGSEGV")
+
+
+def die_of(world: ModelWorld, status: ExitStatus) -> None:
+    world.worker.ends(status)
+    if world.state is State.BACKOFF:
+        world.compartment.condition.handle(ModelEvent.RETRY)
+    world.come_up()
+
+
+async def test_three_deaths_of_one_error_are_told_until_an_order(world: ModelWorld) -> None:
+    deaths = world.compartment.recovery.deaths
+    now = asyncio.get_running_loop().time()
+    die_of(world, SEGFAULT)
+    die_of(world, SEGFAULT)
+    assert world.told("caution") == []
+    die_of(world, SEGFAULT)
+    (told,) = world.told("caution")
+    assert (told["error"], told["deaths"]) == ("SIGSEGV", 3)
+    assert "`bulkhead logs m`" in str(told["reason"])
+    assert [each.error for each in deaths.repeated(now)] == ["SIGSEGV"]
+    world.compartment.load()
+    assert deaths.repeated(now) == []
+
+
+async def test_three_deaths_of_one_error_are_told_until_other_files_are_loaded(
+    world: ModelWorld,
+) -> None:
+    deaths = world.compartment.recovery.deaths
+    now = asyncio.get_running_loop().time()
+    for _ in range(3):
+        die_of(world, SEGFAULT)
+    world.crash()
+    world.compartment.condition.handle(ModelEvent.RETRY)
+    world.admit()
+    world.say_hello()
+    assert len(deaths.repeated(now)) == 1
+    world.say_ready("g")
+    assert deaths.repeated(now) == []
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV"])
+async def test_a_worker_that_others_end_dies_of_no_error(world: ModelWorld, signal: str) -> None:
+    for _ in range(3):
+        if signal != "SIGKILL":
+            # The gateway ends it.
+            world.compartment.condition.handle(ModelEvent.HUNG, "it hangs")
+        die_of(world, ExitStatus(code=None, signal=signal))
+    assert world.told("caution") == []
+
+
 async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
     recovery = world.compartment.recovery
     world.compartment.restart(force=True)
