@@ -90,6 +90,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "worker",
         "restarts",
         "last_exit",
+        "repeated_deaths",
         "guesses",
     }
     assert set(model["worker"]) == {

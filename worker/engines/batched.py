@@ -110,7 +110,10 @@ class BatchedEngine(QueuedEngine):
         self._stepped: RowBatch | None = None
         self._stall_s = _CAUTION * stall_s
         self._pace = PrefillPace(
-            largest_chunk(), beside_decoding_s=self._stall_s, compiles=compiles_kernels()
+            largest_chunk(),
+            beside_decoding_s=self._stall_s,
+            pair_elements=room.pair_elements,
+            compiles=compiles_kernels(),
         )
         self._begun = 0
 

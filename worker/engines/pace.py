@@ -16,6 +16,7 @@ from math import inf
 from typing import Final
 
 from protocol.life import LARGEST_CHUNK_TOKENS
+from worker.mlx_lm.array_size import most_parts
 
 _SMALLEST: Final = 16
 _FIRST: Final = 64
@@ -59,13 +60,17 @@ class PrefillPace:
         alone_s: float = 1.0,
         beside_decoding_s: float = 0.2,
         *,
+        pair_elements: int = 0,
         compiles: bool = False,
     ) -> None:
         """`largest`, a power of two, bounds the tokens of a chunk over all rows. A chunk should
-        take `alone_s` seconds, or `beside_decoding_s` if rows decode meanwhile. `compiles`: the
-        device compiles kernels for some numbers of tokens when these come for the first time.
+        take `alone_s` seconds, or `beside_decoding_s` if rows decode meanwhile. An array of a step
+        has `pair_elements` for each token of a chunk and each token that it sees: no array has more
+        elements than MLX counts. `compiles`: the device compiles kernels for some numbers of tokens
+        when these come for the first time.
         """
         self._largest = largest
+        self._pair_elements = pair_elements
         self._alone_s = alone_s
         self._beside_decoding_s = beside_decoding_s
         # Speeds, and the lengths of the last chunks, by the magnitude of the context.
@@ -121,7 +126,8 @@ class PrefillPace:
         `decoding`, rows that decode wait for the chunk. Then `share_s` bounds the chunk, too: the
         part of `beside_decoding_s` that other batches leave.
         """
-        most = self._bearable // max(rows, 1)
+        scored = most_parts(self._pair_elements * (context + self._largest))
+        most = min(self._bearable, scored) // max(rows, 1)
         tokens_per_s = self._tokens_per_s(context)
         if tokens_per_s is None:
             return max(_SMALLEST, min(_FIRST, most))

@@ -24,6 +24,8 @@ _STEP_BYTES: Final = 64_000_000
 # Attention on a CPU reads 1 to 3 GB of caches a second. With 9 rows, all padded to one row of
 # 16,000 tokens, a step took 60 ms. With a batch of its own for the long row, a step took 7 ms.
 _STEP_BYTES_ON_CPU: Final = 8_000_000
+# Scores are no smaller than this.
+_LEAST_ELEMENT_BYTES: Final = 2
 # Attention goes through the groups of a batch one after another.
 _MOST_GROUPS: Final = 8
 
@@ -123,6 +125,13 @@ class CacheRoom:
             + sum(resting)
             + int(max(resting, default=0) * (self.shape.peak - 1.0))
         )
+
+    @property
+    def pair_elements(self) -> int:
+        """The most elements that an array of a step has for each token of a chunk and each token
+        that it sees, as the scores of attention; 0: no array has so many.
+        """
+        return self.working_token_bytes // (_LEAST_ELEMENT_BYTES * largest_chunk())
 
     @property
     def free_bytes(self) -> int:

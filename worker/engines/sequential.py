@@ -80,7 +80,11 @@ class SequentialEngine(QueuedEngine):
         self._run: _Run | None = None
         # The sequence of the last step, while its blocks haven't been kept.
         self._stepped: _Run | None = None
-        self._pace = PrefillPace(largest_chunk(), compiles=compiles_kernels())
+        self._pace = PrefillPace(
+            largest_chunk(),
+            pair_elements=room.pair_elements,
+            compiles=compiles_kernels(),
+        )
         self._begun = 0
         self._begin = begin
         self._unfit: list[Broken] = []

@@ -126,7 +126,8 @@ def elements_of(caches: Sequence[Any]) -> tuple[int, int]:
     """
     token_elements = row_elements = 0
     for leaf in leaves_of(caches):
-        if isinstance(leaf, (KVCache, *_WINDOWED)):
+        # A layer without attention leaves its cache empty.
+        if isinstance(leaf, (KVCache, *_WINDOWED)) and not leaf.empty():
             each_slot = max(leaf.keys.size, leaf.values.size) // leaf.keys.shape[2]
             if isinstance(leaf, KVCache):
                 token_elements = max(token_elements, each_slot)

@@ -49,7 +49,10 @@ class VectorEngine:
         self._emit = emit
         self._largest = largest_chunk()
         self._pace = PrefillPace(
-            self._largest, beside_decoding_s=stall_s, compiles=compiles_kernels()
+            self._largest,
+            beside_decoding_s=stall_s,
+            pair_elements=room.pair_elements,
+            compiles=compiles_kernels(),
         )
         self._waiting: dict[VectorKind, WaitingTexts] = {}
         self._runs: dict[int, _JobRun] = {}

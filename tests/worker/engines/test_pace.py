@@ -64,6 +64,18 @@ def test_where_kernels_are_compiled_the_first_chunk_of_a_length_shows_no_speed()
     assert _speed(pace) == 256
 
 
+def test_the_scores_of_a_chunk_fit_one_array() -> None:
+    pace = PrefillPace(2048, pair_elements=32)
+    pace.observe(2048, 0.001)
+    chunks = {
+        context: [pace.chunk(1, decoding=False, context=context) for _ in range(8)][-1]
+        for context in (10_000, 30_000, 100_000, 1_000_000)
+    }
+    assert chunks == {10_000: 2048, 30_000: 2048, 100_000: 512, 1_000_000: 64}
+    assert all(32 * chunk * (context + chunk) < 1 << 31 for context, chunk in chunks.items())
+    assert [pace.chunk(4, decoding=False, context=30_000) for _ in range(3)][-1] == 512
+
+
 def _speed(pace: PrefillPace, *, decoding: bool = False) -> int:
     """The chunk that it settles on."""
     return [pace.chunk(1, decoding) for _ in range(8)][-1]

@@ -17,6 +17,7 @@ from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import load
+from worker.mlx_lm.row_groups import company_of
 
 # One of each kind of cache. The others are for `make test-more`.
 ORDINARY: Final = (
@@ -30,7 +31,6 @@ ORDINARY: Final = (
 )
 FAILS: Final = {
     "gear": "transformers, which reads the tokenizer, refuses its layer types",
-    "gpt_bigcode": "mlx-lm's model can't compute batches",
 }
 # MLX ends the process with its first forward pass on a CPU.
 CRASHES: Final = "phi3small"
@@ -59,7 +59,7 @@ def test_it_is_loaded_and_answers(architecture: str, tmp_path: Path) -> None:
     caches = Caches(loaded.model, None)
     measure(caches.run, caches.make)
     engine: Engine
-    if caches.can_be_merged:
+    if caches.can_be_merged and company_of(caches.model).fault is None:
         engine = BatchedEngine(caches.model, loaded.eos_token_ids, 8, UNBOUNDED)
     else:
         engine = SequentialEngine(loaded.model, loaded.eos_token_ids, UNBOUNDED, caches)
