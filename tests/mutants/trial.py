@@ -18,6 +18,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,8 +34,9 @@ ROOT: Final = Path(__file__).parents[2]
 # Of the time that the tests took as the module is, and were traced: whoever needs more never ends.
 _TIMES: Final = 2
 _MORE_S: Final = 2
-# One that waits for something takes none of that.
-_WALL_S: Final = 600
+# One that waits for something takes none of that. Other processes may take the cores meanwhile.
+_WALL_TIMES: Final = 4
+_WALL_MORE_S: Final = 10
 # Of all tests together, for what is tried without knowing which of them it concerns.
 _CPU_S: Final = 60
 _OURS: Final = ("gateway", "worker", "protocol", "tests")
@@ -44,6 +46,7 @@ class _Run(NamedTuple):
     item: pytest.Item
     lines: frozenset[int]
     took_s: float
+    wall_s: float
 
 
 class Trial:
@@ -87,12 +90,13 @@ class Trial:
     def _tell(self, items: list[pytest.Item], told: BinaryIO) -> bool:
         runs = []
         for index, item in enumerate(items):
-            began_s = time.process_time()
+            began_s, wall_began_s = time.process_time(), time.monotonic()
             with _seen(str(ROOT / self._path)) as lines:
                 failed = _fails(item)
             if failed:
                 return False
-            runs.append((index, frozenset(lines), time.process_time() - began_s))
+            took_s, wall_s = time.process_time() - began_s, time.monotonic() - wall_began_s
+            runs.append((index, frozenset(lines), took_s, wall_s))
         pickle.dump(runs, told)
         told.flush()
         return True
@@ -101,11 +105,11 @@ class Trial:
         """In a process of its own."""
         codes = dict(_codes(compile(version.tree, str(self._path), "exec")))
         if not version.in_function or not _fit(functions, codes):
-            _limit(_CPU_S)
+            _limit(_CPU_S, runs)
             _import_anew(self._path, version.tree)
             return not _pytest(self._tests)
         concerned = [each for each in runs if not each.lines.isdisjoint(version.lines)]
-        _limit(int(_TIMES * sum(each.took_s for each in concerned)) + _MORE_S)
+        _limit(int(_TIMES * sum(each.took_s for each in concerned)) + _MORE_S, concerned)
         for function in functions:
             function.__code__ = codes[_key(function.__code__)]
         return not any(_fails(each.item) for each in concerned)
@@ -125,7 +129,7 @@ def _fails(item: pytest.Item) -> bool:
 
 @contextlib.contextmanager
 def _seen(file: str) -> Iterator[set[int]]:
-    """Which lines of a file are come by."""
+    """Which lines of a file are come by, also in threads that start meanwhile."""
     lines: set[int] = set()
 
     def line(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
@@ -135,11 +139,13 @@ def _seen(file: str) -> Iterator[set[int]]:
     def call(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         return line if frame.f_code.co_filename == file else None
 
+    threading.settrace(call)
     sys.settrace(call)
     try:
         yield lines
     finally:
         sys.settrace(None)
+        threading.settrace(None)
 
 
 def _each(jobs: int, tasks: list[Callable[[], bool]]) -> list[bool]:
@@ -161,7 +167,6 @@ def _fork(task: Callable[[], bool]) -> int:
         return pid
     status = 1
     try:
-        signal.alarm(_WALL_S)
         silent = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(silent, stream)
@@ -175,8 +180,9 @@ def _reap(running: dict[int, int], results: list[bool]) -> None:
     results[running.pop(pid)] = status == 0
 
 
-def _limit(cpu_s: int) -> None:
+def _limit(cpu_s: int, runs: list[_Run]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    signal.alarm(int(_WALL_TIMES * sum(run.wall_s for run in runs)) + _WALL_MORE_S)
 
 
 def _functions(file: str) -> list[FunctionType]:
