@@ -51,7 +51,7 @@ POLICIES: Final = {
     "gateway/access/limits.py": (
         "tests/gateway/access/test_limits.py test_accounts.py ../http/test_auth.py"
     ),
-    "gateway/access/keys.py": "tests/gateway/http/test_auth.py ../access/test_access.py",
+    "gateway/access/keys.py": "tests/gateway/access/test_keys.py ../http/test_auth.py",
     "worker/engines/room.py": "tests/worker/engines/test_room.py",
     "worker/engines/pace.py": "tests/worker/engines/test_pace.py",
     "worker/prompt_cache/snapshots.py": "tests/worker/prompt_cache/test_snapshots.py",

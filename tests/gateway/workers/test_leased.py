@@ -255,7 +255,7 @@ async def test_signals_are_ordered_of_the_host(lease: Lease) -> None:
     await rank.kill()
     path = f"/v1/ranks/{rank.id}"
     assert lease.agent.orders == [("POST", f"{path}/{name}") for name in ("dump", "end", "kill")]
-    assert lease.held.tenants.unwanted == ()
+    assert not lease.held.tenants.unwanted
 
 
 async def test_a_signal_to_a_rank_that_has_ended_is_no_failure(lease: Lease) -> None:
@@ -265,7 +265,7 @@ async def test_a_signal_to_a_rank_that_has_ended_is_no_failure(lease: Lease) -> 
     lease.agent.failure = RefusedError("forbidden", "this key may not")
     with pytest.raises(RefusedError, match="this key may not"):
         await rank.kill()
-    assert lease.held.tenants.unwanted == ()
+    assert not lease.held.tenants.unwanted
 
 
 @pytest.mark.parametrize("name", ["end", "kill"])
@@ -276,7 +276,7 @@ async def test_a_rank_whose_end_could_not_be_ordered_is_ended_by_the_next_turn(
     lease.agent.failure = ConnectionError("there is no way")
     with pytest.raises(ConnectionError):
         await rank.dump()
-    assert lease.held.tenants.unwanted == ()
+    assert not lease.held.tenants.unwanted
     with pytest.raises(ConnectionError):
         await getattr(rank, name)()
     assert lease.held.tenants.unwanted == (rank.id,)
@@ -328,7 +328,7 @@ async def test_a_rank_that_was_not_started_is_forgotten(lease: Lease) -> None:
     rank = lease.rank()
     lease.held.tenants.disown(rank.id)
     lease.held.forget(rank)
-    assert lease.held.tenants.unwanted == ()
+    assert not lease.held.tenants.unwanted
     lease.ahead_s += IDLE_S
     await lease.agent.answers()
     assert lease.let_go

@@ -1,0 +1,155 @@
+"""The keys in force: how they follow their file, and where their usage is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.access.api_key import KeyTerms
+from gateway.access.caller import ADMIN
+from gateway.access.key_file import KeyFile
+from gateway.access.keys import ApiKeys
+from gateway.system.state_dir import StateDir
+from gateway.system.tasks import Tasks
+from protocol.answers import Usage
+
+USAGE = Usage(prompt_tokens=7, completion_tokens=3)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> StateDir:
+    folder = StateDir(tmp_path / "state")
+    folder.path.mkdir(0o700)
+    return folder
+
+
+@pytest.fixture
+def keys(state_dir: StateDir) -> ApiKeys:
+    return ApiKeys(state_dir, exposed=False)
+
+
+def _tokens(keys: ApiKeys) -> dict[str, int]:
+    """The tokens of today's prompts."""
+    return {name: today.prompt_tokens for name, (today, _) in keys.used().items()}
+
+
+async def test_keys_of_an_earlier_start_are_found(keys: ApiKeys, state_dir: StateDir) -> None:
+    _, secret = await keys.add("laptop", KeyTerms())
+    later = ApiKeys(state_dir, exposed=False)
+    assert later.find(secret.encode()) is not None
+    assert later.find(b"another") is None
+    assert later.required
+    assert [key.name for key in later.all] == ["laptop"]
+    assert later.session("laptop").closed is None
+
+
+async def test_new_terms_of_a_key_keep_its_session(keys: ApiKeys, state_dir: StateDir) -> None:
+    await keys.add("laptop", KeyTerms(tpm=41))
+    session = keys.session("laptop")
+    path = state_dir.keys_path
+    changed = path.read_bytes().replace(b"41", b"4100")
+    path.write_bytes(changed)
+    await keys.look()
+    assert keys.session("laptop") is session
+    assert session.closed is None
+    assert session.limits.terms.tpm == 4100
+
+
+async def test_a_file_that_stays_unreadable_is_told_once(
+    keys: ApiKeys, state_dir: StateDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    await keys.add("laptop", KeyTerms())
+    good = state_dir.keys_path.read_bytes()
+    for content, told in ((b"{", 1), (b"{ ", 1), (good, 1), (b"{", 2)):
+        state_dir.keys_path.write_bytes(content)
+        await keys.look()
+        await keys.look()
+        assert len(caplog.messages) == told
+    assert all(message.startswith("The keys stay as they were: ") for message in caplog.messages)
+
+
+async def test_files_are_followed_and_usage_is_kept_by_itself(
+    keys: ApiKeys, state_dir: StateDir
+) -> None:
+    KeyFile(state_dir.keys_path).add("laptop", KeyTerms(), 0.0)
+    keys.account("laptop", USAGE)
+    tasks = Tasks("test")
+    keys.watch(tasks)
+    async with asyncio.timeout(30.0):
+        while not (keys.all and state_dir.usage_path.exists()):  # noqa: ASYNC110 - files tell nobody
+            await asyncio.sleep(0.01)
+    await tasks.cancel_all()
+    assert keys.required
+    assert keys.anybody.closed == "There are API keys by now, and one is needed."
+
+
+async def test_only_keys_in_force_open(keys: ApiKeys) -> None:
+    key, _ = await keys.add("laptop", KeyTerms())
+    assert keys.opens(ADMIN)
+    assert keys.opens(key.owner)
+    assert not keys.opens("laptop")
+    assert not keys.opens("")
+    await keys.revoke("laptop")
+    assert not keys.opens(key.owner)
+    await keys.add("laptop", KeyTerms())
+    assert not keys.opens(key.owner)
+
+
+async def test_an_accepted_answer_takes_a_place_of_its_owner(keys: ApiKeys) -> None:
+    key, _ = await keys.add("laptop", KeyTerms(concurrent=1))
+    assert keys.seat(ADMIN) is None
+    assert keys.seat("phone") is None
+    assert keys.seat(key.owner) is not None
+
+
+async def test_tokens_that_are_spent_count_under_the_key_of_their_owner(keys: ApiKeys) -> None:
+    key, _ = await keys.add("laptop", KeyTerms(tpm=10))
+    assert not keys.exhausted(key.owner)
+    keys.spend(key.owner, USAGE)
+    assert keys.exhausted(key.owner)
+    assert not keys.exhausted(ADMIN)
+    assert not keys.exhausted("phone")
+    keys.spend("", USAGE)
+    assert _tokens(keys) == {"laptop": 7}
+
+
+async def test_usage_is_forwarded_as_long_as_another_gateway_counts(keys: ApiKeys) -> None:
+    forwarded: list[tuple[str, Usage]] = []
+    keys.forward(lambda name, usage: forwarded.append((name, usage)))
+    keys.account("laptop", USAGE)
+    assert forwarded == [("laptop", USAGE)]
+    assert _tokens(keys) == {}
+    keys.forward(None)
+    keys.account("laptop", USAGE)
+    assert len(forwarded) == 1
+    assert _tokens(keys) == {"laptop": 7}
+
+
+async def test_usage_that_was_taken_over_is_kept(keys: ApiKeys, tmp_path: Path) -> None:
+    keys.account("laptop", USAGE)
+    folder = StateDir(tmp_path / "other")
+    folder.path.mkdir(0o700)
+    other = ApiKeys(folder, exposed=False)
+    other.restore(keys.book)
+    await other.keep_accounts()
+    assert _tokens(ApiKeys(folder, exposed=False)) == {"laptop": 7}
+
+
+async def test_usage_that_could_not_be_kept_is_kept_later(
+    keys: ApiKeys, state_dir: StateDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.account("laptop", USAGE)
+    state_dir.usage_path.mkdir()
+    await keys.keep_accounts()
+    assert [message.partition(" in ")[0] for message in caplog.messages] == [
+        "The usage of the keys can't be kept"
+    ]
+    state_dir.usage_path.rmdir()
+    await keys.keep_accounts()
+    assert _tokens(ApiKeys(state_dir, exposed=False)) == {"laptop": 7}
+    # Nothing is written without a change.
+    state_dir.usage_path.unlink()
+    await keys.keep_accounts()
+    assert not state_dir.usage_path.exists()
