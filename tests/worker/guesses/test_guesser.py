@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.guesses.costs import WIDTHS, StepCosts
-from worker.guesses.guesser import BatchGuesser, Drafts, RowShares, Shares
+from worker.guesses.guesser import (
+    BatchGuesser,
+    Drafts,
+    RowShares,
+    Shares,
+    _Chance,
+    _Plan,
+    _Row,
+)
+from worker.guesses.lookup import Lookup
 from worker.mlx_lm.guessing import DRAFTED
 
 NOTHING: list[int] = []
@@ -132,6 +141,91 @@ def test_what_a_constraint_forces_is_guessed() -> None:
     assert guesser.guess([1], [5], [2], _nothing) == [[6, 7]]
     # Another token came than the one that was forced.
     assert guesser.guess([1], [4], [100], _nothing) == [[]]
+
+
+def test_a_single_token_that_is_forced_is_guessed() -> None:
+    guesser = _guesser(_all_cost(1, 0.1), lambda _: [5, 6])
+    guesser.add(1, [1, 2, 3])
+    assert guesser.is_likely([1])
+    assert guesser.guess([1], [5], [100], _nothing) == [[6]]
+    # The next token is no guess.
+    guesser = _guesser(_all_cost(1, 0.1), lambda _: [5])
+    guesser.add(1, [1, 2, 3])
+    assert not guesser.is_likely([1])
+
+
+def test_each_width_of_unknown_cost_is_tried_twice_with_steps_between() -> None:
+    guesser = _guesser(StepCosts())
+    guesser.add(1, REPEATED * 4)
+    widths = _widths(guesser, 1, REPEATED * 2)
+    tries = [(step, width) for step, width in enumerate(widths, 1) if width > 1]
+    expected = [16, 16, 8, 8, 4, 4, 2, 2, 16, 16, 8, 8]
+    assert tries == [(8 * number, width) for number, width in enumerate(expected, 1)]
+
+
+def test_a_drafter_of_unknown_cost_is_tried_once_in_eight_steps() -> None:
+    guesser = _guesser(StepCosts(), drafts=3)
+    guesser.add(1, [])
+    tries = []
+    for step in range(1, 41):
+        if guesser.is_likely([1]):
+            guesser.guess([1], [step], [100], lambda counts: [[0] * count for count in counts])
+            tries.append(step)
+        guesser.take(1, step)
+    assert tries == [8, 16, 24, 32, 40]
+
+
+@pytest.mark.parametrize(
+    ("chance", "width", "tokens"),
+    [
+        (_Chance(3, 0.5, 1.0), 1, 1.0),
+        (_Chance(3, 0.5, 1.0), 2, 1.5),
+        (_Chance(3, 0.5, 1.0), 4, 1.875),
+        (_Chance(3, 0.5, 1.0), 8, 1.875),
+        (_Chance(3, 0.5, 0.5), 4, 1.4375),
+        (_Chance(3, 1.0, 1.0), 4, 4.0),
+        (_Chance(3, 1.0, 0.5), 4, 2.5),
+        (_Chance(0, 0.5, 1.0), 4, 1.0),
+        (_Chance(3, 0.0, 1.0), 4, 1.0),
+    ],
+)
+def test_the_tokens_to_expect_are_a_geometric_series(
+    chance: _Chance, width: int, tokens: float
+) -> None:
+    assert chance.tokens(width) == pytest.approx(tokens)
+
+
+def test_a_wrong_guess_that_takes_a_step_makes_one_token_more() -> None:
+    # In 7 of 8 steps a guess is wrong.
+    assert _Chance(3, 0.5, 1.0).tokens_redone(4) == pytest.approx((1.875 + 0.875) / 1.875)
+    assert _Chance(3, 0.5, 1.0).tokens_redone(2) == pytest.approx((1.5 + 0.5) / 1.5)
+    assert _Chance(3, 0.5, 0.5).tokens_redone(2) == pytest.approx((1.25 + 0.25) / 1.25)
+    assert _Chance(3, 1.0, 1.0).tokens_redone(4) == pytest.approx(4.0)
+
+
+def test_a_row_takes_the_guesses_that_promise_more() -> None:
+    found = _Chance(1, 0.9, 1.0)
+    # The first guess of the drafter is worse, all three are better.
+    drafted = _Chance(3, 0.8, 1.0)
+    assert not _Plan(4, 1).drafts(found, drafted)
+    assert _Plan(4, 3).drafts(found, drafted)
+    assert not _Plan(4, 1).drafts(found, found)
+
+
+def test_guesses_of_a_drafter_after_a_wrong_one_say_nothing() -> None:
+    drafted, expected = Shares(), Shares()
+    row = _Row(Lookup([]), RowShares(Shares()), RowShares(drafted))
+    row.expect(1, [2, 3, 4])
+    for token in (1, 2, 9, 4):
+        row.take(token, rehearsed=False)
+    for right in (True, False):
+        expected.count(16, right=right)
+    assert drafted.share(16) == expected.share(16)
+    row.expect(5, [6])
+    row.take(5, rehearsed=False)
+    row.take(6, rehearsed=False)
+    expected.count(16, right=True)
+    assert drafted.share(16) == expected.share(16)
 
 
 def test_a_rehearsal_has_the_width_that_it_measures() -> None:
@@ -348,3 +442,20 @@ def test_new_rows_begin_with_the_shares_of_all_rows() -> None:
         first.count(4, right=False)
     assert RowShares(of_all).share(4) < 0.1
     assert RowShares(of_all).share(64) == pytest.approx(Shares().share(64))
+
+
+def test_shares_follow_what_was_right() -> None:
+    of_all = Shares()
+    row = RowShares(of_all)
+    assert (of_all.share(4), row.share(4)) == (0.5, 0.5)
+    row.count(4, right=True)
+    assert of_all.share(4) == pytest.approx((4 * 0.995 + 1) / (8 * 0.995 + 1))
+    assert row.share(4) == pytest.approx((1 + 3 * of_all.share(4)) / (1 + 3))
+    for _ in range(2000):
+        row.count(4, right=True)
+    assert of_all.share(4) > 0.99
+    assert row.share(4) > 0.99
+    # A row that turns wrong is told from the others soon.
+    for _ in range(20):
+        row.count(4, right=False)
+    assert row.share(4) < 0.5 < of_all.share(4)
