@@ -47,7 +47,7 @@ POLICIES: Final = {
         "tests/gateway/requests/test_traffic.py test_traffic_course.py test_passages.py "
         "test_vectors.py ../models/test_recovery.py ../models/test_compartment.py"
     ),
-    "gateway/library/hub.py": "tests/gateway/library/test_hub.py test_puller.py",
+    "gateway/library/hub.py": "tests/gateway/library/test_hub.py",
     "gateway/access/limits.py": (
         "tests/gateway/access/test_limits.py test_accounts.py ../http/test_auth.py"
     ),
