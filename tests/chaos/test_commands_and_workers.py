@@ -21,6 +21,9 @@ from tests.support.held import Sampler
 
 pytestmark = pytest.mark.slow
 
+# The floor of a command that grows.
+COMMAND_BYTES = 100_000_000
+
 
 @pytest.mark.parametrize(
     ("megabytes", "seconds"),
@@ -72,11 +75,13 @@ def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
     tmp_path: Path, tell: Callable[..., None]
 ) -> None:
     folder = shapes.wide_cache(tmp_path / "wide")
-    config = LOANS + f'[models.worker]\npath = "{folder}"\n' + table("command", memory="100MB")
+    config = (
+        LOANS + f'[models.worker]\npath = "{folder}"\n' + table("command", memory=COMMAND_BYTES)
+    )
     with serving(config) as probe:
         floor_bytes = probe.load("worker")["floor_bytes"]
     lent_bytes = 400_000_000
-    budget_bytes = floor_bytes + 100_000_000 + lent_bytes
+    budget_bytes = floor_bytes + COMMAND_BYTES + lent_bytes
     config = config.replace("[memory]\n", f"[memory]\nbudget = {budget_bytes}\n", 1)
     with serving(config) as gateway, Sampler(gateway) as sampler:
         gateway.load("command")
@@ -102,12 +107,14 @@ def test_a_command_that_grows_gets_what_a_worker_has_borrowed(
 
 
 def _until_it_has(gateway: Gateway, body: dict[str, object], lent_bytes: int) -> int:
-    """Ask the command until so much is lent to it, and less to the worker. Returns how often it was
-    ended before.
+    """Ask the command until it may hold so much beyond its floor, and the worker less. Returns how
+    often the command was ended before.
     """
 
     def lent() -> bool:
-        return (gateway.model("command")["lent_bytes"] or 0) > lent_bytes
+        # What the command can't give back becomes its floor, and is lent no more.
+        worker = gateway.model("command")["worker"]
+        return worker is not None and worker["granted_bytes"] > COMMAND_BYTES + lent_bytes
 
     for ended in range(5):
         with gateway.client.stream("POST", "/v1/chat/completions", json=body):
