@@ -14,7 +14,7 @@ from protocol.model_folder import check_names
 _LONGEST_REVISION: Final = 256
 _REVISION: Final = re.compile(r"\w[\w.-]*")
 # A longer list would not help.
-_MOST_TOLD: Final = 3
+_MOST_LISTED: Final = 3
 
 
 class NotInCacheError(FileNotFoundError):
@@ -76,13 +76,13 @@ def _is_whole(folder: Path) -> bool:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(each for each in os.listdir(folder) if not each.startswith("."))  # noqa: PTH208
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _listed(folders: Sequence[Path]) -> str:
-    names = [each.name for each in folders[:_MOST_TOLD]]
-    more = [f"{len(folders) - _MOST_TOLD} more"] if len(folders) > _MOST_TOLD else []
+    names = [folder.name for folder in folders[:_MOST_LISTED]]
+    more = [f"{len(folders) - _MOST_LISTED} more"] if len(folders) > _MOST_LISTED else []
     *most, last = [*names, *more]
     return f"{', '.join(most)} and {last}" if most else last

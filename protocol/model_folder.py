@@ -44,7 +44,7 @@ class _Shards(NamedTuple):
     def missing(self) -> str | None:
         first = 0 if 0 in self.names else 1
         wanted = range(first, first + int(self.total))
-        number = next((each for each in wanted if each not in self.names), None)
+        number = next((number for number in wanted if number not in self.names), None)
         if number is None:
             return None
         return f"{self.begin}{number:0{self.digits}}-of-{self.total}.safetensors"
@@ -56,9 +56,9 @@ def opened(names: Iterable[str]) -> list[str]:
     Of shards of the same name in several numberings only a whole numbering is opened: the others
     are left of another download, and mlx-lm would mix them into the model.
     """
-    found = sorted(each for each in names if _WEIGHTS.fullmatch(each))
-    left = {name for each in _leftovers(found) for name in each.names.values()}
-    return [each for each in found if each not in left]
+    found = sorted(name for name in names if _WEIGHTS.fullmatch(name))
+    left = {name for shards in _leftovers(found) for name in shards.names.values()}
+    return [name for name in found if name not in left]
 
 
 def _numberings(names: Iterable[str]) -> list[_Shards]:
@@ -73,19 +73,19 @@ def _numberings(names: Iterable[str]) -> list[_Shards]:
 
 def _leftovers(names: Collection[str]) -> Iterator[_Shards]:
     numberings = _numberings(names)
-    for each in numberings:
-        alike = [other for other in numberings if other.begin == each.begin]
+    for shards in numberings:
+        alike = [other for other in numberings if other.begin == shards.begin]
         whole = [other for other in alike if other.missing is None]
-        single = f"{each.begin.rstrip('-_.')}.safetensors"
-        if (whole and each is not whole[-1]) or (not whole and single in names):
-            yield each
+        single = f"{shards.begin.rstrip('-_.')}.safetensors"
+        if (whole and shards is not whole[-1]) or (not whole and single in names):
+            yield shards
 
 
 def check_names(names: Collection[str]) -> None:
     """Raise ValueError if a folder with files of these names can't be whole. The text says what is
     missing.
     """
-    if not any(each in names for each in TOKENIZERS):
+    if not any(name in names for name in TOKENIZERS):
         raise ValueError("there is no tokenizer (tokenizer.json or tokenizer.model)")
     weights = opened(names)
     if not weights:
@@ -98,8 +98,8 @@ def check_names(names: Collection[str]) -> None:
 
 def _part_of(name: str, names: Iterable[str]) -> str:
     """What is said of the unfinished download of a file: a file of its name, and some more."""
-    alike = (each for each in names if name in each and ".safetensors." in each)
-    parts = (each for each in alike if not each.startswith("._") and not each.endswith(".json"))
+    alike = (other for other in names if name in other and ".safetensors." in other)
+    parts = (other for other in alike if not other.startswith("._") and not other.endswith(".json"))
     part = min(parts, default=None)
     return "" if part is None else f", and {part} is unfinished"
 
@@ -110,29 +110,29 @@ def weight_files(folder: Path, *, pictures: bool = False) -> list[Path]:
 
     Raises: OSError.
     """
-    names = opened(each.name for each in folder.iterdir())
+    names = opened(path.name for path in folder.iterdir())
     if pictures:
         names += sorted(beside(indexed(folder)))
-    return [folder / each for each in names]
+    return [folder / name for name in names]
 
 
 def indexed(folder: Path) -> set[str]:
     """The files that an index names and that are there. Empty: there is no index that says that."""
     try:
         placed = read_table(folder / INDEX)["weight_map"].values()
-        return {each for each in placed if (folder / each).is_file()}
+        return {name for name in placed if (folder / name).is_file()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 
 
 def beside(names: Iterable[str]) -> set[str]:
     """Of the files that an index names, those that only a load with pictures opens."""
-    return {each for each in names if _is_beside(each)}
+    return {name for name in names if _is_beside(name)}
 
 
 def _is_beside(name: str) -> bool:
     path = PurePosixPath(name)
-    hidden = path.is_absolute() or any(each.startswith(".") for each in path.parts)
+    hidden = path.is_absolute() or any(part.startswith(".") for part in path.parts)
     return path.suffix == ".safetensors" and not hidden and not _WEIGHTS.fullmatch(name)
 
 
@@ -143,7 +143,7 @@ def check_folder(folder: Path, *, pictures: bool = False) -> None:
         OSError: the folder can't be read.
         ValueError: the model isn't whole. The text says which file is missing or damaged.
     """
-    names = frozenset(each.name for each in folder.iterdir())
+    names = frozenset(path.name for path in folder.iterdir())
     try:
         check_names(names)
     except ValueError as error:
@@ -165,7 +165,7 @@ def check_folder(folder: Path, *, pictures: bool = False) -> None:
 
 def _check_tekken(folder: Path, names: Collection[str]) -> None:
     """transformers reads the newer form of Mistral's file, which lists the special tokens."""
-    alone = not any(each in names for each in TOKENIZERS if each != _TEKKEN)
+    alone = not any(name in names for name in TOKENIZERS if name != _TEKKEN)
     if alone and not _SPECIAL_TOKENS.search(read_file(folder / _TEKKEN)):
         raise ValueError(
             f"{_TEKKEN}, its only tokenizer, has no special_tokens, without which transformers "
@@ -189,7 +189,7 @@ def end_token_ids(folder: Path) -> list[int]:
     for table in tables:
         given = table.get("eos_token_id")
         listed = given if isinstance(given, list) else [given]
-        if ids := [each for each in listed if type(each) is int]:
+        if ids := [token_id for token_id in listed if type(token_id) is int]:
             return ids
     return []
 
@@ -215,7 +215,7 @@ def templates_of(folder: Path) -> Templates:
     Raises: OSError.
     """
     more = sorted((folder / "additional_chat_templates").glob("[!.]*.jinja"))
-    files = [("default", folder / "chat_template.jinja"), *((each.stem, each) for each in more)]
+    files = [("default", folder / "chat_template.jinja"), *((path.stem, path) for path in more)]
     found = {name: _text(path) for name, path in files if path.is_file()}
     if found:
         return Templates(found)
@@ -227,10 +227,10 @@ def templates_of(folder: Path) -> Templates:
 
 def _named(given: Any) -> dict[str, str]:
     if isinstance(given, list):
-        pairs = [each for each in given if isinstance(each, dict)]
-        given = {each.get("name"): each.get("template") for each in pairs}
+        tables = [table for table in given if isinstance(table, dict)]
+        given = {table.get("name"): table.get("template") for table in tables}
     named = given if isinstance(given, dict) else {"default": given}
-    return {str(name): each for name, each in named.items() if each and isinstance(each, str)}
+    return {str(name): text for name, text in named.items() if text and isinstance(text, str)}
 
 
 def _text(path: Path) -> str:

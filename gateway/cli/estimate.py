@@ -146,8 +146,8 @@ def _running(
             query: Query = {} if context_tokens is None else {"context_tokens": context_tokens}
             forecast = gateway.read(gateway.get(path, DISKS, query), Forecast)
         except NoSuchModelError:
-            others = [each for each in gateway.models() if each.is_upstreams]
-            passes_on = any(model in (each.id, *each.aliases) for each in others)
+            entries = [entry for entry in gateway.models() if entry.is_upstreams]
+            passes_on = any(model in (entry.id, *entry.aliases) for entry in entries)
             return _Running(found.url, reading, passes_on=passes_on)
         except NoGatewayError:
             return _Running(found.url, reading)
@@ -218,8 +218,8 @@ def _served_elsewhere(running: _Running | None) -> str | None:
 
 
 def _meant(model: str, settings: Settings, running: _Running | None) -> str:
-    names = {name for key, each in settings.models.items() for name in (key, *each.aliases)}
-    names |= set() if running is None else {each.id for each in running.reading.models}
+    names = {name for key, table in settings.models.items() for name in (key, *table.aliases)}
+    names |= set() if running is None else {status.id for status in running.reading.models}
     return suggestion(nearest_model(model, sorted(names - {model})))
 
 
@@ -268,16 +268,16 @@ def _configured(model: str, settings: Settings, state_dir: StateDir) -> ModelSet
 
 
 def _table(model: str, settings: Settings) -> ModelSettings | None:
-    for model_id, each in settings.models.items():
-        if model == model_id or model in each.aliases:
-            return each
+    for model_id, table in settings.models.items():
+        if model == model_id or model in table.aliases:
+            return table
     return None
 
 
 def _found(model: str, settings: Settings, state_dir: StateDir) -> ModelSettings | None:
     finder = Finder()
     finder.recall(state_dir.names_path)
-    located = {model_id: Located(each.path) for model_id, each in settings.models.items()}
+    located = {model_id: Located(table.path) for model_id, table in settings.models.items()}
     own = Configuration(
         settings=settings, file=None, digest=None, located=located, absent={}, sources={}
     )

@@ -65,7 +65,9 @@ def give_names(
 
     in_order = sorted(found, key=lambda model: (model.claims[0].name, model.source))
     for model in in_order:
-        wanted = [(name, each.home) for each in model.claims for name in (each.name, each.longer)]
+        wanted = [
+            (name, claim.home) for claim in model.claims for name in (claim.name, claim.longer)
+        ]
         if not given[model.source]:
             for name, home in wanted:
                 if is_free(name):
@@ -92,11 +94,13 @@ def news(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Sentences about names that have another holder than before, and about models that have got a
     longer name, because another model has the plain one.
     """
-    told = []
+    sentences = []
     for name, home in now.items():
         plain = name.rpartition("/")[2]
         if (former := before.get(name, home)) != home:
-            told.append(f"The name {name} means {home} now, as {former} is gone.")
+            sentences.append(f"The name {name} means {home} now, as {former} is gone.")
         elif name not in before and (first := now.get(plain, home)) != home:
-            told.append(f"{home} is served as {name}, as {first} had the name {plain} before it.")
-    return told
+            sentences.append(
+                f"{home} is served as {name}, as {first} had the name {plain} before it."
+            )
+    return sentences

@@ -261,10 +261,10 @@ class Recovery:
         error = error_of(end.code, end.signal, end.log_tail)
         if error is None:
             return
-        told = self.deaths.died(error, self._loop.time(), end.at)
-        if told is not None:
-            reason = f"{told}. {told.remedy}"
-            fields = {"deaths": told.deaths, "error": error}
+        repeated = self.deaths.died(error, self._loop.time(), end.at)
+        if repeated is not None:
+            reason = f"{repeated}. {repeated.remedy}"
+            fields = {"deaths": repeated.deaths, "error": error}
             self._events.emit("caution", self._model_id, reason=reason, **fields)
 
     def _judge(self, event: ModelEvent, reason: str, status: str | None, tail: list[str]) -> None:

@@ -2,7 +2,7 @@
 time, in seconds.
 
 A death costs seconds, and answers survive it, so nobody would notice. Three deaths of one kind are
-told to the operator, with the words of the error and what helps.
+reported to the operator, with the words of the error and what helps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct
 from protocol.process import LEFT_ALONE
 
 # One request kills two workers at most, so it takes more than one request.
-_TOLD_AT: Final = 3
+_REPORTED_AT: Final = 3
 # Rarer deaths cost a minute a week, which nobody would act on. Long prompts that fail may come only
 # a few times a day.
 _WINDOW_S: Final = 24 * 3600.0
@@ -115,8 +115,8 @@ class _Kind:
 
     def __init__(self) -> None:
         self.deaths = 0
-        self.times: deque[float] = deque(maxlen=_TOLD_AT)
-        self.told = False
+        self.times: deque[float] = deque(maxlen=_REPORTED_AT)
+        self.reported = False
 
 
 class Deaths:
@@ -130,7 +130,7 @@ class Deaths:
         self._fingerprint: str | None = None
 
     def died(self, error: str, now: float, at: float) -> RepeatedDeath | None:
-        """Note a death, and return what the operator is to be told of it now, if anything. `at` is
+        """Note a death, and return what is to be reported of it now, if anything. `at` is
         the Unix time.
         """
         self._forget_old(now)
@@ -143,10 +143,10 @@ class Deaths:
         kind.error, kind.last_at = error, at
         kind.deaths += 1
         kind.times.append(now)
-        if kind.told or len(kind.times) < _TOLD_AT or now - kind.times[0] >= _WINDOW_S:
+        if kind.reported or len(kind.times) < _REPORTED_AT or now - kind.times[0] >= _WINDOW_S:
             return None
-        kind.told = True
-        return self._as_told(kind)
+        kind.reported = True
+        return self._report(kind)
 
     def loaded(self, fingerprint: str | None) -> None:
         """Note the fingerprint of the model's files, if they are loaded."""
@@ -157,14 +157,14 @@ class Deaths:
         self._fingerprint = fingerprint
 
     def repeated(self, now: float) -> list[RepeatedDeath]:
-        """What the operator was told of, and is still so."""
+        """What was reported, and is still so."""
         self._forget_old(now)
-        return [self._as_told(kind) for kind in self._kinds.values() if kind.told]
+        return [self._report(kind) for kind in self._kinds.values() if kind.reported]
 
     def forget(self) -> None:
         self._kinds.clear()
 
-    def _as_told(self, kind: _Kind) -> RepeatedDeath:
+    def _report(self, kind: _Kind) -> RepeatedDeath:
         helps = remedy(kind.error, self._model_id)
         return RepeatedDeath(kind.error, kind.deaths, kind.last_at, helps)
 

@@ -24,9 +24,10 @@ from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding, takes_padding_again
+from worker.mlx_lm.company import takes_groups
 from worker.mlx_lm.generator import Generator, MakeGenerator
 from worker.mlx_lm.guessing import Draft
-from worker.mlx_lm.row_groups import ONE_GROUP, takes_groups
+from worker.mlx_lm.row_groups import ONE_GROUP
 from worker.prompt_cache.cache import PromptCache
 from worker.vision import Vision
 

@@ -67,8 +67,8 @@ def _faults(error: Exception, config: dict[str, Any]) -> Iterator[str]:
             hints = get_type_hints(kind)
         except (NameError, TypeError):
             continue
-        for each in fields(kind):
-            if fault := _fault(each, hints.get(each.name, Any), present, config):
+        for field in fields(kind):
+            if fault := _fault(field, hints.get(field.name, Any), present, config):
                 yield fault
 
 
@@ -112,7 +112,7 @@ def _find(config: dict[str, Any], key: str) -> tuple[str, Any] | None:
 def _fits(value: Any, hint: Any) -> bool:
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in get_args(hint))
+        return any(_fits(value, kind) for kind in get_args(hint))
     if origin is type(None) or value is None:
         return value is None and origin in (type(None), Any)
     if isinstance(value, bool):
@@ -126,8 +126,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _words(hint: Any) -> str:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    words = (_WORDS.get(get_origin(each) or each) for each in kinds)
-    return " or ".join(dict.fromkeys(each for each in words if each)) or "given"
+    words = (_WORDS.get(get_origin(kind) or kind) for kind in kinds)
+    return " or ".join(dict.fromkeys(word for word in words if word)) or "given"
 
 
 def _written(value: Any) -> str:

@@ -202,10 +202,10 @@ def as_opened(folder: Path, *, pictures: bool = False) -> Iterator[Path]:
     """
     wanted = weight_files(folder, pictures=pictures)
     pattern = "[!.]*.safetensors" if pictures else "model*.safetensors"
-    found = {each.name for each in folder.glob(pattern)}
+    found = {path.name for path in folder.glob(pattern)}
     if pictures and (folder / INDEX).exists():
         found = indexed(folder)
-    by_itself = found == {str(each.relative_to(folder)) for each in wanted}
+    by_itself = found == {str(path.relative_to(folder)) for path in wanted}
     # The libraries take brackets in the folder's name for a pattern, too.
     if by_itself and glob.escape(str(folder)) == str(folder):
         yield folder

@@ -29,10 +29,10 @@ from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of
 from worker.load.loading import LoadedModel, load, one_reason
+from worker.mlx_lm.company import Company, company_of, takes_groups
 from worker.mlx_lm.generator import Generator
 from worker.mlx_lm.guessing import Draft
 from worker.mlx_lm.macos import wiring
-from worker.mlx_lm.row_groups import Company, company_of, takes_groups
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.disk import Disk

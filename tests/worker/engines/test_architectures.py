@@ -17,7 +17,7 @@ from mlx_lm.generate import BatchGenerator
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes
 from worker.engines.sequence import Sequence
-from worker.mlx_lm.row_groups import takes_groups
+from worker.mlx_lm.company import takes_groups
 
 TOKENS = 60
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}

@@ -17,7 +17,7 @@ from worker.engines.room import CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import load
-from worker.mlx_lm.row_groups import company_of
+from worker.mlx_lm.company import company_of
 
 # One of each kind of cache. The others are for `make test-more`.
 ORDINARY: Final = (

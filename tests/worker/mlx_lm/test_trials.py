@@ -13,9 +13,9 @@ from protocol.life import CACHE_STEP_TOKENS
 from tests.support import shapes
 from worker.engines.room import measure
 from worker.load.loading import load_weights
-from worker.mlx_lm import row_groups
+from worker.mlx_lm import company
 from worker.mlx_lm.caches import takes_padding_again
-from worker.mlx_lm.row_groups import company_of, takes_groups
+from worker.mlx_lm.company import company_of, takes_groups
 
 
 @pytest.mark.parametrize("trial", [takes_groups, takes_padding_again, company_of])
@@ -86,6 +86,6 @@ def test_a_failure_of_the_gpu_says_nothing_about_the_model(
     def fail(*_: object) -> None:
         raise RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory.")
 
-    monkeypatch.setattr(row_groups, "_merged", fail)
+    monkeypatch.setattr(company, "_merged", fail)
     with pytest.raises(RuntimeError, match="Insufficient Memory"):
         company_of(model)
