@@ -77,7 +77,8 @@ def test_no_stream_changes(
             unfinished = [each for each in opened if each.finish_reason is None]
             if unfinished:
                 begun += sum(bool(each.text) for each in unfinished)
-                os.kill(gateway.worker_pid(), signal.SIGKILL)
+                killed = gateway.worker_pid()
+                os.kill(killed, signal.SIGKILL)
             assert [each.join().outcome for each in opened] == undisturbed[mix], mix
         kills += 1
         compared += len(opened)
@@ -85,7 +86,7 @@ def test_no_stream_changes(
         longest_pause_s = max(longest_pause_s, *(max(each.gaps_s) for each in unfinished))
         # Answers that were at their end are over before the gateway knows of the death: the next
         # ones would still go to that worker, and have two deaths to answer for.
-        eventually(lambda died=kills: gateway.model()["restarts"] >= died, START_S)
+        eventually(lambda pid=killed: any(end["pid"] == pid for end in gateway.events("exit")))
     tell(
         kills=kills,
         streams_cut=cut,
