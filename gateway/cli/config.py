@@ -52,6 +52,8 @@ def reload_command(gateway: GatewayClient, *, as_json: bool) -> None:
         *(f"changed {name}: {', '.join(keys)}" for name, keys in reloaded.changed.items()),
         *(f"changed {key}" for key in reloaded.applied),
         *(f"{key} takes a restart of the gateway" for key in reloaded.needs_restart),
+        *reloaded.names,
+        *(f"{name} stays failed: `bulkhead load {name}` tries again" for name in reloaded.failed),
     ]
     for line in lines or ["nothing has changed"]:
         click.echo(printable(line))

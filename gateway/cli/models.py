@@ -35,6 +35,7 @@ from gateway.library.catalogue import (
     Removed,
     Used,
     catalogue,
+    check_folder,
     look_up,
     objection,
     put_aside,
@@ -130,7 +131,7 @@ class _Here:
         entry = self._removable(name)
         try:
             remove(put_aside(entry), entry)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise CommandError(f"{entry.source} can't be removed: {error}") from error
         return Removed(entry.source, entry.size_bytes)
 
@@ -143,6 +144,10 @@ class _Here:
             )
         if (reason := objection(entry, self._configuration, {}, None)) is not None:
             raise CommandError(reason)
+        try:
+            check_folder(entry)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
         return entry
 
 

@@ -70,7 +70,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     of each key that was given to the source of its value; other keys have their defaults.
     `discovered` has the ids of models that were found on a disk and have no table. `names` maps the
     names of these, and those that are kept for models that are away, to where the models were
-    found. `news` are sentences about names that were given otherwise than before.
+    found. `news` are sentences about names that were given otherwise than before. `broken` maps
+    names that models have had to the reasons why these models aren't served now.
     """
 
     settings: Settings
@@ -82,6 +83,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     discovered: frozenset[str] = frozenset()
     names: dict[str, str] = {}
     news: tuple[str, ...] = ()
+    broken: dict[str, str] = {}
 
     def source(self, place: Place) -> ValueSource:
         return self.sources.get(place, ValueSource("default"))

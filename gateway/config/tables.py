@@ -186,6 +186,8 @@ def _differing(old: Section, new: Section) -> tuple[str, ...]:
 class Reloaded(Struct, frozen=True):
     """The result of a reload. `added`, `removed` and the keys of `changed` are models; `applied`
     are keys that hold from now on, `needs_restart` those that wait for the gateway's next start.
+    `names` are sentences about names that other models have now. `failed` models stay as they are
+    until an order loads them.
     """
 
     added: tuple[str, ...]
@@ -193,6 +195,8 @@ class Reloaded(Struct, frozen=True):
     changed: dict[str, tuple[str, ...]]
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 class InForce:

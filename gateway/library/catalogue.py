@@ -213,13 +213,9 @@ def _uses(used: str | None, entry: ModelOnDisk) -> bool:
 _ASIDE: Final = ".removing--"
 
 
-def put_aside(entry: ModelOnDisk) -> Path:
-    """Rename the model's folder, so that no search finds it while its files are removed. Return the
-    renamed folder. Blocks.
-
-    Raises:
-        ValueError: the folder is a link, or contains another model; the text is a sentence.
-        OSError: the folder can't be renamed.
+def check_folder(entry: ModelOnDisk) -> None:
+    """Raises: ValueError: the model's folder can't be removed, as it is a link, or contains another
+    model; the text is a sentence. Blocks.
     """
     folder = Path(entry.path)
     if folder.is_symlink() and os.path.exists(folder):  # noqa: PTH110 - Path.exists may raise.
@@ -227,6 +223,18 @@ def put_aside(entry: ModelOnDisk) -> Path:
     for parent, _, names in os.walk(folder):
         if Path(parent) != folder and "config.json" in names and entry.source.startswith("/"):
             raise ValueError(f"{folder} has another model in it, {parent}: remove it by hand.")
+
+
+def put_aside(entry: ModelOnDisk) -> Path:
+    """Rename the model's folder, so that no search finds it while its files are removed. Return the
+    renamed folder. Blocks.
+
+    Raises:
+        ValueError: as `check_folder` does.
+        OSError: the folder can't be renamed.
+    """
+    check_folder(entry)
+    folder = Path(entry.path)
     # A hash, as the folder's own name may leave no room for a prefix.
     aside = folder.with_name(_ASIDE + hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16])
     # A removal that was interrupted may have left this folder.

@@ -24,7 +24,7 @@ from gateway.config.model_settings import ModelSettings
 from gateway.config.read import Configuration, Located
 from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.library.folders import FoundModel, search
-from gateway.library.names import Claimant, Names, give_names, news, remembered
+from gateway.library.names import Claimant, Names, give_names, news, rehomed, remembered
 from gateway.system.lane import Inquiries
 from gateway.system.machine import denied
 from gateway.system.state_file import read_state, write_state
@@ -36,12 +36,13 @@ _ANSWER_S: Final = 10.0
 
 
 class Holders(Struct, frozen=True):
-    """Who has which name. `names` maps names to homes of models, and `mounts` each home to the
-    folder at which its disk was mounted.
+    """Who has which name. `names` maps names to homes of models, `mounts` each home to the folder
+    at which its disk was mounted, and `folders` each home to the folder that it led to, by links.
     """
 
     names: dict[str, str] = {}
     mounts: dict[str, str] = {}
+    folders: dict[str, str] = {}
 
 
 class _View(NamedTuple):
@@ -97,6 +98,8 @@ class Finder:
         self._said: set[str] = set()
         self._holders = Holders()
         self._recalled: Path | None = None
+        # The new name of that file, if it can't be read.
+        self._unreadable: Path | None = None
         self._keeps = False
 
     def recall(self, path: Path) -> None:
@@ -104,10 +107,16 @@ class Finder:
         if self._recalled is None:
             self._recalled = path
             self._holders = read_state(path, Holders) or self._holders
+            if self._holders == Holders() and path.exists():
+                self._unreadable = path.with_suffix(".unreadable")
 
     def keep(self) -> None:
         """Write who has which name to the file that was read, now and at each change. Blocks."""
         self._keeps = True
+        if self._recalled is not None and self._unreadable is not None:
+            with contextlib.suppress(OSError):
+                self._recalled.replace(self._unreadable)
+            self._unreadable = None
         self._write()
 
     def find(self, settings: Settings) -> list[FoundModel]:
@@ -133,10 +142,11 @@ class Finder:
             look = functools.partial(_real_folder, repository)
             self._folders.ask(repository, look, f"locate {repository}")
         views = self._search(settings)
+        models_found = _merged(model for view in views for model in view.models)
         served = {at.path for at in located.values()} | self._answered(repositories)
         claimants = [
-            Claimant(model.source, model.claims)
-            for model in _merged(model for view in views for model in view.models)
+            Claimant(model.source, model.claims, model.folder)
+            for model in models_found
             if model.description.problem is None
             and not served & {model.source, model.folder}
             and _is_allowed(model, settings.gateway.allow)
@@ -154,6 +164,7 @@ class Finder:
             discovered=frozenset(models),
             names=names.holders,
             news=tuple(said),
+            broken=_broken(models_found, names),
         )
 
     def _named(
@@ -164,7 +175,7 @@ class Finder:
         views: list[_View],
     ) -> tuple[Names, list[str]]:
         """The names of the models, and what is to be said of them."""
-        before = self._holders.names
+        before = rehomed(self._holders.names, self._holders.folders, claimants)
         removed = {home for view in views for home in view.removed}
         left = {name: home for name, home in before.items() if home not in removed}
         # What isn't looked for now holds up nobody, and isn't forgotten.
@@ -174,15 +185,34 @@ class Finder:
             if any(_is_in(place, home) for place in places)
         }
         names = give_names(sought, taken, claimants)
+        said = news(before, names.holders)
+        if self._unreadable is not None:
+            said.insert(
+                0,
+                f"{self._recalled} can't be read, so models get their names anew. It is kept as "
+                f"{self._unreadable}.",
+            )
         self._remember(left | names.holders, views)
-        return names, news(before, names.holders)
+        return names, said
 
     def _remember(self, names: dict[str, str], views: list[_View]) -> None:
         now = {home: mount for view in views for home, mount in view.mounts.items()}
         mounts = self._holders.mounts | now
+        folders = self._holders.folders | {
+            claim.home: model.folder
+            for view in views
+            for model in view.models
+            for claim in model.claims
+        }
         kept = remembered(names, now)
-        holders = Holders(kept, {home: mounts.get(home, "/") for home in kept.values()})
-        if holders != self._holders:
+        homes = kept.values()
+        holders = Holders(
+            kept,
+            {home: mounts.get(home, "/") for home in homes},
+            {home: folders[home] for home in homes if home in folders},
+        )
+        lost = self._keeps and self._recalled is not None and not self._recalled.exists()
+        if holders != self._holders or lost:
             self._holders = holders
             self._write()
 
@@ -223,6 +253,17 @@ class Finder:
         if place not in self._said:
             logger.warning("No models are looked for in %s: %s", place, why)
         self._said.add(place)
+
+
+def _broken(found: Iterable[FoundModel], names: Names) -> dict[str, str]:
+    """Why models that once had a name aren't served now, by their names."""
+    problems = {
+        claim.home: model.description.problem
+        for model in found
+        for claim in model.claims
+        if model.description.problem is not None
+    }
+    return {name: problems[home] for name, home in names.holders.items() if home in problems}
 
 
 def _real_folder(repository: str) -> str:

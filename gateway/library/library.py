@@ -13,6 +13,7 @@ from gateway.library.catalogue import (
     ServedModel,
     Used,
     catalogue,
+    check_folder,
     look_up,
     objection,
     put_aside,
@@ -127,12 +128,18 @@ class Library:
     async def find(self, name: str) -> ModelOnDisk:
         """Raises: Refusal: no model on the disks has this name, or the disks don't answer."""
         entries = await self.entries()
-        if (entry := look_up(entries, name)) is None:
+        entry = look_up(entries, name) or look_up(entries, self._home(name))
+        if entry is None:
             raise Refusal("model_not_found", unknown(entries, name))
         return entry
 
+    def _home(self, name: str) -> str:
+        """Where the model is that has this name, even if the model isn't served."""
+        return self._reloader.present.names.get(name, name)
+
     async def check_removable(self, entry: ModelOnDisk) -> None:
         """Raises: Refusal: the model can't be removed."""
+        await self._beside(self._looks, lambda: check_folder(entry), _LOOK_S)
         pulled = next(
             (
                 each.id

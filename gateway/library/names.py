@@ -23,11 +23,12 @@ class Claim(Struct, frozen=True):
 
 class Claimant(Struct, frozen=True):
     """A model by its source, and its claims, the best first. It has several claims if links lead to
-    it.
+    it. `folder` is where its files are, without links.
     """
 
     source: str
     claims: tuple[Claim, ...]
+    folder: str = ""
 
 
 class Names(Struct, frozen=True):
@@ -81,6 +82,25 @@ def give_names(
     return Names({source: names for source, names in given.items() if names}, now)
 
 
+def rehomed(
+    holders: Mapping[str, str], folders: Mapping[str, str], found: Sequence[Claimant]
+) -> dict[str, str]:
+    """The holders, without links that are gone. A model that a link led to keeps its name where it
+    is found now. `folders` maps homes to the folders that they led to.
+    """
+    present = {claim.home for model in found for claim in model.claims}
+    now = {
+        (model.folder, name): claim.home
+        for model in found
+        for claim in reversed(model.claims)
+        for name in (claim.name, claim.longer)
+    }
+    return {
+        name: home if home in present else now.get((folders.get(home, home), name), home)
+        for name, home in holders.items()
+    }
+
+
 def remembered(
     holders: Mapping[str, str], present: Collection[str], most: int = _MOST_REMEMBERED
 ) -> dict[str, str]:
@@ -99,8 +119,6 @@ def news(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         plain = name.rpartition("/")[2]
         if (former := before.get(name, home)) != home:
             sentences.append(f"The name {name} means {home} now, as {former} is gone.")
-        elif name not in before and (first := now.get(plain, home)) != home:
-            sentences.append(
-                f"{home} is served as {name}, as {first} had the name {plain} before it."
-            )
+        elif name not in before and (holder := now.get(plain, home)) != home:
+            sentences.append(f"{home} is served as {name}, as {holder} has the name {plain}.")
     return sentences

@@ -17,6 +17,7 @@ from gateway.config.settings import Settings
 from gateway.config.tables import HOSTS, Reloaded, changes
 from gateway.memory.fitting import budget_bytes
 from gateway.models.fleet import Fleet
+from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
 from gateway.system.machine import Notifier
 from gateway.system.notation import format_size
@@ -55,6 +56,7 @@ class Reloader:
         self._read = read
         self._present = present
         self._fleet = fleet
+        fleet.roster.broken = present.broken
         self._notifier = notifier
         # The least contexts of models, in tokens, that orders have asked for.
         self._least_contexts: dict[str, int] = {}
@@ -85,7 +87,7 @@ class Reloader:
                 raise
             finally:
                 self._notifier.ready(self._fleet.caution or "Serves")
-        self._tell(msgspec.structs.asdict(reloaded))
+        self._tell(reloaded)
         return reloaded
 
     async def rediscover(self) -> None:
@@ -103,17 +105,17 @@ class Reloader:
             found = changes(self._present.settings, new.settings)
             self._fleet.check_decides()
             self._present = new
+            self._fleet.roster.broken = new.broken
             if not found:
                 return
             budget_bytes = self._fleet.scheduler.admission.ledger.budget_bytes
             self._fleet.configure(models_of(new), new.settings, budget_bytes)
-        self._tell({"added": found.added, "removed": found.removed})
+        self._tell(Reloaded(found.added, found.removed, {}, (), (), self._present.news))
 
-    def _tell(self, reloaded: dict[str, object]) -> None:
-        for sentence in self._present.news:
+    def _tell(self, reloaded: Reloaded) -> None:
+        for sentence in reloaded.names:
             logger.warning("%s", sentence)
-        names = {"names": self._present.news} if self._present.news else {}
-        self._fleet.events.emit("reload", None, **reloaded, **names)
+        self._fleet.events.emit("reload", None, **msgspec.structs.asdict(reloaded))
 
     async def lengthen(self, model_id: str, context_tokens: int) -> None:
         """Give a model at least this context, in tokens, until the gateway ends: whatever the
@@ -207,6 +209,7 @@ class Reloader:
         settings = _without_restart(self._present.settings, new.settings, found.restart)
         self._present = msgspec.structs.replace(new, settings=settings)
         self._fleet.configure(models_of(self._present), settings, budget)
+        self._fleet.roster.broken = new.broken
         self._fleet.say_absent(new.absent)
         return Reloaded(
             added=found.added,
@@ -219,6 +222,12 @@ class Reloader:
             },
             applied=found.live,
             needs_restart=found.restart,
+            names=self._present.news,
+            failed=tuple(
+                model_id
+                for model_id, compartment in self._fleet.roster.configured.items()
+                if compartment.state is State.FAILED
+            ),
         )
 
     async def _renew_certificate(self) -> None:

@@ -35,6 +35,8 @@ class Roster:
     ) -> None:
         """`elsewhere` maps the names of upstreams' models that a caller may use to their ids."""
         self.configured = {model.id: new(model) for model in models}
+        # Why models that once had a name aren't served, by their names.
+        self.broken: Mapping[str, str] = {}
         self._new = new
         self._elsewhere = elsewhere
         self._scheduler = scheduler
@@ -79,6 +81,8 @@ class Roster:
         elsewhere = self._elsewhere(caller)
         if (found := elsewhere.get(name) or elsewhere.get(name.removesuffix(LATEST))) is not None:
             return refusals.elsewhere(found)
+        if (problem := self.broken.get(name)) is not None and caller.models is None:
+            return Refusal("model_not_found", f"{name!r} isn't served: {problem}.", param="model")
         ids = sorted(each.model.id for each in visible) + sorted(set(elsewhere.values()))
         known = ", ".join(ids[:_MOST_NAMED]) or "none"
         if len(ids) > _MOST_NAMED:

@@ -44,6 +44,8 @@ def test_a_first_pass_that_raises_fails_the_load_once(gateway: Gateway) -> None:
     model = gateway.model("odd")
     assert (model["state"], model["restarts"]) == ("failed", 0)
     assert reason in model["reason"]
+    told = bulkhead("config", "reload", url=gateway.url).stdout
+    assert told == "odd stays failed: `bulkhead load odd` tries again\n"
 
 
 def test_a_model_that_answers_otherwise_in_company_runs_alone(

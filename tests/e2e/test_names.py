@@ -39,12 +39,19 @@ def test_a_name_stays_with_its_model_across_reloads_and_restarts(
     assert homes() == expected
     assert gateway.say("Hello", "Same", max_tokens=4) == answer
     assert gateway.worker_pid("Same") == pid
-    sentence = "a-org/Same is served as a-org/Same, as mlx-community/Same had the name Same before"
+    sentence = "a-org/Same is served as a-org/Same, as mlx-community/Same has the name Same."
     (event,) = gateway.events("reload")
-    assert [name.startswith(sentence) for name in event["names"]] == [True]
+    assert (event["names"], reloaded["names"]) == ([sentence], [sentence])
     assert sentence in gateway.log
     shown = bulkhead("show", "a-org/Same", url=gateway.url).stdout
     assert "its plain name was that of mlx-community/Same before" in shown
     assert gateway.stop() == 0
     gateway = start()
     assert homes() == expected
+    (weights,) = (cache / "models--a-org--Same" / "snapshots").rglob("model.safetensors")
+    weights.write_bytes(b"cut")
+    gateway.client.post("/admin/v1/reload").raise_for_status()
+    refused = gateway.chat("Hello", "a-org/Same")
+    assert refused.status_code == 404
+    assert "'a-org/Same' isn't served: " in refused.json()["error"]["message"]
+    assert "model.safetensors" in bulkhead("show", "a-org/Same", url=gateway.url).stdout

@@ -58,6 +58,8 @@ def test_under_load_only_what_changed_is_touched(start_gateway: Callable[..., Ga
         "changed": {"changed": ["context_tokens"]},
         "applied": [],
         "needs_restart": [],
+        "names": [],
+        "failed": [],
     }
     late = running.chat("Hello", "removed")
     assert (late.status_code, late.json()["error"]["code"]) == (404, "model_not_found")

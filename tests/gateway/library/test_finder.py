@@ -162,8 +162,7 @@ class TestNamesThatStay:
         second = self.start(file, present)
         assert sources(second) == expected
         assert second.news == (
-            "a-org/Same is served as a-org/Same, as mlx-community/Same had the name Same before "
-            "it.",
+            "a-org/Same is served as a-org/Same, as mlx-community/Same has the name Same.",
         )
         finder = Finder()
         finder.recall(file)
@@ -172,6 +171,44 @@ class TestNamesThatStay:
         entry = look_up(entries(finder, third), "a-org/Same")
         assert entry is not None
         assert entry.name_kept_by == "mlx-community/Same"
+
+    def test_a_model_keeps_its_name_when_a_link_to_a_folder_above_it_goes(
+        self, models: Path, file: Path
+    ) -> None:
+        pet = demo(models / "zoo" / "pet")
+        (models / "current").symlink_to("zoo")
+        present = configuration((str(models),))
+        assert sources(self.start(file, present)) == {"pet": str(pet)}
+        held = msgspec.json.decode(file.read_bytes(), type=Holders).names
+        assert held == {"pet": str(models / "current" / "pet")}
+        other = demo(models / "azoo" / "pet")
+        (models / "current").unlink()
+        found = self.start(file, present)
+        assert sources(found) == {"pet": str(pet), "azoo/pet": str(other)}
+        assert found.news == (f"{other} is served as azoo/pet, as {pet} has the name pet.",)
+
+    def test_a_file_that_is_gone_is_written_by_the_next_search(
+        self, cache: Path, file: Path
+    ) -> None:
+        cached(cache, "b/Same")
+        present, finder = configuration(("huggingface",)), Finder()
+        finder.recall(file)
+        finder.with_found(present)
+        finder.keep()
+        file.unlink()
+        cached(cache, "a/Same")
+        finder.with_found(present)
+        assert sources(self.start(file, present))["Same"] == "b/Same"
+
+    def test_a_model_that_breaks_is_spoken_of_by_its_name(self, models: Path, file: Path) -> None:
+        folder = demo(models / "Same")
+        present = configuration((str(models),))
+        assert self.start(file, present).broken == {}
+        (folder / "model.safetensors").write_bytes(b"cut")
+        found = self.start(file, present)
+        assert sources(found) == {}
+        assert list(found.broken) == ["Same"]
+        assert "model.safetensors" in found.broken["Same"]
 
     def test_a_reload_writes_what_is_new(self, cache: Path, file: Path) -> None:
         cached(cache, "b/Same")
@@ -254,8 +291,14 @@ class TestNamesThatStay:
 
     def test_a_file_that_makes_no_sense_is_ignored(self, models: Path, file: Path) -> None:
         folder = demo(models / "Same")
-        for content in (b"", b"[]", b'{"names": {"Same": 3}}', b'{"names": {"Same": "gone"}}'):
+        aside = file.with_suffix(".unreadable")
+        for content in (b"", b"[]", b'{"names": {"Same": 3}}'):
             file.write_bytes(content)
-            assert list(sources(self.start(file, configuration((str(models),)))).values()) == [
-                str(folder)
-            ]
+            found = self.start(file, configuration((str(models),)))
+            assert sources(found) == {"Same": str(folder)}
+            assert found.news == (
+                f"{file} can't be read, so models get their names anew. It is kept as {aside}.",
+            )
+            assert aside.read_bytes() == content
+        file.write_bytes(b'{"names": {"Same": "gone"}}')
+        assert sources(self.start(file, configuration((str(models),)))) == {"Same": str(folder)}

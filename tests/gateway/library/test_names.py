@@ -30,9 +30,7 @@ def test_the_first_has_the_plain_name_and_the_next_a_longer_one() -> None:
     assert before.given == {"b/x": ["x"]}
     after = give_names(before.holders, (), [model("b/x"), model("a/x")])
     assert after.given == {"b/x": ["x"], "a/x": ["a/x"]}
-    assert news(before.holders, after.holders) == [
-        "a/x is served as a/x, as b/x had the name x before it."
-    ]
+    assert news(before.holders, after.holders) == ["a/x is served as a/x, as b/x has the name x."]
     assert news(after.holders, after.holders) == []
 
 
