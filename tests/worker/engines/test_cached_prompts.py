@@ -34,6 +34,9 @@ from worker.prompt_cache.path import Paths
 from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import make_row_sampling
 
+# The lengths of chunks decide which snapshots there are.
+pytestmark = pytest.mark.usefixtures("steady_pace")
+
 SHAPES: dict[str, Callable[[Folder], Folder]] = {
     "full": shapes.full_attention,
     "sliding window": shapes.sliding_window,

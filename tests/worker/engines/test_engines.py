@@ -232,6 +232,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
     assert batches > 1
 
 
+@pytest.mark.usefixtures("steady_pace")
 @pytest.mark.parametrize(("name", "seed"), SEEDED)
 def test_what_is_called_back_and_lent_again_gives_the_same(
     name: str, seed: int | None, models: Callable[[str], LoadedModel]

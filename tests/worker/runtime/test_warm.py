@@ -81,6 +81,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Folder) -> Bench:
     return Bench(make(tmp_path / "model"), tmp_path, batched=batched)
 
 
+@pytest.mark.usefixtures("steady_pace")
 def test_the_first_prompt_is_computed_as_the_second(bench: Bench) -> None:
     bench.warm()
     first, second = ([each] * 110 for each in (5, 6))

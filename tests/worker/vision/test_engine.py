@@ -116,6 +116,7 @@ def test_a_pictures_token_in_an_answer(serving: Serving) -> None:
     assert len(serving.answer(resumed)) == TOKENS - 3
 
 
+@pytest.mark.usefixtures("steady_pace")
 @pytest.mark.parametrize("batched", [True, False])
 def test_goes_on_from_the_prompt_cache(model: LoadedModel, batched: bool) -> None:
     """Positions are shifted by pictures that nobody computes any more."""
