@@ -37,7 +37,7 @@ class Relay:
     def __init__(self, server: Server, framing: Framing | None) -> None:
         self.client = HttpClient(server)
         self.framing = framing
-        self.before: Refusal | float = 0.0
+        self.before: Refusal | asyncio.Event | None = None
         self.usage: Usage | None = None
         self.closed = asyncio.Event()
 
@@ -46,7 +46,8 @@ class Relay:
         try:
             if isinstance(self.before, Refusal):
                 raise self.before
-            await asyncio.sleep(self.before)
+            if self.before is not None:
+                await self.before.wait()
             answer = await self.client.ask(Question(b"GET", b"/"), 10.0)
             try:
                 yield answer
@@ -179,11 +180,22 @@ async def test_a_stream_that_waits_begins_with_comments(monkeypatch) -> None:
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"data: 1\n\n", EVENT_STREAM))
 
-    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient() as client:
-        relay.before = 0.3
-        text = (await client.get(url)).text
+    async with relaying(answer, EVENTS) as (relay, url):
+        text = await _after_comments(relay, url)
         assert text.startswith(": waiting\n\n: waiting\n\n")
         assert text.endswith("data: 1\n\n")
+
+
+async def _after_comments(relay: Relay, url: str) -> str:
+    """The whole answer, which is asked for once two comments have come."""
+    relay.before = asyncio.Event()
+    text = ""
+    async with httpx.AsyncClient() as client, client.stream("GET", url) as response:
+        async for piece in response.aiter_text():
+            text += piece
+            if text.count(": waiting") >= 2:
+                relay.before.set()
+    return text
 
 
 @pytest.mark.parametrize(
@@ -195,9 +207,8 @@ async def test_another_answer_after_comments_is_an_event(monkeypatch, status, to
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"no such voice", status=status))
 
-    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient() as client:
-        relay.before = 0.2
-        text = (await client.get(url)).text
+    async with relaying(answer, EVENTS) as (relay, url):
+        text = await _after_comments(relay, url)
         assert "event: error" in text
         assert told in text
 

@@ -64,12 +64,12 @@ def test_sentences_from_the_moment_on_that_stderr_is_a_terminal(tmp_path: Path) 
     status, stderr, _ = _run(
         tmp_path,
         """
-        import pty, time
+        import pty
         log.info("to a pipe")
         controller, terminal = pty.openpty()
         pipe = os.dup(2)
-        while setup.logging.getLogger().handlers[-1].queue.qsize():
-            time.sleep(0.01)
+        # Until all that came out of it is written as well.
+        setup.logging.getLogger().handlers[-1].queue.join()
         os.dup2(terminal, 2)
         log.info("to a terminal")
         shown = os.read(controller, 4096)
@@ -156,6 +156,8 @@ def test_a_disk_that_hangs_holds_nobody_up_and_what_was_dropped_is_counted(tmp_p
         for number in range(10_500):
             log.info("%d", number)
         hangs.set()
+        # The end has a deadline, by which a slow machine hasn't written them all.
+        listener._target.__self__.queue.join()
         """,
         to_stderr=False,
     )
