@@ -267,7 +267,10 @@ def test_events_carry_it(gateway: Gateway) -> None:
     too_long = {"X-Request-Id": "too-long", "X-Deadline-S": "0.001"}
     answer = gateway.client.post(CHAT, json=chat_body("word " * 20_000), headers=too_long)
     assert answer.status_code in (400, 504)
-    stream = open_stream(gateway, "Hello", headers={"X-Request-Id": "parked"}, max_tokens=20)
+    parked = {"X-Request-Id": "parked"}
+    # Five seconds, so that it still runs when somebody has seen that it does.
+    fields = {"max_tokens": 100, "ignore_eos": True}
+    stream = open_stream(gateway, "Tell me a story.", headers=parked, **fields)
     eventually(lambda: stream.text, START_S)
     gateway.order("restart", force=True).raise_for_status()
     assert stream.join().done
@@ -366,7 +369,8 @@ def test_pipelined_requests_are_answered_in_their_order(gateway: Gateway) -> Non
 
 def test_more_behind_an_answer_than_is_kept(gateway: Gateway) -> None:
     with connect(gateway) as connection:
-        send(connection, post(CHAT, _body(10)))
+        # It lasts longer than the rest takes to come.
+        send(connection, post(CHAT, _body(60)))
         time.sleep(0.1)
         threading.Thread(target=send, args=(connection, get("/livez") * 20_000)).start()
         received = read_all(connection)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import shapes
 from tests.support.faults import after_import, held_steps, sitecustomize
-from tests.support.gateway import START_S, Gateway, eventually
+from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.streams import open_stream
 
 STORY = "Tell me a story."
@@ -128,26 +128,27 @@ def test_the_oldest_request_has_its_age_from_its_arrival(gateway: Gateway) -> No
 
 def test_a_request_is_listed_while_it_runs(gateway: Gateway) -> None:
     headers = {"x-request-id": "listed"}
-    stream = open_stream(gateway, STORY, headers=headers, **LONG)
-    listed = eventually(
-        lambda: [each for each in _requests(gateway) if each["delivered_tokens"] > 0], START_S
-    )
-    (request,) = listed
-    assert request.pop("age_s") > 0
-    assert request.pop("prompt_tokens") > 0
-    assert request.pop("delivered_tokens") > 0
-    named = {"id": "listed", "model": "demo", "key": None}
-    assert request == named | {"state": "running", "place": None}
-    with gateway.client.stream("GET", "/admin/v1/live?recent=1") as live:
-        lines = live.iter_lines()
-        kinds = {}
-        while "snapshot" not in kinds:
-            kind = next(each for each in lines if each.startswith("event: "))
-            kinds[kind[7:]] = json.loads(next(lines)[6:])
-        assert len(kinds) == 2, "an event, and the state after it"
-        assert kinds["snapshot"]["requests"][0]["id"] == "listed"
-        assert kinds["snapshot"]["status"]["pid"] == gateway.pid
-    stream.join()
+    body = chat_body(STORY, stream=True, max_tokens=3000, ignore_eos=True)
+    # It runs until its client leaves.
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body, headers=headers):
+        listed = eventually(
+            lambda: [each for each in _requests(gateway) if each["delivered_tokens"] > 0], START_S
+        )
+        (request,) = listed
+        assert request.pop("age_s") > 0
+        assert request.pop("prompt_tokens") > 0
+        assert request.pop("delivered_tokens") > 0
+        named = {"id": "listed", "model": "demo", "key": None}
+        assert request == named | {"state": "running", "place": None}
+        with gateway.client.stream("GET", "/admin/v1/live?recent=1") as live:
+            lines = live.iter_lines()
+            kinds = {}
+            while "snapshot" not in kinds:
+                kind = next(each for each in lines if each.startswith("event: "))
+                kinds[kind[7:]] = json.loads(next(lines)[6:])
+            assert len(kinds) == 2, "an event, and the state after it"
+            assert kinds["snapshot"]["requests"][0]["id"] == "listed"
+            assert kinds["snapshot"]["status"]["pid"] == gateway.pid
     assert eventually(lambda: not _requests(gateway))
 
 

@@ -125,21 +125,22 @@ def test_nobody_notices(gateway: Gateway, undisturbed: list[tuple[object, ...]])
     idle.auto_open = 0
     for _ in range(2):
         streams, response = _streams(gateway), _Response(gateway)
-        slow = socket.create_connection(idle.sock.getpeername(), 120)
-        slow.sendall(b"GET /livez HTTP/1.1\r\nHo")
         _begun(streams)
         assert response.begun.wait(120)
+        # From its beginning on a head has 20 s.
+        slow = socket.create_connection(idle.sock.getpeername(), 120)
+        slow.sendall(b"GET /livez HTTP/1.1\r\nHo")
         # The same connection before, during and after it.
         answer = _upgrade(gateway).raise_for_status().json()
         assert answer["pid_before"] == pids[-1]
         pids.append(answer["pid"])
+        slow.sendall(b"st: localhost\r\n\r\n")
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        slow.close()
         assert gateway.status()["pid"] == answer["pid"]
         assert [each.join().outcome for each in streams] == undisturbed
         assert response.kinds[-1] == "response.incomplete"
         assert _get(idle, "/livez") == 200
-        slow.sendall(b"st: localhost\r\n\r\n")
-        assert slow.recv(12) == b"HTTP/1.1 200"
-        slow.close()
     idle.close()
     assert len(set(pids)) == 3
     assert _workers(gateway) == workers
