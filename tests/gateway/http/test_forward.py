@@ -91,7 +91,7 @@ async def test_an_answer_comes_back_whole_with_its_usage() -> None:
     async def answer(head, reader, writer) -> None:
         writer.write(whole(body.encode(), status=b"201 Made"))
 
-    async with relaying(answer) as (relay, url), httpx.AsyncClient() as client:
+    async with relaying(answer) as (relay, url), httpx.AsyncClient(timeout=60) as client:
         response = await client.get(url)
         assert (response.status_code, response.text) == (201, body)
         assert response.headers["content-length"] == str(len(body))
@@ -109,7 +109,7 @@ async def test_an_event_comes_before_the_next_one_is_made() -> None:
 
     async with (
         relaying(answer) as (_, url),
-        httpx.AsyncClient() as client,
+        httpx.AsyncClient(timeout=60) as client,
         client.stream("GET", url) as response,
     ):
         pieces = response.aiter_text()
@@ -124,7 +124,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
         await writer.drain()
         writer.close()
 
-    async with relaying(answer) as (_, url), httpx.AsyncClient() as client:
+    async with relaying(answer) as (_, url), httpx.AsyncClient(timeout=60) as client:
         first, _, event, data = (await client.get(url)).text.strip().split("\n")
         assert first == "data: 1"
         assert event == "event: error"
@@ -147,7 +147,7 @@ async def test_a_stream_without_framing_is_whole_with_its_last_event(last: bytes
         await writer.drain()
         writer.close()
 
-    async with relaying(answer, EVENTS) as (_, url), httpx.AsyncClient() as client:
+    async with relaying(answer, EVENTS) as (_, url), httpx.AsyncClient(timeout=60) as client:
         text = (await client.get(url)).text
         assert text.startswith("data: 1\n\n" + last.decode())
         assert ("event: error" in text) is (last == b"")
@@ -159,7 +159,7 @@ async def test_another_answer_that_breaks_off_is_cut() -> None:
         await writer.drain()
         writer.close()
 
-    async with relaying(answer) as (_, url), httpx.AsyncClient() as client:
+    async with relaying(answer) as (_, url), httpx.AsyncClient(timeout=60) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.get(url)
 
@@ -168,7 +168,7 @@ async def test_nonsense_is_a_bad_gateway() -> None:
     async def answer(head, reader, writer) -> None:
         writer.write(b"hello\r\n\r\n")
 
-    async with relaying(answer) as (_, url), httpx.AsyncClient() as client:
+    async with relaying(answer) as (_, url), httpx.AsyncClient(timeout=60) as client:
         response = await client.get(url)
         assert response.status_code == 502
         assert response.json()["error"]["code"] == "bad_gateway"
@@ -190,7 +190,7 @@ async def _after_comments(relay: Relay, url: str) -> str:
     """The whole answer, which is asked for once two comments have come."""
     relay.before = asyncio.Event()
     text = ""
-    async with httpx.AsyncClient() as client, client.stream("GET", url) as response:
+    async with httpx.AsyncClient(timeout=60) as client, client.stream("GET", url) as response:
         async for piece in response.aiter_text():
             text += piece
             if text.count(": waiting") >= 2:
@@ -217,7 +217,7 @@ async def test_a_refusal_keeps_its_status() -> None:
     async def answer(head, reader, writer) -> None:
         pass
 
-    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient() as client:
+    async with relaying(answer, EVENTS) as (relay, url), httpx.AsyncClient(timeout=60) as client:
         relay.before = Refusal("queue_full", "Full.", retry_after_s=3)
         response = await client.get(url)
         assert (response.status_code, response.headers["retry-after"]) == (429, "3")
@@ -232,7 +232,7 @@ async def test_a_client_that_leaves_lets_the_server_go() -> None:
         await reader.read()
         gone.set()
 
-    async with relaying(answer) as (relay, url), httpx.AsyncClient() as client:
+    async with relaying(answer) as (relay, url), httpx.AsyncClient(timeout=60) as client:
         async with client.stream("GET", url) as response:
             await anext(response.aiter_text())
         async with asyncio.timeout(10):
