@@ -40,7 +40,9 @@ def find_snapshot(repository: Path) -> Path:
     if len(whole) == 1:
         return whole[0]
     why = "it has no refs/main"
-    if main is not None:
+    if (repository / "refs" / "main").is_dir():
+        why = "its refs/main is a folder, which must be deleted"
+    elif main is not None:
         why = f"its refs/main names {main}, which isn't there"
     if whole:
         raise NotInCacheError(f"{why}, and {_listed(whole)} are all whole models")
@@ -51,6 +53,8 @@ def find_snapshot(repository: Path) -> Path:
 
 def _main(reference: Path) -> str | None:
     """The revision `main`; None: there is none. Raises as `find_snapshot`."""
+    if reference.is_dir():
+        return None
     try:
         revision = read_file(reference, _LONGEST_REVISION).decode("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):

@@ -4,6 +4,7 @@ that follow from its config.json.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import stat
@@ -19,9 +20,14 @@ _LARGEST_HEADER_BYTES: Final = 32 << 20
 LARGEST_FILE_BYTES: Final = 64 << 20
 # Parsed JSON takes up to 100 bytes for each value, even if the value has few bytes in the file.
 _MOST_VALUES: Final = 2_000_000
+# Enough to tell what a file is, and to find the end of its text.
+_END_BYTES: Final = 256
 _LARGEST_TENSOR_BYTES: Final = 1 << 40
 # Each layer takes memory before it turns out that the files have no weights for it.
 _MOST_LAYERS: Final = 10_000
+# What git leaves in place of a large file that it hasn't fetched.
+_POINTER: Final = b"version https://git-lfs"
+AGAIN: Final = "finish the download, or pull the model again"
 _LAYERS: Final = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
 
@@ -65,6 +71,18 @@ def read_table(path: Path, most_bytes: int = LARGEST_FILE_BYTES) -> dict[str, An
     return _table(path, read_file(path, most_bytes))
 
 
+def check_json(path: Path) -> None:
+    """Raise ValueError if a file can't be a JSON object, as its begin and its end tell. Raises
+    OSError.
+    """
+    _check_begin(path, begin := _read(path, 0, _END_BYTES, whole=False))
+    end = _read(path, max(0, path.stat().st_size - _END_BYTES), _END_BYTES, whole=False)
+    if not begin.lstrip().startswith(b"{"):
+        raise ValueError(f"{path.name} has no JSON object: {AGAIN}")
+    if not end.rstrip().endswith(b"}"):
+        raise ValueError(f"{path.name} is cut off: {AGAIN}")
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json.
 
@@ -91,24 +109,44 @@ def read_header_text(path: Path) -> bytes:
         OSError
         ValueError: the file is damaged.
     """
-    begin = _read(path, 0, _LENGTH_BYTES, whole=False)
-    if begin == b"version ":
-        raise ValueError(
-            f"{path.name} is only a pointer of Git LFS: get the file by `git lfs pull`"
-        )
-    length = int.from_bytes(begin, "little")
+    begin = _read(path, 0, len(_POINTER), whole=False)
+    _check_begin(path, begin)
+    length = int.from_bytes(begin[:_LENGTH_BYTES], "little")
+    if length == 0:
+        raise ValueError(f"{path.name} begins with zeros, as room that a download keeps: {AGAIN}")
     if length > _LARGEST_HEADER_BYTES:
-        raise ValueError(f"{path.name} is damaged: its header would have {length:,} bytes")
+        is_text = begin.isascii() and b"\0" not in begin
+        what = "has text instead of weights" if is_text else "is damaged at its begin"
+        raise ValueError(f"{path.name} {what}: pull the model again")
     text = _read(path, _LENGTH_BYTES, length, whole=False)
     if len(text) < length:
-        raise ValueError(f"{path.name} is cut off")
+        raise ValueError(f"{path.name} is cut off in its header: {AGAIN}")
     return text
+
+
+def _check_begin(path: Path, begin: bytes) -> None:
+    """Raise ValueError if a file, which begins so, is a stand-in for another."""
+    if not begin:
+        raise ValueError(f"{path.name} is empty: {AGAIN}")
+    if begin.startswith(_POINTER):
+        raise ValueError(
+            f"{path.name} is only a pointer of Git LFS: get the file by `git lfs pull`, or pull "
+            "the model again"
+        )
+    if begin.lstrip().startswith(b"<") and b"\0" not in begin:
+        raise ValueError(
+            f"{path.name} is a web page, which a hub or proxy sent in its place: pull the model "
+            "again"
+        )
 
 
 def read_header(path: Path) -> Header:
     """The header of a safetensors file. Raises as `read_header_text`."""
     text = read_header_text(path)
-    found = _table(path, text)
+    try:
+        found = _parsed(text)
+    except ValueError as error:
+        raise ValueError(f"{path.name} is damaged in its header: pull the model again") from error
     found.pop("__metadata__", None)
     tensors = {name: _tensor(path, name, entry) for name, entry in found.items()}
     end = max((each.end for each in tensors.values()), default=0)
@@ -131,24 +169,47 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
                 and prod(sizes) <= 8 * (end - begin)
             ):
                 return Tensor(dtype, sizes, begin, end)
-    raise ValueError(f"{path.name} is damaged: its header doesn't say where {name[:100]!r} is")
+    raise ValueError(
+        f"{path.name} is damaged: its header doesn't say where {name[:100]!r} is: pull the model "
+        "again"
+    )
 
 
 def _table(path: Path, text: bytes) -> dict[str, Any]:
-    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
-        raise ValueError(f"{path.name} has more than {_MOST_VALUES:,} values")
+    _check_begin(path, text)
+    if text.startswith(codecs.BOM_UTF8):
+        # mlx-lm and transformers don't read it either.
+        raise ValueError(f"{path.name} begins with a byte order mark: save it as UTF-8 without BOM")
     try:
-        found = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"{path.name} is nested too deeply") from error
+        return _parsed(text)
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(
+            f"{path.name} {error}: correct the file, or pull the model again"
+        ) from error
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """The JSON object in a text. Raises ValueError: the text says what it has instead."""
+    if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ValueError(f"has more than {_MOST_VALUES:,} values")
+    try:
+        found = json.loads(text.decode())
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path.name} is no table")
+        raise ValueError("has no JSON object")
     return found
 
 
 def _read(path: Path, begin: int, most_bytes: int, *, whole: bool = True) -> bytes:
+    if path.is_symlink() and not os.path.lexists(os.path.realpath(path)):
+        raise ValueError(f"{path.name} is a link to a missing file: {AGAIN}")
+    if path.is_dir():
+        raise ValueError(
+            f"{path.name} is a folder, and must be a file: delete it, and pull the model again"
+        )
     with open(path, "rb", opener=_open_at_once) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):

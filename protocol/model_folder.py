@@ -8,15 +8,15 @@ index, which is often of other files: of the model before it was quantized, or o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from protocol.model_files import read_file, read_header, read_table
+from protocol.model_files import AGAIN, check_json, read_file, read_header, read_table
 
 INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = re.compile(r"model[^/]*\.safetensors")
-_SHARD: Final = re.compile(r"(model.*?)(\d+)-of-(\d+)\.safetensors")
+_SHARD: Final = re.compile(r"(model.*?)(\d{1,15})-of-(\d{1,15})\.safetensors")
 _TEKKEN: Final = "tekken.json"
 _SPECIAL_TOKENS: Final = re.compile(rb'"special_tokens"\s*:\s*\[')
 # The files of which transformers makes a tokenizer.
@@ -29,16 +29,35 @@ TOKENIZERS: Final = (
     "vocab.txt",
     _TEKKEN,
 )
-_AGAIN: Final = "finish the download, or pull the model again"
+_PULL: Final = "pull the model again"
+# Weights of other formats, and what reads them.
+_OTHERS: Final = (
+    (".gguf", "GGUF, which MLX doesn't read", ", or have llama-server serve it (docs/recipes.md)"),
+    (".bin", "PyTorch's files, which MLX doesn't read", ""),
+    (".pth", "PyTorch's files, which MLX doesn't read", ""),
+    (".npz", "numpy's files, which mlx-lm reads no more", ""),
+)
 
 
-class _Shards(NamedTuple):
-    """Shards that are numbered up to the same total: model-00001-of-00003.safetensors."""
+class _Set(NamedTuple):
+    """Weights that belong together: a whole file, or shards that are numbered up to the same total
+    (model-00001-of-00003.safetensors). A whole file has no `digits`.
+    """
 
     begin: str
     digits: int
     total: str
     names: dict[int, str]
+
+    @property
+    def stem(self) -> str:
+        return self.begin.rstrip("-_.")
+
+    @property
+    def label(self) -> str:
+        if len(self.names) == 1:
+            return next(iter(self.names.values()))
+        return f"{self.begin}*-of-{self.total}.safetensors"
 
     @property
     def missing(self) -> str | None:
@@ -50,49 +69,62 @@ class _Shards(NamedTuple):
         return f"{self.begin}{number:0{self.digits}}-of-{self.total}.safetensors"
 
 
-def opened(names: Iterable[str]) -> list[str]:
-    """The files of weights that a load opens, among the names in a folder.
+def opened(names: Iterable[str], is_sound: Callable[[str], bool] = lambda _name: True) -> list[str]:
+    """The files of weights that a load opens, among the names in a folder. `is_sound` tells whether
+    a file can be read, and is asked only if not all files are needed.
 
-    Of shards of the same name in several numberings only a whole numbering is opened: the others
-    are left of another download, and mlx-lm would mix them into the model.
+    mlx-lm opens all of them, and would mix what another download has left into the model, or fail
+    by it. Of the same name in several numberings, or whole, one is opened: the complete one with
+    most shards. Others are opened beside the main one if they are complete.
     """
-    found = sorted(name for name in names if _WEIGHTS.fullmatch(name))
-    left = {name for shards in _leftovers(found) for name in shards.names.values()}
-    return [name for name in found if name not in left]
+    chosen = _chosen(names, is_sound)
+    return sorted(name for weights in chosen for name in weights.names.values())
 
 
-def _numberings(names: Iterable[str]) -> list[_Shards]:
-    found: dict[tuple[str, str], _Shards] = {}
-    for name in names:
+def _chosen(names: Iterable[str], is_sound: Callable[[str], bool]) -> list[_Set]:
+    """The sets that a load opens, the main one first."""
+    by_stem: dict[str, list[_Set]] = {}
+    for weights in _sets(names):
+        by_stem.setdefault(weights.stem, []).append(weights)
+
+    def worth(weights: _Set) -> tuple[bool, int, int, int]:
+        sound = sum(map(is_sound, weights.names.values()))
+        whole = weights.missing is None and sound == len(weights.names)
+        return whole, sound, weights.digits, int(weights.total)
+
+    if len(by_stem) == 1 and len(only := next(iter(by_stem.values()))) == 1:
+        return only
+    best = [max(by_stem[stem], key=worth) for stem in sorted(by_stem, key=lambda s: (len(s), s))]
+    return best[:1] + [weights for weights in best[1:] if worth(weights)[0]]
+
+
+def _sets(names: Iterable[str]) -> list[_Set]:
+    found: dict[tuple[str, str], _Set] = {}
+    for name in sorted(names):
         if match := _SHARD.fullmatch(name):
             begin, number, total = match.groups()
-            shards = found.setdefault((begin, total), _Shards(begin, len(number), total, {}))
+            shards = found.setdefault((begin, total), _Set(begin, len(number), total, {}))
             shards.names[int(number)] = name
+        elif _WEIGHTS.fullmatch(name):
+            found[name, ""] = _Set(name.removesuffix(".safetensors"), 0, "1", {1: name})
     return list(found.values())
-
-
-def _leftovers(names: Collection[str]) -> Iterator[_Shards]:
-    numberings = _numberings(names)
-    for shards in numberings:
-        alike = [other for other in numberings if other.begin == shards.begin]
-        whole = [other for other in alike if other.missing is None]
-        single = f"{shards.begin.rstrip('-_.')}.safetensors"
-        if (whole and shards is not whole[-1]) or (not whole and single in names):
-            yield shards
 
 
 def check_names(names: Collection[str]) -> None:
     """Raise ValueError if a folder with files of these names can't be whole. The text says what is
     missing.
     """
+    _check_sets(_chosen(names, lambda _name: True), names)
+
+
+def _check_sets(chosen: list[_Set], names: Collection[str]) -> None:
     if not any(name in names for name in TOKENIZERS):
         raise ValueError("there is no tokenizer (tokenizer.json or tokenizer.model)")
-    weights = opened(names)
-    if not weights:
+    if not chosen:
         part = _part_of("model", names)
         raise ValueError(f"there are no weights that MLX reads (model*.safetensors){part}")
-    for shards in _numberings(weights):
-        if (missing := shards.missing) is not None:
+    for weights in chosen:
+        if (missing := weights.missing) is not None:
             raise ValueError(f"{missing} is missing{_part_of(missing, names)}")
 
 
@@ -110,7 +142,7 @@ def weight_files(folder: Path, *, pictures: bool = False) -> list[Path]:
 
     Raises: OSError.
     """
-    names = opened(path.name for path in folder.iterdir())
+    names = opened((path.name for path in folder.iterdir()), _is_sound_in(folder))
     if pictures:
         names += sorted(beside(indexed(folder)))
     return [folder / name for name in names]
@@ -141,26 +173,73 @@ def check_folder(folder: Path, *, pictures: bool = False) -> None:
 
     Raises:
         OSError: the folder can't be read.
-        ValueError: the model isn't whole. The text says which file is missing or damaged.
+        ValueError: the model isn't whole. The text says which file is missing or damaged, and what
+            to do.
     """
     names = frozenset(path.name for path in folder.iterdir())
+    chosen = _chosen(names, _is_sound_in(folder))
+    if not chosen and not _part_of("model", names) and (other := _other_format(names)):
+        raise ValueError(other)
     try:
-        check_names(names)
+        _check_sets(chosen, names)
     except ValueError as error:
-        raise ValueError(f"{error}: {_AGAIN}") from error
-    _check_tekken(folder, names)
+        raise ValueError(f"{error}: {AGAIN}") from error
+    _check_tokenizer(folder, names)
     for path in weight_files(folder, pictures=pictures):
-        try:
-            has, wanted = path.stat().st_size, read_header(path).file_bytes
-        except FileNotFoundError as error:
-            raise ValueError(f"{path.name} is a link to a missing file: {_AGAIN}") from error
-        if has < wanted:
-            raise ValueError(f"{path.name} is cut off, with {has:,} of {wanted:,} bytes: {_AGAIN}")
-        if has > wanted:
-            raise ValueError(
-                f"{path.name} is damaged: it has {has:,} bytes, and by its header {wanted:,}: "
-                "pull the model again"
+        if (fault := _fault(path)) is not None:
+            part = _part_of(path.name, names).removeprefix(", and ")
+            beside = f" ({part})" if part else ""
+            raise ValueError(f"{fault}{_or_delete(path.name, chosen)}{beside}")
+
+
+def _or_delete(name: str, chosen: list[_Set]) -> str:
+    """What is said besides of a faulty file if other weights beside the main ones are complete."""
+    if len(chosen) == 1 or name not in chosen[0].names.values():
+        return ""
+    return f", or delete {name} if {chosen[1].label} is the whole model"
+
+
+def _other_format(names: Collection[str]) -> str | None:
+    """What is said of a folder that has weights for other programs alone."""
+    for suffix, what, else_ in _OTHERS:
+        found = [name for name in names if name.endswith(suffix)]
+        if name := min((name for name in found if name != "training_args.bin"), default=None):
+            return (
+                f"its weights ({name}) are {what}: take a conversion for MLX, which `bulkhead "
+                f"search` finds{else_}"
             )
+    return None
+
+
+def _is_sound_in(folder: Path) -> Callable[[str], bool]:
+    return lambda name: _fault(folder / name) is None
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with a file of weights, and what to do; None: it is whole."""
+    try:
+        wanted, has = read_header(path).file_bytes, path.stat().st_size
+    except OSError as error:
+        return f"{path.name} can't be read ({error.strerror}): correct that, or {_PULL}"
+    except ValueError as error:
+        return str(error)
+    if has < wanted:
+        return f"{path.name} is cut off, with {has:,} of {wanted:,} bytes: {AGAIN}"
+    if has > wanted:
+        return (
+            f"{path.name} is damaged: it has {has:,} bytes, and by its header {wanted:,}: {_PULL}"
+        )
+    return None
+
+
+def _check_tokenizer(folder: Path, names: Collection[str]) -> None:
+    """Raise ValueError if the tokenizer's files can't be read, as far as their ends tell. To parse
+    them takes seconds.
+    """
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if name in names:
+            check_json(folder / name)
+    _check_tekken(folder, names)
 
 
 def _check_tekken(folder: Path, names: Collection[str]) -> None:

@@ -90,7 +90,13 @@ def _garbage(repository: Path) -> None:
     points(repository, "../../models--org--other")
 
 
+def _folder(repository: Path) -> None:
+    (repository / "refs" / "main").mkdir(parents=True)
+    fill(repository / "snapshots" / "c", "config.json")
+
+
 REASONS = [
+    (_folder, "its refs/main is a folder, which must be deleted, and no snapshot is whole (c)"),
     (_empty, "it has no snapshot"),
     (
         _parts,

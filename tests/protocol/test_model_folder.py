@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protocol.model_folder import check_names, end_token_ids, opened, templates_of, weight_files
+from protocol.model_folder import (
+    check_folder,
+    check_names,
+    end_token_ids,
+    opened,
+    templates_of,
+    weight_files,
+)
+from tests.support.disk_folders import DISKS, on_disk
 
 PART = "model-00002-of-00002.safetensors"
 TWO = ["model-00001-of-00002.safetensors", PART]
@@ -23,15 +32,16 @@ TWO = ["model-00001-of-00002.safetensors", PART]
         (["Model.safetensors", "xmodel.safetensors", "model.safetensors.part"], []),
         (["2_Dense/model.safetensors", "model/x.safetensors"], []),
         ([*TWO, "model-mtp.safetensors"], [*TWO, "model-mtp.safetensors"]),
-        ([*TWO, "model.safetensors"], [*TWO, "model.safetensors"]),
+        ([*TWO, "model.safetensors"], TWO),
         ([*TWO, "model-00001-of-00003.safetensors"], TWO),
         (["model-00001-of-00001.safetensors", PART], ["model-00001-of-00001.safetensors"]),
         (["model.safetensors", PART], ["model.safetensors"]),
-        ([PART, "model-00001-of-00003.safetensors"], ["model-00001-of-00003.safetensors", PART]),
+        ([PART, "model-00001-of-00003.safetensors"], ["model-00001-of-00003.safetensors"]),
         (
             [*TWO, "model-00001-of-00001.safetensors", "model_4bit-1-of-2.safetensors"],
-            [*TWO, "model_4bit-1-of-2.safetensors"],
+            TWO,
         ),
+        ([*TWO, "model-mtp-1-of-2.safetensors"], TWO),
     ],
 )
 def test_names_of_weights_that_are_opened(names: list[str], found: list[str]) -> None:
@@ -46,12 +56,39 @@ def test_names_of_weights_that_are_opened(names: list[str], found: list[str]) ->
         (["model-1-of-3.safetensors", "model-3-of-3.safetensors"], "model-2-of-3.safetensors is"),
         (["model_00002-of-99999999999999.safetensors"], "model_00001-of-99999999999999.saf"),
         (["model-00000-of-00002.safetensors"], "model-00001-of-00002.safetensors is missing"),
-        ([*TWO, "model-mtp-1-of-2.safetensors"], "model-mtp-2-of-2.safetensors is missing"),
+        (["model-mtp-1-of-2.safetensors"], "model-mtp-2-of-2.safetensors is missing"),
     ],
 )
 def test_a_shard_that_is_missing_is_named(names: list[str], lost: str) -> None:
     with pytest.raises(ValueError, match=lost):
         check_names(["tokenizer.json", *names])
+
+
+@pytest.mark.parametrize("name", DISKS)
+def test_what_is_said_of_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
+    folder, problem = on_disk(tmp_path / "model", name), DISKS[name][1]
+    if problem is None:
+        check_folder(folder)
+        return
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("a browser's duplicate that is cut off", "model-00001-of-00002 (1).safetensors"),
+        ("a folder with the name of weights", "model-extra.safetensors"),
+        ("a damaged whole beside shards", "model.safetensors"),
+        ("a pointer beside the whole", "model.fp16.safetensors"),
+    ],
+)
+def test_weights_that_are_not_needed_and_not_whole_are_left_out(
+    name: str, left: str, tmp_path: Path
+) -> None:
+    folder = on_disk(tmp_path / "model", name)
+    every = {path.name for path in folder.glob("model*.safetensors")}
+    assert {path.name for path in weight_files(folder)} == every - {left}
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model", "tekken.json"])

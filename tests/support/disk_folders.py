@@ -98,6 +98,22 @@ def _link(folder: Path) -> None:
     (folder / _WHOLE).symlink_to("../../blobs/gone")
 
 
+def _linked(name: str) -> Change:
+    return lambda folder: (folder / name).symlink_to("../../blobs/gone")
+
+
+def _without(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def _foldered(name: str) -> Change:
+    return lambda folder: (folder / name).mkdir()
+
+
+def _copied(name: str, new: str) -> Change:
+    return lambda folder: shutil.copy(folder / name, folder / new)
+
+
 def _dotted(folder: Path) -> None:
     for name in [each.name for each in folder.iterdir()]:
         (folder / f"._{name}").write_bytes(_ATTRIBUTES)
@@ -125,6 +141,9 @@ _SPECIALS: Final = [
     {"rank": rank, "token_str": text, "is_control": True}
     for rank, text in enumerate(("<unk>", "<s>", "</s>"))
 ]
+_DUPLICATE: Final = "model-00001-of-00002 (1).safetensors"
+_PAGE: Final = "<!DOCTYPE html>\n<html><head><title>503</title></head></html>"
+_CUT_TEXT: Final = (DEMO / "tokenizer.json").read_text("utf-8")[:5000]
 _BIN: Final = "pytorch_model-00001-of-00002.bin"
 
 DISKS: Final[dict[str, tuple[tuple[Change, ...], str | None]]] = {
@@ -160,6 +179,24 @@ DISKS: Final[dict[str, tuple[tuple[Change, ...], str | None]]] = {
         None,
     ),
     "shards left beside the whole": ((left_of(3, 1),), None),
+    "a shard that is a link to nothing beside the whole": ((_linked(shard(1, 1)),), None),
+    "a pointer beside the whole": ((written("model.fp16.safetensors", _POINTER),), None),
+    "a browser's duplicate that is cut off": (
+        (sharded(2), _copied(shard(1, 2), _DUPLICATE), _cut(_DUPLICATE)),
+        None,
+    ),
+    "a copy that is cut off": (
+        (_copied(_WHOLE, "model copy.safetensors"), _cut("model copy.safetensors")),
+        None,
+    ),
+    "a folder with the name of weights": ((_foldered("model-extra.safetensors"),), None),
+    "a damaged whole beside shards": ((sharded(2), written(_WHOLE, "{}")), None),
+    "another whole beside shards": ((sharded(2), left_of(1), _renamed(shard(1, 1), _WHOLE)), None),
+    "a damaged whole numbering beside shards": (
+        (sharded(3), written(shard(1, 2), b""), written(shard(2, 2), _POINTER)),
+        None,
+    ),
+    "an unfinished part beside the whole": ((written("model-mtp-1-of-2.safetensors", b""),), None),
     "all of it": (
         (
             sharded(3),
@@ -194,7 +231,77 @@ DISKS: Final[dict[str, tuple[tuple[Change, ...], str | None]]] = {
         (_renamed(_WHOLE, "consolidated.safetensors"),),
         "no weights that MLX reads (model*.safetensors): finish",
     ),
-    "a shard cut off": ((sharded(2), _cut(shard(2, 2))), f"{shard(2, 2)} is cut off, with "),
+    "a damaged shard beside most of others": (
+        (sharded(3, lost=[3]), written(shard(1, 2), "{")),
+        f"{shard(3, 3)} is missing: finish the download, or pull the model again",
+    ),
+    "a damaged whole beside weights of another name": (
+        (_renamed(_WHOLE, "model_4bit.safetensors"), written(_WHOLE, _POINTER)),
+        f"{_WHOLE} is only a pointer of Git LFS: get the file by `git lfs pull`, or pull the model "
+        f"again, or delete {_WHOLE} if model_4bit.safetensors is the whole model",
+    ),
+    "a shard cut off": (
+        (sharded(2), _cut(shard(2, 2)), written(f"{shard(2, 2)}.part", "")),
+        f"bytes: finish the download, or pull the model again ({shard(2, 2)}.part is unfinished)",
+    ),
+    "a shard cut off in its header": (
+        (sharded(2), _cut(shard(2, 2)), lambda folder: os.truncate(folder / shard(2, 2), 40)),
+        f"{shard(2, 2)} is cut off in its header: finish the download, or pull the model again",
+    ),
+    "an empty shard": (
+        (sharded(2), written(shard(2, 2), "")),
+        f"{shard(2, 2)} is empty: finish the download, or pull the model again",
+    ),
+    "zeros": (
+        (written(_WHOLE, bytes(5000)),),
+        f"{_WHOLE} begins with zeros, as room that a download keeps: finish the download, or",
+    ),
+    "a web page": (
+        (written(_WHOLE, _PAGE),),
+        f"{_WHOLE} is a web page, which a hub or proxy sent in its place: pull the model again",
+    ),
+    "text in place of weights": (
+        (written(_WHOLE, "Access to this model is restricted"),),
+        f"{_WHOLE} has text instead of weights: pull the model again",
+    ),
+    "a header that is no table": (
+        (written(_WHOLE, (2).to_bytes(8, "little") + b"{]"),),
+        f"{_WHOLE} is damaged in its header: pull the model again",
+    ),
+    "a folder in place of weights": (
+        (_without(_WHOLE), _foldered(_WHOLE)),
+        f"{_WHOLE} is a folder, and must be a file: delete it, and pull the model again",
+    ),
+    "only PyTorch's weights": (
+        (_renamed(_WHOLE, "pytorch_model.bin"), written("training_args.bin", "")),
+        "its weights (pytorch_model.bin) are PyTorch's files, which MLX doesn't read: take a "
+        "conversion for MLX, which `bulkhead search` finds",
+    ),
+    "only GGUF": (
+        (_renamed(_WHOLE, "model-Q4_K_M.gguf"),),
+        "its weights (model-Q4_K_M.gguf) are GGUF, which MLX doesn't read: take a conversion for "
+        "MLX, which `bulkhead search` finds, or have llama-server serve it (docs/recipes.md)",
+    ),
+    "a pointer for a tokenizer": (
+        (written("tokenizer.json", _POINTER),),
+        "tokenizer.json is only a pointer of Git LFS: get the file by `git lfs pull`, or pull",
+    ),
+    "a tokenizer that is a link to nothing": (
+        (_without("tokenizer.json"), _linked("tokenizer.json")),
+        "tokenizer.json is a link to a missing file: finish the download, or pull the model again",
+    ),
+    "an empty tokenizer": (
+        (written("tokenizer.json", ""),),
+        "tokenizer.json is empty: finish the download, or pull the model again",
+    ),
+    "a tokenizer cut off": (
+        (written("tokenizer.json", _CUT_TEXT),),
+        "tokenizer.json is cut off: finish the download, or pull the model again",
+    ),
+    "settings of a tokenizer that are no table": (
+        (written("tokenizer_config.json", "[]"),),
+        "tokenizer_config.json has no JSON object: finish the download, or pull the model again",
+    ),
     "longer than its header says": ((_longer,), f"{_WHOLE} is damaged: it has 2,730,234 bytes"),
     "a pointer": ((written(_WHOLE, _POINTER),), f"{_WHOLE} is only a pointer of Git LFS: get"),
     "a link to nothing": ((_link,), f"{_WHOLE} is a link to a missing file: finish"),

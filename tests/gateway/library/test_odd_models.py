@@ -35,7 +35,6 @@ OFFERED = {
     "template-list",
     "template-deep",
     "template-folder",
-    "tokenizer-list",
 }
 
 

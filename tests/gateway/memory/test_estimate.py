@@ -105,7 +105,7 @@ def test_no_weights_and_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(EstimateError, match=r"config.json can't be read"):
         _estimate(tmp_path, 100)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(EstimateError, match=r"config.json is no table"):
+    with pytest.raises(EstimateError, match=r"config.json has no JSON object"):
         _estimate(tmp_path, 100)
 
 
