@@ -20,6 +20,8 @@ _LARGEST_HEADER_BYTES: Final = 32 << 20
 LARGEST_FILE_BYTES: Final = 64 << 20
 # Parsed JSON takes up to 100 bytes for each value, even if the value has few bytes in the file.
 _MOST_VALUES: Final = 2_000_000
+# No model has none of these.
+_COUNTS: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 # Enough to tell what a file is, and to find the end of its text.
 _END_BYTES: Final = 256
 _LARGEST_TENSOR_BYTES: Final = 1 << 40
@@ -99,6 +101,25 @@ def read_config(folder: Path) -> dict[str, Any]:
             if isinstance(count, int) and count > _MOST_LAYERS:
                 raise ValueError(f"{name} is more than {_MOST_LAYERS:,}")
     return config
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why no model with this config.json is loaded, and what to do; None: one may be."""
+    if (program := config.get("model_file")) is not None:
+        return (
+            f"config.json wants the program {str(program)[:100]!r} to be run (model_file), and "
+            "Bulkhead runs no programs of models: take a conversion that mlx-lm reads by itself"
+        )
+    nested = config.get("text_config")
+    text = {**config, **(nested if isinstance(nested, dict) else {})}
+    for name in _COUNTS:
+        count = text.get(name)
+        if type(count) is int and count <= 0:
+            return (
+                f"config.json: {name} is {count}, and must be more than 0: correct the file, or "
+                "pull the model again"
+            )
+    return None
 
 
 def read_header_text(path: Path) -> bytes:

@@ -21,7 +21,7 @@ from gateway.memory.fitting import Fit, fit
 from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
-from protocol.model_files import encoder_of, read_config
+from protocol.model_files import encoder_of, read_config, refusal
 from protocol.model_folder import check_folder, templates_of
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,8 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "config.json names no model_type"
+    if (reason := refusal(config)) is not None:
+        return reason
     encoder = encoder_of(config)
     if encoder == "":
         return f"nothing here loads encoders of the kind {kind}"

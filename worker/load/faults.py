@@ -16,7 +16,8 @@ from textwrap import shorten
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from protocol.model_files import read_config
+from protocol.model_files import read_config, read_table
+from protocol.model_folder import weight_files
 from worker.mlx_lm.arguments import argument_classes
 from worker.system.errors import one_sentence
 
@@ -29,8 +30,27 @@ _WORDS: Final = {
     tuple: "a list",
     dict: "an object",
 }
-# transformers, which reads config.json for the tokenizer, names the key.
-_NAMED: Final = re.compile(r"Validation error for field '(\w+)'")
+# transformers, which reads config.json for the tokenizer, names the key, and so does mlx-lm.
+_NAMED: Final = re.compile(
+    r"Validation error for field '(\w+)'|^(\w+) is missing from the model config"
+)
+# A model that has one of these has more than none.
+_POSITIVE: Final = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+# Small files that mlx-lm and transformers read besides, whose errors name no file.
+_BESIDE: Final = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 _MOST_FAULTS: Final = 4
 _LONGEST_ERROR: Final = 160
 _LONGEST_VALUE: Final = 60
@@ -38,29 +58,53 @@ _LONGEST_VALUE: Final = 60
 
 def reason_of(error: Exception, folder: Path, failure: str) -> str:
     """Why the model in a folder fails, and what helps. `failure` says what fails."""
-    return fault_of(error, folder) or (
+    if (fault := fault_of(error, folder)) is not None:
+        return fault
+    every = {path.name for path in folder.glob("model*.safetensors")}
+    left = sorted(every - {path.name for path in weight_files(folder)})
+    unread = f" Files that were left out: {', '.join(left[:_MOST_FAULTS])}." if left else ""
+    return (
         f"{failure}: {one_sentence(error).rstrip('.')}. Either {folder / 'config.json'} and the "
         "weights don't belong together, or this version of mlx-lm (with pictures, of mlx-vlm) "
-        "doesn't know models of this kind. Pull the model again, or take another conversion."
+        f"doesn't know models of this kind.{unread} Pull the model again, or take another "
+        "conversion."
     )
 
 
 def fault_of(error: Exception, folder: Path) -> str | None:
-    """The faults of config.json that explain an error, and what helps; None: it has none."""
-    found = dict.fromkeys(_faults(error, read_config(folder)))
-    if not found:
-        return None
-    return (
-        f"{folder / 'config.json'}: {'; '.join(list(found)[:_MOST_FAULTS])}. Correct the file, or "
-        f"pull the model again ({shorten(one_sentence(error), _LONGEST_ERROR)})."
-    )
+    """The faults of a model's configuration that explain an error, and what helps; None: it has
+    none.
+    """
+    if "trust_remote_code" in str(error):
+        return (
+            f"The model in {folder} wants a program of its folder to be run, and Bulkhead runs no "
+            "programs of models. Take a conversion that mlx-lm reads by itself."
+        )
+    cause = shorten(one_sentence(error), _LONGEST_ERROR)
+    if found := dict.fromkeys(_faults(error, read_config(folder))):
+        return (
+            f"{folder / 'config.json'}: {'; '.join(list(found)[:_MOST_FAULTS])}. Correct the file, "
+            f"or pull the model again ({cause})."
+        )
+    for name in _BESIDE:
+        try:
+            if (folder / name).exists():
+                read_table(folder / name)
+        except (OSError, ValueError) as wrong:
+            return f"In {folder} {wrong} ({cause})."
+    return None
 
 
 def _faults(error: Exception, config: dict[str, Any]) -> Iterator[str]:
     yield from _quantization(config)
+    for name in _POSITIVE:
+        if (found := _find(config, name)) and type(found[1]) in (int, float) and found[1] <= 0:
+            yield f"{found[0]} is {found[1]}, and must be more than 0"
     if named := _NAMED.search(str(error)):
-        if found := _find(config, named[1]):
-            yield f"{found[0]} is {_written(found[1])}"
+        name = named[1] or named[2]
+        found = _find(config, name)
+        if found or named[2]:
+            yield f"{found[0]} is {_written(found[1])}" if found else f"{name} is missing"
         return
     for kind, present in argument_classes(error):
         try:

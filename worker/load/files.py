@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from safetensors import SafetensorError, safe_open
 
 from protocol.hub_cache import find_snapshot
-from protocol.model_files import read_config, read_header, read_header_text, read_table
+from protocol.model_files import read_config, read_header, read_header_text, read_table, refusal
 from protocol.model_folder import INDEX, check_folder, indexed, weight_files
 from protocol.requests import SamplingDefaults
 from worker.mlx_lm.models import read_adapter
@@ -76,11 +76,13 @@ def check_files(folder: Path, *, pictures: bool = False) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model folder.")
     try:
-        model_type = read_config(folder).get("model_type")
+        config = read_config(folder)
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder / 'config.json'} can't be read: {error}") from error
-    if not isinstance(model_type, str):
+    if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{folder / 'config.json'} names no model_type.")
+    if (reason := refusal(config)) is not None:
+        raise ModelError(f"{folder} can't be loaded: {reason}.")
     try:
         check_folder(folder, pictures=pictures)
         paths = weight_files(folder, pictures=pictures)

@@ -15,8 +15,9 @@ from mlx.utils import tree_flatten
 
 from protocol.requests import ChatMessage, ChatPrompt, SamplingDefaults
 from tests.support import shapes
-from tests.support.disk_folders import DISKS, on_disk
+from tests.support.disk_folders import DISKS, on_disk, shard
 from tests.support.odd_models import ODD, odd
+from worker.load.faults import fault_of
 from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load
 from worker.system.errors import LoadAbandonedError, ModelError
@@ -123,7 +124,48 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda each: _config(each, quantization_config={"bits": 4}),
         'quantization_config is {"bits": 4}, and must have a quant_method',
     ),
-    "code of its own": (lambda each: _config(each, model_file="evil.py"), "custom module"),
+    "code of its own": (
+        lambda each: _config(each, model_file="evil.py"),
+        "config.json wants the program 'evil.py' to be run (model_file), and Bulkhead runs no",
+    ),
+    "no heads": (
+        lambda each: _config(each, num_attention_heads=0),
+        "config.json: num_attention_heads is 0, and must be more than 0. Correct the file",
+    ),
+    "heads of a size below nothing": (
+        lambda each: _config(each, head_dim=-32),
+        "config.json: head_dim is -32, and must be more than 0. Correct the file",
+    ),
+    "a vocabulary below nothing": (
+        lambda each: _config(each, vocab_size=-704),
+        "config.json: vocab_size is -704, and must be more than 0: correct the file",
+    ),
+    "no layers": (
+        lambda each: _config(each, num_hidden_layers=0),
+        "config.json: num_hidden_layers is 0, and must be more than 0: correct the file",
+    ),
+    "a base of rotations that is null": (
+        lambda each: _config(each, model_type="qwen3", head_dim=32, rope_theta=None),
+        "config.json: rope_theta is null. Correct the file",
+    ),
+    "a byte order mark": (
+        lambda each: (each / "config.json").write_text(
+            (each / "config.json").read_text(), "utf-8-sig"
+        ),
+        "config.json begins with a byte order mark: save it as UTF-8 without BOM",
+    ),
+    "a pointer for a configuration": (
+        lambda each: (each / "config.json").write_text("version https://git-lfs.github.com/spec"),
+        "config.json is only a pointer of Git LFS: get the file by `git lfs pull`",
+    ),
+    "settings of generation that are a list": (
+        lambda each: (each / "generation_config.json").write_text("[]"),
+        "generation_config.json has no JSON object: correct the file, or pull the model again",
+    ),
+    "special tokens cut off": (
+        lambda each: (each / "special_tokens_map.json").write_text("{"),
+        "special_tokens_map.json is no JSON (",
+    ),
 }
 
 
@@ -153,6 +195,23 @@ def test_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
     assert caught.value.reason.startswith(f"{folder} is not whole: ")
     assert problem in caught.value.reason
     assert caught.value.permanent
+
+
+def test_no_advice_to_run_code_of_a_model_is_passed_on() -> None:
+    error = ValueError("Set the option `trust_remote_code=True` to remove this error.")
+    fault = fault_of(error, shapes.DEMO)
+    assert fault is not None
+    assert "Bulkhead runs no programs of models" in fault
+    assert "trust" not in fault
+
+
+def test_a_file_that_was_left_out_and_may_be_needed_is_named(tmp_path: Path) -> None:
+    folder = on_disk(tmp_path / "model", "shards")
+    for number, name in enumerate(("model", "model-x2", "model-x3"), 1):
+        (folder / shard(number, 3)).rename(folder / f"{name}.safetensors")
+    (folder / "model-x3.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"Files that were left out: model-x3\.safetensors\."):
+        _loaded(folder)
 
 
 def test_a_folder_whose_name_is_a_pattern(tmp_path: Path) -> None:
