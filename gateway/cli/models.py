@@ -125,7 +125,7 @@ class _Here:
 
     def removal(self, name: str) -> Removed:
         entry = self._removable(name)
-        return Removed(entry.source, entry.size_bytes)
+        return Removed(entry.source, entry.freed_bytes)
 
     def remove(self, name: str) -> Removed:
         entry = self._removable(name)
@@ -133,7 +133,7 @@ class _Here:
             remove(put_aside(entry), entry)
         except OSError as error:
             raise CommandError(f"{entry.source} can't be removed: {error}") from error
-        return Removed(entry.source, entry.size_bytes)
+        return Removed(entry.source, entry.freed_bytes)
 
     def _removable(self, name: str) -> ModelOnDisk:
         entry = self.find(name)

@@ -137,7 +137,7 @@ async def removal(request: HttpRequest) -> Response:
     library = _library(request)
     entry = await library.find(request.path_params["name"])
     await library.check_removable(entry)
-    return json_response(Removed(entry.source, entry.size_bytes))
+    return json_response(Removed(entry.source, entry.freed_bytes))
 
 
 @library_routes.delete(
@@ -154,7 +154,7 @@ async def remove(request: HttpRequest) -> Response:
     library = _library(request)
     entry = await library.find(request.path_params["name"])
     await library.remove(entry)
-    return json_response(Removed(entry.source, entry.size_bytes))
+    return json_response(Removed(entry.source, entry.freed_bytes))
 
 
 def _library(request: HttpRequest) -> Library:

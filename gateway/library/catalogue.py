@@ -23,7 +23,7 @@ from gateway.system.notation import nearest_model, suggestion
 class ModelOnDisk(Struct, frozen=True, kw_only=True):
     """A model on a disk; null means not known. `source` is a repository of the Hugging Face cache
     or a folder. `ids` are those that it is served under, and `problem` is why it isn't served, or
-    can't be loaded. Its removal would free `size_bytes`; `part_bytes` of these are of a pull that
+    can't be loaded. Its removal would free `freed_bytes`; `part_bytes` of these are of a pull that
     has not ended. `path` is what is removed, `folder` where the files to load are, without links.
     `state` is that of the first of its ids. `configured` are the ids whose tables in the
     configuration name it. `name_kept_by` is the model that had its plain name before it.
@@ -35,6 +35,7 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     path: str
     folder: str
     size_bytes: int
+    freed_bytes: int
     part_bytes: int
     architecture: str | None
     quantization: str | None
@@ -96,13 +97,14 @@ def with_configured(found: list[FoundModel], configuration: Configuration) -> li
             # A link leads to the repository that the table names.
             more[folder] = msgspec.structs.replace(more[folder], source=located.path)
             continue
-        size_bytes, part_bytes = sizes(path)
+        measured = sizes(path)
         more[folder] = FoundModel(
             source=located.path,
             folder=folder,
             path=str(path),
-            size_bytes=size_bytes,
-            part_bytes=part_bytes,
+            size_bytes=measured.all_bytes,
+            freed_bytes=measured.freed_bytes,
+            part_bytes=measured.part_bytes,
             description=describe(path),
         )
     return list(more.values())
@@ -130,6 +132,7 @@ def catalogue(
                 path=each.path,
                 folder=each.folder,
                 size_bytes=each.size_bytes,
+                freed_bytes=each.freed_bytes,
                 part_bytes=each.part_bytes,
                 architecture=described.architecture,
                 quantization=described.quantization,

@@ -21,13 +21,16 @@ from gateway.memory.fitting import Fit, fit
 from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
-from protocol.model_files import encoder_of, read_config, refusal
-from protocol.model_folder import check_folder, templates_of
+from protocol.model_files import encoder_of, read_config, read_header, refusal
+from protocol.model_folder import check_folder, templates_of, weight_files
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_PROBLEM: Final = 300
 _MOST_TOKENS: Final = 1 << 40
+# What mlx-lm quantizes into. Other modes than affine have their own number of bits.
+_BITS: Final = (2, 3, 4, 5, 6, 8)
+_MODES: Final = ("mxfp4", "mxfp8", "nvfp4")
 _TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -94,28 +97,39 @@ def _described(folder: Path, config: dict[str, Any]) -> Description:
     )
     return Description(
         architecture=architecture if isinstance(architecture, str) else None,
-        quantization=_quantization(config),
+        quantization=_quantization(config, folder),
         context_tokens=context if isinstance(context, int) and 0 < context < _MOST_TOKENS else None,
         has_template=any(templates),
         abilities=abilities,
     )
 
 
-def _quantization(config: Mapping[str, Any]) -> str | None:
+def _quantization(config: Mapping[str, Any], folder: Path) -> str | None:
     """The quantization, in the words of mlx-community: 4bit, mxfp4, bf16."""
     for key in ("quantization", "quantization_config"):
         if isinstance(given := config.get(key), dict):
-            mode = given.get("mode")
-            if isinstance(mode, str) and mode != "affine":
-                return mode
-            if isinstance(bits := given.get("bits"), int):
-                return f"{bits}bit"
+            mode, bits = given.get("mode", "affine"), given.get("bits")
             method = given.get("quant_method")
+            if method is None and not _has_scales(folder):
+                # mlx-lm leaves layers as they are that have none.
+                break
+            if mode in _MODES:
+                return str(mode)
+            if mode == "affine" and bits in _BITS:
+                return f"{bits}bit"
             return method if isinstance(method, str) else None
     nested = config.get("text_config")
     text = {**config, **(nested if isinstance(nested, dict) else {})}
     kind = text.get("torch_dtype") or text.get("dtype")
     return _TYPES.get(kind, kind) if isinstance(kind, str) else None
+
+
+def _has_scales(folder: Path) -> bool:
+    try:
+        headers = map(read_header, weight_files(folder))
+        return any(name.endswith("scales") for header in headers for name in header.tensors)
+    except (OSError, ValueError):
+        return True  # Files that can't be read don't speak against config.json.
 
 
 def _incomplete(folder: Path) -> str | None:

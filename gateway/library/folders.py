@@ -28,14 +28,16 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".npz", ".gguf", ".pt", ".pth")
 class FoundModel(Struct, frozen=True, kw_only=True):
     """A model on a disk. A worker loads `source`: a repository or an absolute folder. `folder` is
     where the model's files are, without links: one model may be found in several ways. `path` is
-    the folder to remove. `size_bytes` is the size of the files there; `part_bytes` of these are of
-    a pull that has not ended. `claims` are the names that the model may have.
+    the folder to remove. `size_bytes` is the size of the files there, also by links. A removal
+    would free `freed_bytes`; `part_bytes` of these are of a pull that has not ended. `claims` are
+    the names that the model may have.
     """
 
     source: str
     folder: str
     path: str
     size_bytes: int
+    freed_bytes: int
     part_bytes: int
     description: Description
     claims: tuple[Claim, ...] = ()
@@ -79,13 +81,14 @@ def _found(spot: _Spot, *, in_cache: bool) -> FoundModel:
             named = Path(spot.repository)
             home = spot.repository if in_cache else home
     resolved = os.path.realpath(folder)
-    size_bytes, part_bytes = sizes(path)
+    measured = sizes(path)
     return FoundModel(
         source=resolved if home == str(path) else home,
         folder=resolved,
         path=str(path),
-        size_bytes=size_bytes,
-        part_bytes=part_bytes,
+        size_bytes=measured.all_bytes,
+        freed_bytes=measured.freed_bytes,
+        part_bytes=measured.part_bytes,
         description=(
             describe(folder)
             if problem is None
@@ -178,18 +181,31 @@ def _can_be_told(name: str) -> bool:
     return True
 
 
-def sizes(folder: Path) -> tuple[int, int]:
-    """The bytes that the removal of a folder would free, and the bytes of these that belong to
-    pulls that have not ended. Links don't count, nor does a file with further hard links.
+class Sizes(NamedTuple):
+    """The bytes of a folder's files, whether they are there or links lead to them; the bytes that
+    its removal would free, without files that have further hard links; and the bytes of these that
+    belong to pulls that have not ended.
     """
-    size_bytes = part_bytes = 0
+
+    all_bytes: int
+    freed_bytes: int
+    part_bytes: int
+
+
+def sizes(folder: Path) -> Sizes:
+    found: dict[tuple[int, int], int] = {}
+    freed_bytes = part_bytes = 0
     for parent, _, names in os.walk(folder):
         for name in names:
+            path = Path(parent, name)
             try:
-                found = Path(parent, name).lstat()
+                own = path.lstat()
+                state = path.stat() if stat.S_ISLNK(own.st_mode) else own
             except OSError:
                 continue
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-                size_bytes += found.st_size
-                part_bytes += found.st_size if name.endswith(".incomplete") else 0
-    return size_bytes, part_bytes
+            if stat.S_ISREG(state.st_mode):
+                found[state.st_dev, state.st_ino] = state.st_size
+            if stat.S_ISREG(own.st_mode) and own.st_nlink == 1:
+                freed_bytes += own.st_size
+                part_bytes += own.st_size if name.endswith(".incomplete") else 0
+    return Sizes(sum(found.values()), freed_bytes, part_bytes)

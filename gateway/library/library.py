@@ -164,7 +164,7 @@ class Library:
         await self._reloader.rediscover()
         await self._beside(self._removals, lambda: remove(aside, entry), _REMOVE_S)
         self._fleet.events.emit(
-            "removed", None, source=entry.source, reclaimed_bytes=entry.size_bytes
+            "removed", None, source=entry.source, reclaimed_bytes=entry.freed_bytes
         )
 
     def _served(self) -> dict[str, ServedModel]:

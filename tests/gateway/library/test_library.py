@@ -69,11 +69,7 @@ def test_what_is_said_of_a_model(tmp_path: Path) -> None:
     assert plain.problem is None
     assert plain.abilities[0] == "text"
     assert plain.has_template
-    config = {"quantization": {"bits": 4, "group_size": 64}, "max_position_embeddings": 123}
-    quantized = describe(demo(tmp_path / "quantized", **config))
-    assert (quantized.quantization, quantized.context_tokens) == ("4bit", 123)
-    mode = describe(demo(tmp_path / "mode", quantization={"bits": 4, "mode": "mxfp4"}))
-    assert mode.quantization == "mxfp4"
+    assert describe(demo(tmp_path / "short", max_position_embeddings=123)).context_tokens == 123
     seeing = describe(demo(tmp_path / "seeing", vision_config={}))
     assert "vision" in seeing.abilities
     calling = demo(tmp_path / "calling")
@@ -122,6 +118,56 @@ def test_folders_as_disks_have_them(name: str, tmp_path: Path) -> None:
         assert said is not None
         assert said.startswith("it is not whole: ")
         assert problem in said
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"bits": 4, "group_size": 64}, "4bit"),
+        ({"bits": 4, "mode": "affine"}, "4bit"),
+        ({"bits": 4, "mode": "mxfp4"}, "mxfp4"),
+        ({"bits": 4, "quant_method": "gptq"}, "4bit"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"bits": 0}, None),
+        ({"bits": -4}, None),
+        ({"bits": True}, None),
+        ({"bits": "4"}, None),
+        ({"bits": [4]}, None),
+        ({"bits": 4, "mode": "weird"}, None),
+        ({"bits": 4, "mode": ["mxfp4"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_quantization_that_is_told(
+    given: dict[str, Any], told: str | None, tmp_path: Path
+) -> None:
+    folder = demo(tmp_path / "model", quantization=given, dtype="float32")
+    header = json.dumps(
+        {
+            "a.weight": {"dtype": "U32", "shape": [2], "data_offsets": [0, 8]},
+            "a.scales": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]},
+        }
+    ).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(16)
+    (folder / "model.safetensors").write_bytes(content)
+    assert describe(folder).quantization == told
+
+
+def test_weights_without_scales_are_not_quantized(tmp_path: Path) -> None:
+    folder = demo(tmp_path / "model", quantization={"bits": 4, "group_size": 64}, dtype="float32")
+    assert describe(folder).quantization == "fp32"
+
+
+def test_the_size_follows_links_and_a_removal_frees_none_of_it(tmp_path: Path) -> None:
+    real, linked = demo(tmp_path / "elsewhere" / "real"), tmp_path / "models" / "linked"
+    linked.mkdir(parents=True)
+    for path in real.iterdir():
+        (linked / path.name).symlink_to(path)
+    os.link(real / "model.safetensors", linked / "hard.bin")
+    (found,) = search(str(linked.parent))
+    assert found.size_bytes == sum(path.stat().st_size for path in real.iterdir())
+    assert found.freed_bytes == 0
+    assert found.description.problem is None
 
 
 @pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
