@@ -56,7 +56,7 @@ def read_weights(folder: Path, *, pictures: bool = False) -> Weights:
         raise EstimateError(f"{folder} can't be read: {error}") from error
     for path in paths:
         # Of tensors with the same name mlx-lm keeps one, too. Such tensors occur if a folder has
-        # the whole weights beside their shards.
+        # a copy of the weights under another name.
         tensors |= _tensors(path)
     if not tensors:
         raise EstimateError(f"{folder} has no weights (model*.safetensors)")

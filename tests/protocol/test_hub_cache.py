@@ -60,6 +60,12 @@ def test_without_main_the_only_whole_snapshot_is_taken(
     assert find_snapshot(tmp_path) == expected
 
 
+def test_a_folder_in_place_of_main_hides_no_model(tmp_path: Path) -> None:
+    (tmp_path / "refs" / "main").mkdir(parents=True)
+    expected = whole(tmp_path / "snapshots" / OLD)
+    assert find_snapshot(tmp_path) == expected
+
+
 def test_files_by_hand_in_the_repository_itself_are_taken(tmp_path: Path) -> None:
     whole(tmp_path)
     assert find_snapshot(tmp_path) == tmp_path

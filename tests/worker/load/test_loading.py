@@ -162,6 +162,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda each: (each / "generation_config.json").write_text("[]"),
         "generation_config.json has no JSON object: correct the file, or pull the model again",
     ),
+    "added tokens cut off": (
+        lambda each: (each / "added_tokens.json").write_text("{"),
+        "added_tokens.json is no JSON (",
+    ),
     "special tokens cut off": (
         lambda each: (each / "special_tokens_map.json").write_text("{"),
         "special_tokens_map.json is no JSON (",
