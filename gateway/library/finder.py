@@ -106,8 +106,10 @@ class Finder:
         """Read who had which name from a file, at the first call alone. Blocks."""
         if self._recalled is None:
             self._recalled = path
-            self._holders = read_state(path, Holders) or self._holders
-            if self._holders == Holders() and path.exists():
+            holders = read_state(path, Holders)
+            if holders is not None:
+                self._holders = holders
+            elif path.exists():
                 self._unreadable = path.with_suffix(".unreadable")
 
     def keep(self) -> None:

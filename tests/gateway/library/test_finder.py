@@ -292,6 +292,9 @@ class TestNamesThatStay:
     def test_a_file_that_makes_no_sense_is_ignored(self, models: Path, file: Path) -> None:
         folder = demo(models / "Same")
         aside = file.with_suffix(".unreadable")
+        empty = configuration(())
+        self.start(file, empty)
+        assert self.start(file, empty).news == (), "a file without names can be read"
         for content in (b"", b"[]", b'{"names": {"Same": 3}}'):
             file.write_bytes(content)
             found = self.start(file, configuration((str(models),)))
