@@ -146,16 +146,16 @@ def test_state_path_too_long(tmp_path: Path) -> None:
     assert "shorter state folder" in text
 
 
-def test_state_folder_that_others_may_write_to(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    status, text = serve("--port", "0", "--state-dir", str(tmp_path), "--model", "demo")
+def test_state_folder_that_others_may_write_to(short_path: Path) -> None:
+    short_path.chmod(0o777)
+    status, text = serve("--port", "0", "--state-dir", str(short_path), "--model", "demo")
     assert (status, "chmod go-w" in text) == (1, True)
 
 
-def test_a_pipe_where_a_worker_is_recorded(tmp_path: Path) -> None:
-    (tmp_path / "workers").mkdir()
-    os.mkfifo(tmp_path / "workers" / "1.json")
-    status, text = serve("--port", "0", "--state-dir", str(tmp_path), "--model", "demo")
+def test_a_pipe_where_a_worker_is_recorded(short_path: Path) -> None:
+    (short_path / "workers").mkdir()
+    os.mkfifo(short_path / "workers" / "1.json")
+    status, text = serve("--port", "0", "--state-dir", str(short_path), "--model", "demo")
     assert (status, "workers/1.json is a named pipe" in text) == (1, True)
 
 

@@ -59,8 +59,8 @@ def test_what_was_computed_is_found_again(start_gateway: Callable[..., Gateway])
     assert _ask(gateway, PROMPT) == (text, 0)
 
 
-def test_it_survives_the_gateway(start_gateway: Callable[..., Gateway], tmp_path: Path) -> None:
-    folder = tmp_path / "s"
+def test_it_survives_the_gateway(start_gateway: Callable[..., Gateway], short_path: Path) -> None:
+    folder = short_path / "s"
     killed = Gateway("--state-dir", str(folder))
     killed.state_dir = folder
     text, _ = _ask(killed, PROMPT)
