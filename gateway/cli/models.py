@@ -35,7 +35,7 @@ from gateway.library.catalogue import (
     Removed,
     Used,
     catalogue,
-    check_folder,
+    check_own_folder,
     look_up,
     objection,
     put_aside,
@@ -145,7 +145,7 @@ class _Here:
         if (reason := objection(entry, self._configuration, {}, None)) is not None:
             raise CommandError(reason)
         try:
-            check_folder(entry)
+            check_own_folder(entry)
         except ValueError as error:
             raise CommandError(str(error)) from error
         return entry

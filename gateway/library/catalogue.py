@@ -216,7 +216,7 @@ def _uses(used: str | None, entry: ModelOnDisk) -> bool:
 _ASIDE: Final = ".removing--"
 
 
-def check_folder(entry: ModelOnDisk) -> None:
+def check_own_folder(entry: ModelOnDisk) -> None:
     """Raises: ValueError: the model's folder can't be removed, as it is a link, or contains another
     model; the text is a sentence. Blocks.
     """
@@ -233,10 +233,10 @@ def put_aside(entry: ModelOnDisk) -> Path:
     renamed folder. Blocks.
 
     Raises:
-        ValueError: as `check_folder` does.
+        ValueError: as `check_own_folder` does.
         OSError: the folder can't be renamed.
     """
-    check_folder(entry)
+    check_own_folder(entry)
     folder = Path(entry.path)
     # A hash, as the folder's own name may leave no room for a prefix.
     aside = folder.with_name(_ASIDE + hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16])

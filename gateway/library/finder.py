@@ -144,11 +144,11 @@ class Finder:
             look = functools.partial(_real_folder, repository)
             self._folders.ask(repository, look, f"locate {repository}")
         views = self._search(settings)
-        models_found = _merged(model for view in views for model in view.models)
+        on_disks = _merged(model for view in views for model in view.models)
         served = {at.path for at in located.values()} | self._answered(repositories)
         claimants = [
             Claimant(model.source, model.claims, model.folder)
-            for model in models_found
+            for model in on_disks
             if model.description.problem is None
             and not served & {model.source, model.folder}
             and _is_allowed(model, settings.gateway.allow)
@@ -166,7 +166,7 @@ class Finder:
             discovered=frozenset(models),
             names=names.holders,
             news=tuple(said),
-            broken=_broken(models_found, names),
+            broken=_broken(on_disks, names),
         )
 
     def _named(

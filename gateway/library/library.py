@@ -13,7 +13,7 @@ from gateway.library.catalogue import (
     ServedModel,
     Used,
     catalogue,
-    check_folder,
+    check_own_folder,
     look_up,
     objection,
     put_aside,
@@ -139,7 +139,7 @@ class Library:
 
     async def check_removable(self, entry: ModelOnDisk) -> None:
         """Raises: Refusal: the model can't be removed."""
-        await self._beside(self._looks, lambda: check_folder(entry), _LOOK_S)
+        await self._beside(self._looks, lambda: check_own_folder(entry), _LOOK_S)
         pulled = next(
             (
                 each.id

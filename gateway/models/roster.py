@@ -81,7 +81,8 @@ class Roster:
         elsewhere = self._elsewhere(caller)
         if (found := elsewhere.get(name) or elsewhere.get(name.removesuffix(LATEST))) is not None:
             return refusals.elsewhere(found)
-        if (problem := self.broken.get(name)) is not None and caller.models is None:
+        problem = self.broken.get(name) or self.broken.get(name.removesuffix(LATEST))
+        if problem is not None and caller.models is None:
             return Refusal("model_not_found", f"{name!r} isn't served: {problem}.", param="model")
         ids = sorted(each.model.id for each in visible) + sorted(set(elsewhere.values()))
         known = ", ".join(ids[:_MOST_NAMED]) or "none"

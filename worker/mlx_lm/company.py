@@ -49,8 +49,8 @@ def company_of(model: Any) -> Company:
     except Exception as error:
         if type(error) in (RuntimeError, MemoryError):
             raise  # Of MLX and its GPU, not of the architecture.
-        told = " ".join(str(error).split()) or type(error).__name__
-        return Company(f"this model can't compute several together ({told})")
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return Company(f"this model can't compute several together ({reason})")
     return Company("this model answers otherwise when several are computed together")
 
 

@@ -17,7 +17,7 @@ from gateway.config.settings import DiscoverySettings, GatewaySettings, Settings
 from gateway.library.catalogue import (
     ServedModel,
     catalogue,
-    check_folder,
+    check_own_folder,
     look_up,
     objection,
     put_aside,
@@ -277,7 +277,7 @@ def test_a_folder_with_another_model_in_it_is_not_removed(tmp_path: Path) -> Non
     demo(folder / "inner")
     present = Finder().with_found(configuration((str(tmp_path / "models"),)))
     (entry,) = catalogue(Finder().find(present.settings), present, {}, {})
-    for attempt in (check_folder, put_aside):
+    for attempt in (check_own_folder, put_aside):
         with pytest.raises(ValueError, match="another model in it"):
             attempt(entry)
     assert (folder / "inner" / "config.json").exists()
