@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,13 @@ def chatted(*arguments: str, keys: str = "") -> str:
 
 def gateways() -> list[int]:
     """The processes of the gateways in this test's home."""
-    return [
-        each.pid
-        for each in psutil.Process().children(recursive=True)
-        if "serve" in each.cmdline() and each.environ().get("HOME") == os.environ["HOME"]
-    ]
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        # A process that ends meanwhile is none.
+        with suppress(psutil.NoSuchProcess):
+            if "serve" in each.cmdline() and each.environ().get("HOME") == os.environ["HOME"]:
+                found.append(each.pid)
+    return found
 
 
 def listed(*arguments: str) -> list[dict[str, Any]]:

@@ -87,10 +87,16 @@ def test_an_answer_is_counted_and_has_one_line(gateway: Gateway) -> None:
 
 
 def test_what_the_status_knows_is_there(gateway: Gateway) -> None:
-    found = _scrape(gateway)
     memory = gateway.status()["memory"]
+    found = eventually(
+        lambda: (
+            (found := _scrape(gateway))
+            and _value(found, "bulkhead_memory_stranded_bytes")
+            == (gateway.status()["memory"]["stranded_bytes"] or 0)
+            and found
+        )
+    )
     assert _value(found, "bulkhead_memory_budget_bytes") == memory["budget_bytes"]
-    assert _value(found, "bulkhead_memory_stranded_bytes") == (memory["stranded_bytes"] or 0)
     floor = _value(found, "bulkhead_model_floor_bytes", model_name="demo")
     assert floor == gateway.model()["floor_bytes"]
     assert _value(found, "bulkhead_model_state", model_name="demo", state="ready") == 1

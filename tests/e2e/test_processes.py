@@ -178,7 +178,7 @@ def test_health_answers_during_a_slow_load(
     assert waiting.done
     assert waiting.text
     assert not livez.failures + health.failures
-    assert livez.count > 100
+    assert livez.count > 20
     record_property("slowest_livez_ms", livez.slowest_s * 1000)
     record_property("slowest_health_ms", health.slowest_s * 1000)
     print(f"slowest /livez {livez.slowest_s * 1e3:.1f} ms, /health {health.slowest_s * 1e3:.1f} ms")
