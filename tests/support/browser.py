@@ -18,6 +18,7 @@ from selenium.common.exceptions import (
 )
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from tests.support.gateway import START_S, eventually
@@ -111,9 +112,9 @@ class Browser:
         """Instead of what stands there."""
 
         def typed() -> bool:
-            element = self.find(selector)
-            element.clear()
-            element.send_keys(text)
+            # `clear` tells the page nothing, so the page may put the old text back before the keys.
+            whole = Keys.CONTROL + "a" + Keys.NULL + Keys.DELETE
+            self.find(selector).send_keys(whole + text)
             return True
 
         self.until(typed)
