@@ -38,6 +38,10 @@ _INNER_SHARE: Final = 1 / 8
 # The most bytes of a result that is remembered, such as what a model sees in the pictures of a
 # request.
 _MOST_REMEMBERED_BYTES: Final = 64_000_000
+# While blocks wait for the disk, the end of the cache looks so often whether it has room.
+_CLOSING_S: Final = 0.02
+# Of a million tokens.
+_MOST_OWED: Final = (1 << 20) // BLOCK_TOKENS
 
 
 class Taken(NamedTuple):
@@ -76,6 +80,14 @@ class _Unstored(NamedTuple):
     payload: Payload
 
 
+class _Owed(NamedTuple):
+    """A block that goes to disk once the disk has room for it."""
+
+    parent: bytes
+    tokens: bytes
+    kind: str
+
+
 class PromptCache:
     """Not thread-safe: only the engine thread calls the methods."""
 
@@ -91,6 +103,8 @@ class PromptCache:
         self._coming: dict[str, _Coming] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
+        # By key, in the order in which they are written: blocks behind a missing one are no use.
+        self._owed: dict[bytes, _Owed] = {}
         self._unstored: list[_Unstored] = []
         self._unstored_bytes = 0
 
@@ -133,12 +147,13 @@ class PromptCache:
         """
         self.store()
         speeds, self.speeds = self.speeds, MeasuredSpeeds()
+        owed, self._owed = self._owed, {}
         self.rehearses = True
         try:
             yield
         finally:
             self.rehearses = False
-            self.speeds = speeds
+            self.speeds, self._owed = speeds, owed
 
     def depth(self, path: Path, tokens: int) -> int:
         """How many blocks of a sequence with `tokens` tokens could be taken from memory now."""
@@ -300,7 +315,7 @@ class PromptCache:
             self._blocks.put(key, snapshot, snapshot.nbytes)
         self._use(path)
         if self._is_to_be_stored(path, key):
-            self._want_stored(key, path.keys[-1], b"", "snapshot", self._blocks.get(key))
+            self._want_stored(key, _Owed(path.keys[-1], b"", "snapshot"))
             self._snapshots.note_stored(key)
         found = self._snapshots_of(path.keys)
         spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
@@ -340,6 +355,8 @@ class PromptCache:
 
     def store(self) -> None:
         """Hand kept blocks to the disk. Waits until they are computed."""
+        if self._disk is not None:
+            self._hand_over(self._disk)
         for each in self._take_unstored():
             parts = each.payload.parts()
             if self._disk is not None and not self.rehearses:
@@ -370,10 +387,15 @@ class PromptCache:
         return self._let_go()
 
     def close(self, at_most_s: float) -> None:
+        """Write what the disk has room for within `at_most_s` seconds, and let all blocks go."""
+        until = time.monotonic() + at_most_s
         self.store()
+        while self._owed and time.monotonic() < until:
+            time.sleep(_CLOSING_S)
+            self.store()
         self._let_go()
         if self._disk is not None:
-            self._disk.close(at_most_s)
+            self._disk.close(max(0.0, until - time.monotonic()))
 
     def _take_unstored(self) -> list[_Unstored]:
         unstored, self._unstored, self._unstored_bytes = self._unstored, [], 0
@@ -382,6 +404,7 @@ class PromptCache:
     def _let_go(self) -> int:
         for request_id in list(self._coming):
             self.forget(request_id)
+        self._owed.clear()
         return self._blocks.shrink(0)
 
     def _put(self, path: Path, at: int, key: bytes, block: Block, token_ids: Sequence[int]) -> None:
@@ -390,16 +413,28 @@ class PromptCache:
             return
         parent = path.keys[at - 1] if at else path.root
         tokens = pack(list(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
-        self._want_stored(key, parent, tokens, "block", block)
+        self._want_stored(key, _Owed(parent, tokens, "block"))
 
-    def _want_stored(
-        self, key: bytes, parent: bytes, tokens: bytes, kind: str, block: Block
-    ) -> None:
-        if self._disk is not None and self._disk.has_room(self._unstored_bytes + block.nbytes):
-            payload = Payload(block)
-            entry = Entry(key, parent, tokens, payload.nbytes, kind)
-            self._unstored.append(_Unstored(entry, payload))
-            self._unstored_bytes += payload.nbytes
+    def _want_stored(self, key: bytes, owed: _Owed) -> None:
+        if self._disk is not None and len(self._owed) < _MOST_OWED:
+            self._owed[key] = owed
+            self._hand_over(self._disk)
+
+    def _hand_over(self, disk: Disk) -> None:
+        """Get blocks in memory ready for the disk, as far as it has room. A prompt may be computed
+        faster than the disk writes.
+        """
+        while self._owed:
+            key, owed = next(iter(self._owed.items()))
+            if key in self._blocks:
+                block = self._blocks.get(key)
+                if not disk.has_room(self._unstored_bytes + block.nbytes):
+                    return
+                payload = Payload(block)
+                entry = Entry(key, owed.parent, owed.tokens, payload.nbytes, owed.kind)
+                self._unstored.append(_Unstored(entry, payload))
+                self._unstored_bytes += payload.nbytes
+            del self._owed[key]
 
     def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
         """Drop the inner snapshots that are missed least, but none in `kept`, until at most

@@ -26,7 +26,7 @@ from protocol.prompt_store.store import PromptStore
 from worker.prompt_cache.blocks import Block
 
 logger = logging.getLogger("worker")
-# Blocks that wait to be written hold memory. If they hold so much, further blocks aren't written.
+# Blocks that wait to be written hold memory. If they hold so much, further blocks wait their turn.
 _MOST_PENDING_BYTES: Final = 512_000_000
 _MOST_PENDING: Final = 4096
 # `clear` waits at most so long for the write that is under way, since a disk may hang.
@@ -58,8 +58,8 @@ class Disk:
         self, store: PromptStore, owner: str, root: bytes, wake: Callable[[], None]
     ) -> None:
         """Reads the speeds that earlier workers measured for the model whose key is `root`. `owner`
-        is the model that written blocks belong to. The reading thread calls `wake` when the engine
-        can take over blocks.
+        is the model that written blocks belong to. The threads call `wake` when the engine can take
+        over blocks, or hand over further ones.
         """
         self.known = store.speeds(root)
         self._store = store
@@ -74,6 +74,7 @@ class Disk:
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._pending = 0
+        self._awaited = False
         self._read_bytes = 0
         self._taken = threading.Event()
         self._closing = False
@@ -90,7 +91,14 @@ class Disk:
         return self._pending_bytes + self._read_bytes
 
     def has_room(self, bytes_: int) -> bool:
-        return self._pending < _MOST_PENDING and self._pending_bytes + bytes_ <= _MOST_PENDING_BYTES
+        """Whether a block of so many bytes can be written now. If not, the writing thread calls
+        `wake` when half of what waits is written.
+        """
+        with self._lock:
+            pending_bytes = self._pending_bytes + bytes_
+            room = self._pending < _MOST_PENDING and pending_bytes <= _MOST_PENDING_BYTES
+            self._awaited = self._awaited or not room
+        return room
 
     def write(self, entry: Entry, parts: list[bytes | memoryview]) -> None:
         with self._lock:
@@ -149,7 +157,12 @@ class Disk:
             with self._lock:
                 self._pending -= 1
                 self._pending_bytes -= item.entry.payload_bytes
+                half = self._pending_bytes <= _MOST_PENDING_BYTES // 2
+                wakes = self._awaited and half and self._pending <= _MOST_PENDING // 2
+                self._awaited = self._awaited and not wakes
             del item
+            if wakes:
+                self._wake()
 
     def _write(self, item: _Write) -> None:
         try:

@@ -385,6 +385,32 @@ def test_what_was_stored(bench: Bench, tmp_path: Folder) -> None:
     assert _ids(again) == _ids(first) == _ids(answer(None)[0])
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_prompt_that_is_computed_faster_than_the_disk_writes(
+    bench: Bench, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch, *, closes: bool
+) -> None:
+    """All of it is stored, though little of it may wait at a time."""
+    monkeypatch.setattr("worker.prompt_cache.disk._MOST_PENDING", 2)
+    store = PromptStore(tmp_path, 1 << 30, 1 << 30)
+    bench.paths = Paths(b"", store, needs_snapshots=bench.cutter.needs_snapshots)
+    may, write = threading.Event(), store.write
+    monkeypatch.setattr(store, "write", lambda *of: may.wait(60) and write(*of))
+    woken = threading.Event()
+    cache = PromptCache(bench.cutter, Disk(store, "m", b"", woken.set))
+    engine = bench.engine(cache)
+    prompt = bench.tokens(700)
+    expected = _run(engine, bench.sequence("r", prompt, boundaries=[700], max_tokens=1))
+    assert bench.paths.find(prompt, "", [700]).stored == 0
+    may.set()
+    if not closes:
+        assert woken.wait(60)
+        assert step(engine) == []
+        eventually(lambda: bench.paths.find(prompt, "", [700]).stored >= 10)
+    cache.close(at_most_s=60)
+    assert bench.paths.find(prompt, "", [700]).stored >= 10
+    assert expected["r"][0].cached_tokens == 0
+
+
 def test_what_is_read_at_once_is_taken_over_bit_by_bit(
     bench: Bench, tmp_path: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
