@@ -51,7 +51,8 @@ def test_a_name_stays_with_its_model_across_reloads_and_restarts(
     (weights,) = (cache / "models--a-org--Same" / "snapshots").rglob("model.safetensors")
     weights.write_bytes(b"cut")
     gateway.client.post("/admin/v1/reload").raise_for_status()
-    refused = gateway.chat("Hello", "a-org/Same")
-    assert refused.status_code == 404
-    assert "'a-org/Same' isn't served: " in refused.json()["error"]["message"]
+    for name in ("a-org/Same", "a-org/Same:latest"):
+        refused = gateway.chat("Hello", name)
+        assert refused.status_code == 404
+        assert f"{name!r} isn't served: " in refused.json()["error"]["message"]
     assert "model.safetensors" in bulkhead("show", "a-org/Same", url=gateway.url).stdout
