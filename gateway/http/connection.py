@@ -201,6 +201,8 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._upgrades:
+            return
         self._framing_bytes = 0
         self._in_head = False
         if len(self._exchanges) >= _MOST_AHEAD:
@@ -259,6 +261,8 @@ class Connection(HttpToolsProtocol):
         exchange.message_event.set()
 
     def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
         self._framing_bytes = 0
         self._in_request = False
         if (exchange := self._receiving) is not None:
@@ -329,18 +333,38 @@ class Connection(HttpToolsProtocol):
                 self._keep(rest)
                 return
             part = rest[: MOST_FRAMING_BYTES - self._framing_bytes]
-            rest = rest[len(part) :]
             self._framing_bytes += len(part)
             try:
-                self.parser.feed_data(part)
-            except httptools.HttpParserUpgrade:
-                # No other protocol is supported: answer in HTTP/1.1, then close.
-                self._close_after_these()
+                rest = rest[self._parse(part) :]
             except httptools.HttpParserError as error:
                 self._not_http(error)
             else:
                 if self._framing_bytes >= MOST_FRAMING_BYTES:
                     self._too_much_framing()
+
+    def _parse(self, part: memoryview) -> int:
+        """Returns how many of the bytes were parsed."""
+        try:
+            self.parser.feed_data(part)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._upgrades:
+                self._close_after_these()
+                return len(part)
+            # No other protocol is supported. The parser takes everything behind such a head for the
+            # other protocol, so a new one parses the head again without the wish to upgrade.
+            version = self.parser.get_http_version().encode("ascii")
+            head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(b"\r\n".join([*head, b"", b""]))
+            return int(upgrade.args[0])
+        return len(part)
+
+    @property
+    def _upgrades(self) -> bool:
+        """Whether the head asks for another protocol. CONNECT can't be asked without one."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _keep(self, data: bytes | memoryview) -> None:
         """Keep the data, and parse it when the earlier answers are complete."""

@@ -335,7 +335,7 @@ def test_chunks_and_trailers_of_the_usual_size(gateway: Gateway) -> None:
 
 def test_upgrades_are_not_taken_and_not_fatal(gateway: Gateway) -> None:
     for name in (b"h2c", b"websocket"):
-        headers = b"Connection: Upgrade\r\nUpgrade: %s\r\n" % name
+        headers = b"Connection: close, Upgrade\r\nUpgrade: %s\r\n" % name
         answer = ask(gateway, b"GET /livez HTTP/1.1\r\n" + HOST + headers + b"\r\n")
         assert (answer.status, answer.body) == (200, b"ok\n")
 
