@@ -115,6 +115,13 @@ _SURROGATE: Final = re.compile(
     re.DOTALL,
 )
 
+# A string, which is skipped, or a number that is written as a float.
+_FLOAT: Final = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"|(?P<float>-?[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)', re.DOTALL
+)
+# Floats up to this size have all whole numbers.
+_EXACT: Final = 1 << 53
+
 # Stands for null in fields of the type Raw, since msgspec allows no union of Raw and None.
 NOT_GIVEN: Final = Raw(b"null")
 # The default of fields of the type Raw. A plain Raw default can't be written into a JSON schema.
@@ -233,7 +240,7 @@ def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
     if optional and not body.strip():
         body = bytearray(b"{}")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return _with_whole_numbers(body, kind)
     except msgspec.ValidationError as error:
         reason, *places = str(error).split(AT)
         path = "".join(each.removesuffix("`") for each in reversed(places))
@@ -249,6 +256,23 @@ def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
         raise Refusal("invalid_request_error", f"{named}{reason}.", param=param) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise _no_json(body, str(error)) from error
+
+
+def _with_whole_numbers(body: bytearray, kind: type[T]) -> T:
+    """The body as `kind`. A whole number may be written as a float, since some languages have no
+    other numbers.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+    return msgspec.json.decode(_FLOAT.sub(_whole, body), type=kind)
+
+
+def _whole(written: re.Match[bytes]) -> bytes:
+    value = float(written["float"] or "nan")
+    return b"%d" % value if value.is_integer() and abs(value) <= _EXACT else written[0]
 
 
 def _misencoded_at(body: bytearray) -> int | None:

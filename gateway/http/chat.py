@@ -32,7 +32,7 @@ from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
 from gateway.http.servers import passing
-from gateway.http.tools import ToolBody, ToolChoiceBody, tools_of
+from gateway.http.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Generate, Picture
 
 routes = Routes("OpenAI")
@@ -49,13 +49,23 @@ class ImageUrl(BodyPart):
 @refusing("part")
 class ContentPart(BodyPart):
     """A picture has the type image_url, or input_image as in OpenAI's Responses, where `image_url`
-    is the address itself.
+    is the address itself. Thoughts of an assistant have the type thinking or reasoning, and their
+    text in a field of that name, or in `text`.
     """
 
     type: str
     text: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
+
+    @property
+    def thought(self) -> str | None:
+        """What the assistant thought. None: this is no thought."""
+        if self.type not in ("thinking", "reasoning"):
+            return None
+        return self.thinking or self.reasoning or self.text or ""
 
     @property
     def picture(self) -> str | None:
@@ -133,10 +143,10 @@ def chat_messages(
 def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None) -> ChatMessage:
     path = f"messages[{index}]."
     check_supported(body, "message", path)
-    if body.content is None and body.role != "assistant":
+    if body.content is None and body.role not in ("assistant", "tool"):
         raise invalid(
-            f"{path}content is missing or null: only an assistant's message may have none. Send a "
-            "text, which may be empty.",
+            f"{path}content is missing or null: only a message of an assistant or a tool may have "
+            "none. Send a text, which may be empty.",
             f"{path}content",
         )
     if body.tool_calls and body.role != "assistant":
@@ -148,7 +158,7 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
         # Chat templates know the role developer by its older name.
         "system" if body.role == "developer" else body.role,
         content,
-        reasoning=body.reasoning_content or body.reasoning or None,
+        reasoning=body.reasoning_content or body.reasoning or _thoughts(body) or None,
         tool_calls=tuple(
             CalledTool(each.id or "", each.function.name, _arguments(each.function))
             for each in body.tool_calls or ()
@@ -157,6 +167,11 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
         name=body.name,
         pictures=shown,
     )
+
+
+def _thoughts(body: ChatMessageBody) -> str:
+    parts = body.content if isinstance(body.content, list) else ()
+    return "".join(part.thought or "" for part in parts)
 
 
 def _arguments(body: ChatCalledFunction) -> str:
@@ -181,6 +196,8 @@ def _content(
                 texts.append(text)
             case "refusal", _, str() as text:
                 texts.append(text)
+            case (("thinking" | "reasoning"), _, _) if body.role == "assistant":
+                continue
             case "text", None, _:
                 raise invalid(
                     f"{path}content[{place}].text is missing: send a text, which may be empty.",
@@ -253,6 +270,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     find = functools.partial(picture_sources, body.messages, vision=call.vision)
     sources = await call.beside_the_loop(find)
     unseen = set() if call.vision else await call.beside_the_loop(left_out, body.messages)
+    unseen |= replaced(each.function.name for each in body.tools or ())
     pictures = await call.read_pictures(sources)
     generate = await call.beside_the_loop(_generate, body, call.model, pictures)
     requests = call.requests(body, [generate], "messages")

@@ -150,8 +150,6 @@ class CompletionBody(StructuredBody, kw_only=True):
     prompt: Inputs
     # mlx_lm.server's clients send true or false.
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
-    # 0: the prompt alone, with its log probabilities.
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -238,7 +236,7 @@ def _generates(body: CompletionBody) -> list[Generate]:
             generate_message(
                 body,
                 _with_suffix(prompt, body),
-                _DEFAULT_MAX_TOKENS if body.limit is None else body.limit,
+                _DEFAULT_MAX_TOKENS if body.asked_limit is None else body.limit,
             ),
             constraint=constraint,
             logprobs=logprobs,

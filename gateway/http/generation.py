@@ -41,9 +41,12 @@ _MOST_ALLOWED: Final = 1 << 20
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Priority = Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+_NO_LIMIT: Final = -1
 # There is no upper bound: a value beyond the context is cut to the context.
-Tokens = Annotated[int, Meta(ge=1)]
-StopSequence = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
+Tokens = Annotated[int, Meta(ge=_NO_LIMIT)]
+# An empty text stops nothing.
+StopSequence = Annotated[str, Meta(max_length=_LONGEST_STOP)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=_LONGEST_STOP)]
 # vLLM advises 43 characters.
 Salt = Annotated[str, Meta(max_length=_LONGEST_SALT)]
 TokenId = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
@@ -63,7 +66,8 @@ class SamplingBody(Struct, kw_only=True):
     model: str
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    # 0 leaves the likeliest token.
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(ge=0, le=_LARGEST_PENALTY)] | None = None
@@ -91,7 +95,7 @@ class GenerationBody(SamplingBody, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: Annotated[list[StopSequence], Meta(max_length=_MOST_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=_MOST_BAD_WORDS)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=_MOST_ALLOWED)] | None = None
 
     @property
@@ -109,15 +113,30 @@ class GenerationBody(SamplingBody, kw_only=True):
         return "response_format"
 
     @property
-    def limit(self) -> int | None:
-        """The most tokens of the answer. None: the body sets no limit."""
+    def asked_limit(self) -> int | None:
+        """The most tokens of the answer, as the body has it."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
 
     @property
+    def limit(self) -> int | None:
+        """The most tokens of the answer. None: there is no limit."""
+        return limit_of(self.asked_limit)
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def limit_of(tokens: int | None) -> int | None:
+    return None if tokens == _NO_LIMIT else tokens
+
+
+def check_limit(tokens: int | None, param: str) -> None:
+    """Raises: Refusal: the answer of a chat may have no token."""
+    if tokens == 0:
+        raise invalid(f"{param}: it is 0: send at least 1, or -1 for no limit.", param)
 
 
 def check_number(messages: int, param: str = "messages") -> None:
@@ -135,6 +154,9 @@ def check_generation(body: GenerationBody, place: Place) -> None:
     other.
     """
     check_supported(body, place)
+    if place == "chat":
+        check_limit(body.max_tokens, "max_tokens")
+        check_limit(body.max_completion_tokens, "max_completion_tokens")
     if body.limit is not None and (body.min_tokens or 0) > body.limit:
         raise invalid(
             f"min_tokens: it is {body.min_tokens}, and the answer may have {body.limit} at most.",
@@ -148,7 +170,7 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
     """The message for a worker, without an id. The message always has a seed, so that another
     worker would give the same answer.
     """
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stops = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
     seed = secrets.randbits(64) if body.seed is None else body.seed & (1 << 64) - 1
     return Generate(
         request_id="",
@@ -157,8 +179,8 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
             seed=seed,
             temperature=body.temperature,
             top_p=body.top_p,
-            # vLLM's clients send -1 for "no limit".
-            top_k=0 if body.top_k == -1 else body.top_k,
+            # vLLM's clients send -1 for "no limit". A worker reads a top_p of 0 as no limit.
+            top_k=1 if body.top_p == 0 else 0 if body.top_k == -1 else body.top_k,
             min_p=body.min_p,
             repetition_penalty=(
                 None if body.repetition_penalty in _NO_PENALTY else body.repetition_penalty
@@ -175,7 +197,7 @@ def generate_message(body: GenerationBody, prompt: Prompt, max_tokens: int | Non
             xtc_threshold=_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold,
         ),
         max_tokens=None if max_tokens is None else min(max_tokens, LARGEST_COUNT),
-        stop=stop,
+        stop=tuple(filter(None, stops)),
         include_stop=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
     )

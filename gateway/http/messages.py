@@ -17,6 +17,7 @@ from gateway.http.errors import invalid
 from gateway.http.generation import (
     LARGEST_COUNT,
     GenerationBody,
+    Probability,
     StopSequence,
     Tokens,
     check_number,
@@ -42,6 +43,7 @@ from gateway.http.tools import (
     NamedFunction,
     ToolBody,
     ToolChoiceBody,
+    replaced,
     tools_of,
 )
 from protocol.requests import ChatPrompt, Constraint, Generate, Tools
@@ -161,7 +163,7 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     stop_sequences: Annotated[list[StopSequence], Meta(max_length=16)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=0, le=LARGEST_COUNT)] | None = None
 
 
@@ -235,6 +237,8 @@ def _generate(
     vision = model.settings.pictures
     tools = body.tools or []
     left_out = foreign_types(tools) | unread(body, vision=vision)
+    own = replaced(each.name for each in tools if each.is_own)
+    left_out |= {named(name, "tool") for name in own}
     for name in ("mcp_servers", "container"):
         if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
             left_out.add(name)

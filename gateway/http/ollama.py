@@ -48,7 +48,7 @@ from gateway.http.ollama_writer import (
 from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Operation, Routes
 from gateway.http.parameters import check_supported
 from gateway.http.servers import passing_to_bulkheads
-from gateway.http.tools import ToolBody, tools_of
+from gateway.http.tools import ToolBody, replaced, tools_of
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
 from gateway.requests.progress import Vectors
 from gateway.requests.request import Request
@@ -119,8 +119,10 @@ async def chat(http_request: HttpRequest) -> Response:
     pictures = await call.read_pictures(await call.beside_the_loop(find))
     asked = generation(body.options, call.model, body.keep_alive)
     message = await call.beside_the_loop(_chat_generate, body, asked, call.model, pictures)
-    unseen = not call.vision and any(each.images for each in body.messages)
-    return _answer(call, body, asked, message, {"image"} if unseen else ())
+    left_out = replaced(each.function.name for each in body.tools or ())
+    if not call.vision and any(each.images for each in body.messages):
+        left_out.add("image")
+    return _answer(call, body, asked, message, left_out)
 
 
 @routes.post(

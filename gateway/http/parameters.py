@@ -206,7 +206,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     _refused("audio", places=_MESSAGE),
     _refused("tools", [], places=_MESSAGE),
     # Within a part of a message's content
-    *_done("type", "text", "refusal", "image_url", places=_PART),
+    *_done("type", "text", "refusal", "image_url", "thinking", "reasoning", places=_PART),
     _refused("image_embeds", places=_PART),
     _refused("input_audio", places=_PART),
     _refused("audio_url", places=_PART),

@@ -18,6 +18,7 @@ from gateway.http.generation import (
     TemplateBody,
     Tokens,
     Verbosity,
+    check_limit,
 )
 from gateway.http.parameters import refusing
 from gateway.http.responses_conversation import RenderedItems
@@ -31,6 +32,7 @@ from gateway.http.responses_items import (
     runs_here,
 )
 from gateway.http.tools import (
+    MODES,
     AllowedTool,
     AllowedTools,
     ChosenTool,
@@ -40,7 +42,7 @@ from gateway.http.tools import (
     tools_of,
 )
 from gateway.system.refusal import Refusal
-from protocol.requests import Tools
+from protocol.requests import ToolChoice, Tools
 
 _LOGPROBS: Final = "message.output_text.logprobs"
 _FUNCTION: Final = re.compile(r"tools\[(?P<index>[0-9]+)\]\.function")
@@ -92,7 +94,7 @@ class ResponseBody(SamplingBody, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    tool_choice: ToolChoice | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -111,6 +113,12 @@ class ResponseBody(SamplingBody, kw_only=True):
     @property
     def seals_reasoning(self) -> bool:
         return _SEALED_REASONING in (self.include or ())
+
+    @property
+    def choice(self) -> ToolChoice | ResponseToolChoice | None:
+        """The choice of tools. A mode may come as an object, too."""
+        choice = self.tool_choice
+        return MODES.get(choice.type, choice) if isinstance(choice, ResponseToolChoice) else choice
 
     @property
     def logprobs(self) -> int | None:
@@ -143,6 +151,7 @@ class _Generation(TemplateBody, kw_only=True):
 
 def check_body(body: ResponseBody) -> None:
     """Raises: Refusal: fields of the body contradict each other."""
+    check_limit(body.max_output_tokens, "max_output_tokens")
     if body.background and not body.stored:
         raise invalid(
             "background: a response must be stored to be fetched: leave store out.", "store"
@@ -182,7 +191,7 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
     """The choice of tools. A choice that demands a call is ignored, if the tool that it names, or
     each tool of the body, runs at OpenAI.
     """
-    choice = body.tool_choice
+    choice = body.choice
     elsewhere = {each.type for each in body.tools or () if not runs_here(each)}
     match choice:
         case "required" if elsewhere and not meanings:

@@ -38,6 +38,7 @@ from gateway.http.responses_items import (
     without_superseded,
 )
 from gateway.http.responses_objects import hexadecimal, new_id
+from gateway.http.tools import replaced
 from gateway.mailbox.entry import StoredAnswer
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.request import Request, Terms
@@ -289,6 +290,8 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
     unseen: set[str] = set()
     if not (sources or call.vision):
         unseen = await beside_the_loop(share.size_bytes, left_out, items)
+    own_tools = described_tools(body.tools or (), "tools")
+    unseen |= replaced(each.function.name for each in own_tools)
     read = await call.read_pictures([source for _, source in sources])
     pictures: dict[int, list[bytes]] = {}
     for (place, _), picture in zip(sources, read, strict=True):
@@ -309,7 +312,7 @@ def _generate(asked: ResponseInput, cut: int) -> Generate:
         vision=settings.pictures,
     )
     callable_, constraint = tools(body, said), constraint_of(generation)
-    limit = body.max_output_tokens
+    limit = generation.limit
     if asked.compacts:
         constraint, limit = None, limit or _LONGEST_SUMMARY
         if callable_ is not None:

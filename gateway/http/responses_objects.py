@@ -219,7 +219,7 @@ def skeleton(body: ResponseBody, model_id: str, response_id: str) -> ResponseObj
         background=False,
         frequency_penalty=body.frequency_penalty or 0.0,
         instructions=body.instructions,
-        max_output_tokens=body.max_output_tokens,
+        max_output_tokens=body.generation().limit,
         metadata=body.metadata or {},
         model=model_id,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -256,7 +256,7 @@ def _text(body: ResponseBody) -> Raw:
 
 
 def _tool_choice(body: ResponseBody) -> Raw:
-    choice = body.tool_choice
+    choice = body.choice
     if isinstance(choice, ResponseToolChoice) and choice.type == "allowed_tools":
         choice = msgspec.structs.replace(choice, mode=choice.mode or "auto")
     return _raw(choice or "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Final, Literal
 
@@ -19,6 +20,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST_FUNCTIONS: Final = 1024
 # The most bytes of all schemas together: they fit a prompt, and decode within milliseconds.
 _MOST_SCHEMA_BYTES: Final = 1 << 20
+
+# The modes of a choice that come as an object with a type.
+MODES: Final[dict[str, ToolChoice]] = {
+    "auto": "auto",
+    "none": "none",
+    "any": "required",
+    "required": "required",
+}
 
 Schema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 
@@ -61,9 +70,9 @@ class AllowedTools(Struct):
 
 
 class ChosenTool(Struct):
-    """A choice of one function, or of some allowed functions."""
+    """A choice of one function, of some allowed functions, or a mode as an object."""
 
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "allowed_tools", "auto", "none", "any", "required"]
     function: NamedFunction | None = None
     allowed_tools: AllowedTools | None = None
 
@@ -79,11 +88,13 @@ def tools_of(
     mentioned: Collection[str] = (),
 ) -> Tools | None:
     """The tools for a worker. None: the body has no tools. Messages of the conversation describe
-    the functions in `mentioned`.
+    the functions in `mentioned`. Of two functions of one name the later one counts.
 
     Raises:
         Refusal: a name or a schema is invalid, or the choice names an unknown function.
     """
+    if isinstance(choice, ChosenTool):
+        choice = MODES.get(choice.type, choice)
     if not bodies:
         if choice in (None, "none", "auto"):
             return None
@@ -92,11 +103,9 @@ def tools_of(
     names = [_name(index, each) for index, each in enumerate(bodies)]
     for index, each in enumerate(bodies):
         _check_schema(f"tools[{index}].function.parameters", each.function.parameters)
-    if len(set(names)) < len(names):
-        twice = next(each for each in names if names.count(each) > 1)
-        raise invalid(f"tools: two functions are named {twice!r}.", "tools")
     mode, name, allowed = _choice(choice, names)
-    offered = [each for each in bodies if each.function.name in allowed]
+    last = dict(zip(names, bodies, strict=True))
+    offered = [each for name, each in last.items() if name in allowed]
     return Tools(
         definitions=_definitions(e for e in offered if e.function.name not in mentioned),
         mentioned=_definitions(e for e in offered if e.function.name in mentioned),
@@ -104,6 +113,13 @@ def tools_of(
         name=name,
         parallel=parallel,
     )
+
+
+def replaced(names: Iterable[str]) -> set[str]:
+    """The names of the functions that a later one of the same name replaces, for the header that
+    says what was left out.
+    """
+    return {name for name, count in Counter(names).items() if count > 1}
 
 
 def _definitions(bodies: Iterable[ToolBody]) -> str:

@@ -240,7 +240,7 @@ def test_fields_that_nobody_knows_are_ignored(gateway: Gateway, plain: dict[str,
         assert _text(gateway, path, body) == plain[path]
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
 @pytest.mark.parametrize("content", [None, ...], ids=["null", "missing"])
 def test_a_message_says_something(role: str, content: object, gateway: Gateway) -> None:
     message: dict[str, Any] = {"role": role}

@@ -163,6 +163,8 @@ class VectorTokenizer:
         self._recipe = recipe
         self._score = score
         self._pairs = pairs
+        end = self._tokenizer.eos_token_id
+        self._blank = [] if end is None else [int(end)]
 
     @property
     def most_tokens(self) -> int | None:
@@ -256,7 +258,8 @@ class VectorTokenizer:
         )
         types = encoded.get("token_type_ids")
         return [
-            TokenizedText(list(ids), None if types is None else list(types[index]))
+            # Some tokenizers make no token of an empty text.
+            TokenizedText(list(ids) or self._blank, None if types is None else list(types[index]))
             for index, ids in enumerate(encoded["input_ids"])
         ]
 

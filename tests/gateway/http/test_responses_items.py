@@ -133,7 +133,6 @@ def test_pictures_stand_where_they_stood() -> None:
         ([{"role": "user"}], "input[0].content"),
         ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
-        ([CALL, {**RESULT, "output": None}], "input[1].output"),
     ],
 )
 def test_what_is_wrong_is_said_by_its_place(bodies: list[dict[str, Any]], param: str) -> None:
@@ -141,6 +140,12 @@ def test_what_is_wrong_is_said_by_its_place(bodies: list[dict[str, Any]], param:
         _messages(*bodies)
     assert refused.value.param == param
     assert param in refused.value.message
+
+
+@pytest.mark.parametrize("output", [{"output": None}, {}], ids=["null", "absent"])
+def test_an_output_may_be_nothing(output: dict[str, None]) -> None:
+    found = _messages(CALL, {key: RESULT[key] for key in RESULT if key != "output"} | output)
+    assert (found[-1].role, found[-1].content) == ("tool", "")
 
 
 def test_pictures_only_from_users() -> None:

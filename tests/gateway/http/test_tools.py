@@ -85,7 +85,6 @@ def test_choices(choice: Any, mode: str, name: str | None, left: list[str]) -> N
         ([CLOCK], _allowed("auto"), "tool_choice"),
         ([CLOCK], {"type": "function"}, "tool_choice"),
         ([CLOCK], {"type": "allowed_tools"}, "tool_choice"),
-        ([CLOCK, CLOCK], None, "tools"),
         ([_schema([1])], None, "tools[0].function.parameters"),
         ([CLOCK, _schema("x")], "none", "tools[1].function.parameters"),
         ([_schema(True)], None, "tools[0].function.parameters"),

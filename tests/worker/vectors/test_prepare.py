@@ -109,6 +109,15 @@ def test_pairs_of_texts_are_told_apart(tokenizer: Any) -> None:
     assert text.types == [0, 0, 0, 0, 1, 1]
 
 
+def test_an_empty_text_has_a_token_with_every_tokenizer(tokenizer: Any) -> None:
+    assert _words(tokenizer, _job(_texts(tokenizer), _embed("", "x")))[0] == "[CLS] [SEP]"
+    bare = read_tokenizer(DEMO)
+    texts = VectorTokenizer(bare, 1 << 20, Recipe(("lasttoken",)), "cosine", pairs=False)
+    empty, text = _job(texts, _embed("", "x")).texts
+    assert (empty.token_ids, empty.types) == ([bare.eos_token_id], None)
+    assert text.token_ids == bare.encode("x")
+
+
 def test_a_decoder_is_asked_for_yes_or_no() -> None:
     tokenizer = read_tokenizer(DEMO)
     texts = VectorTokenizer(tokenizer, 1 << 20, RECIPE, "score", pairs=False)
