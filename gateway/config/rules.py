@@ -32,7 +32,9 @@ Complaint: TypeAlias = tuple[Place, str]
 
 _HOST_NAME: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
 _PAGE_ORIGIN: Final = re.compile(
-    r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+    r"null|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+    # The names of a program's pages differ from one installation to the next.
+    r"|(?!https?:)[a-z][a-z0-9+.-]*://\*"
 )
 _AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -134,7 +136,8 @@ def _visitors(settings: Settings) -> Iterator[Complaint]:
             yield (
                 ("gateway", "allowed_origins", index),
                 f'{toml_text(origin)} is not an origin in lower case, as "https://chat.example" '
-                'or "http://localhost:3000" without anything behind it',
+                'or "http://localhost:3000" without anything behind it, nor "null", nor all '
+                'pages of a program, as "vscode-webview://*"',
             )
 
 

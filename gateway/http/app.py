@@ -29,7 +29,7 @@ from gateway.http.auth import AuthMiddleware, OriginMiddleware
 from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.ollama_models import ModelFileReader
-from gateway.http.openapi import OpenApiDocument
+from gateway.http.openapi import OpenApiDocument, described
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
 from gateway.library.hub_search import HubSearch
@@ -56,6 +56,34 @@ ROUTES: Final = (
     *admin.routes,
     *openapi.routes,
 )
+
+
+_V1: Final = "/v1/"
+# The first segments behind /v1.
+_SERVED: Final = {
+    path.removeprefix(_V1).partition("/")[0]
+    for path, _ in described(ROUTES)
+    if path.startswith(_V1)
+}
+
+
+class Addresses:
+    """Serves what is below /v1 also without /v1, and behind several slashes: so clients ask whose
+    base address lacks /v1, or ends with a slash.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path: str = scope["path"].lstrip("/")
+            first = path.partition("/")[0]
+            if first == "v1" or first in _SERVED:
+                before = "/" if first == "v1" else _V1
+                raw: bytes = scope["raw_path"].lstrip(b"/")
+                scope = {**scope, "path": before + path, "raw_path": before.encode() + raw}
+        await self._app(scope, receive, send)
 
 
 class _HeadDoneError(Exception):
@@ -144,6 +172,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
         keys,
     )
     same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)
-    return AccessLog(
+    log = AccessLog(
         same_origin, app.state.http_meter, RoutePaths(ROUTES), parts.spans, parts.fleet.faults
     )
+    return Addresses(log)

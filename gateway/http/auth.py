@@ -41,6 +41,7 @@ _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5}
 # For a browser all servers of this machine are the same site: ports are a part of origins, but not
 # of sites.
 _FOREIGN_SITES: Final = ("cross-site", "same-site")
+_ALL_PAGES: Final = "://*"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?P<host>[^/@]+)")
 
 
@@ -81,7 +82,7 @@ def complaint(
             )
         return None
     origin = _only(headers, "origin")
-    if origin in origins:
+    if is_allowed(origin, origins):
         return None
     page = _ORIGIN.fullmatch(origin or "")
     if page is None or page["host"] != host:
@@ -90,6 +91,12 @@ def complaint(
             "gateway.allowed_origins can allow others."
         )
     return None
+
+
+def is_allowed(origin: str | None, origins: Collection[str]) -> bool:
+    """Whether `origins` have the origin, or all of its scheme, as `app://*`."""
+    scheme, mark, _ = (origin or "").partition("://")
+    return origin in origins or f"{scheme}{mark}*" in origins
 
 
 def _is_address(name: str | None) -> bool:
@@ -166,7 +173,7 @@ class OriginMiddleware:
         if reason is not None:
             refusal = Refusal("permission_denied", reason)
             await error_response(refusal, scope["path"])(scope, receive, send)
-        elif headers.get("origin", "").lower() in settings.allowed_origins:
+        elif is_allowed(_only(headers, "origin"), settings.allowed_origins):
             await self._cors(settings.allowed_origins)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -178,6 +185,12 @@ class OriginMiddleware:
             self._for_pages = CORSMiddleware(
                 self._app,
                 allow_origins=origins,
+                allow_origin_regex="|".join(
+                    re.escape(each.removesuffix("*")) + ".*"
+                    for each in origins
+                    if each.endswith(_ALL_PAGES)
+                )
+                or None,
                 allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
                 allow_private_network=True,

@@ -44,7 +44,13 @@ _OF_A_KIND = {
     "allowed_hosts": ("localhost", "127.0.0.2", "::1"),
     "image_folders": ("/", "~", str(DEMO_FOLDER)),
     "discover": (HUGGING_FACE, "/models", "~/größe", str(DEMO_FOLDER)),
-    "allowed_origins": ("https://chat.example", "http://localhost:3000", "http://[::1]:80"),
+    "allowed_origins": (
+        "https://chat.example",
+        "http://localhost:3000",
+        "http://[::1]:80",
+        "null",
+        "app://*",
+    ),
 }
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0~"), max_size=12)

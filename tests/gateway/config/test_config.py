@@ -150,7 +150,8 @@ class TestReading:
             ("allowed_origins", "chat.example"),
             ("allowed_origins", "https://chat.example/"),
             ("allowed_origins", "https://Chat.example"),
-            ("allowed_origins", "null"),
+            ("allowed_origins", "https://*"),
+            ("allowed_origins", "app://*.example"),
             ("allowed_origins", "*"),
         ],
     )

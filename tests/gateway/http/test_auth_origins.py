@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from gateway.http.auth import complaint
+from gateway.http.auth import complaint, is_allowed
 
 
 def refused(host: str, *, addresses: bool = False, origin: str | None = None) -> bool:
@@ -103,3 +103,24 @@ def test_a_link_from_another_site_opens_a_page_and_nothing_else() -> None:
 )
 def test_what_only_looks_like_a_link(changes: dict[str, str]) -> None:
     assert _link_refused(**changes)
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("app://obsidian.md", True),
+        ("vscode-webview://0abc", True),
+        ("moz-extension://7f-1", True),
+        ("null", True),
+        ("chrome-extension://abc", False),
+        ("app:", False),
+        ("app", False),
+        ("xapp://obsidian.md", False),
+        ("https://app://", False),
+        (None, False),
+    ],
+)
+def test_programs_and_their_pages_can_be_allowed(origin: str | None, allowed: bool) -> None:
+    origins = ("app://*", "vscode-webview://*", "moz-extension://7f-1", "null")
+    assert is_allowed(origin, origins) is allowed
+    assert not is_allowed(origin, ())
