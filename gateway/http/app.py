@@ -26,6 +26,7 @@ from gateway.http import (
 )
 from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
 from gateway.http.auth import AuthMiddleware, OriginMiddleware
+from gateway.http.compressed_bodies import CompressedBodies
 from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.ollama_models import ModelFileReader
@@ -168,7 +169,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.document = OpenApiDocument()
     keys = parts.keys
     authorized = AuthMiddleware(
-        NoCycles(Heads(app), parts.fleet.upstreams.instance),
+        NoCycles(Heads(CompressedBodies(app)), parts.fleet.upstreams.instance),
         keys,
     )
     same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)
