@@ -171,10 +171,11 @@ class Constraint(Struct, frozen=True):
 class Generate(Message, frozen=True, tag="generate"):
     """Run one request, or go on with one that an earlier worker began.
 
-    `max_tokens` None: the answer may go on to the end of the context. 0: the prompt's tokens are
-    counted, even if the context is shorter, and only their `prompt_logprobs` are computed. Clients
-    can't know the context, so an answer also ends at the end of the context if `max_tokens` is
-    higher.
+    `max_tokens` None: the answer may go on to the end of the context. 0: only the prompt is
+    computed, with its `prompt_logprobs`, and kept in the prompt cache. Clients can't know the
+    context, so an answer also ends at the end of the context if `max_tokens` is higher. With
+    `counts` nothing is computed: only the prompt's tokens are counted, even if the context is
+    shorter.
 
     `delivered` are the packed ids of tokens whose text the client has. They count towards
     `max_tokens`, and generation goes on after them. Only requests with the same `cache_salt` share
@@ -194,6 +195,7 @@ class Generate(Message, frozen=True, tag="generate"):
     prompt: Prompt
     sampling: Sampling
     max_tokens: int | None = None
+    counts: bool = False
     priority: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -209,11 +211,6 @@ class Generate(Message, frozen=True, tag="generate"):
     echo: bool = False
     thinks: bool = True
     prediction: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Whether only the prompt's tokens are counted."""
-        return self.max_tokens == 0 and self.prompt_logprobs is None
 
 
 class Embed(Message, frozen=True, tag="embed"):

@@ -21,6 +21,7 @@ from gateway.http.generation import (
     StopSequence,
     Tokens,
     check_number,
+    counting,
     encode_arguments,
     generate_message,
     thinks,
@@ -208,10 +209,9 @@ async def create_message(http_request: HttpRequest) -> Response:
 @passing
 async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
-    # With a limit of 0 tokens the worker only counts the tokens of the prompt.
-    generation = GenerationBody(model=body.model, max_tokens=0)
+    generation = GenerationBody(model=body.model)
     call, generate, left_out = await _read(http_request, body, generation)
-    requests = call.requests(generation, [generate], "messages")
+    requests = call.requests(generation, [counting(generate)], "messages")
     form = CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens)))
     return call.answer(requests, form, left_out=left_out)
 

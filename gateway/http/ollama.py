@@ -20,7 +20,7 @@ from gateway.http.answer import LINES, CountFormat
 from gateway.http.bodies import ABSENT, beside_the_loop, given, json_response, read_json
 from gateway.http.completions import Input, parse_inputs
 from gateway.http.errors import invalid
-from gateway.http.generation import GenerationBody, generate_message, thinks
+from gateway.http.generation import GenerationBody, counting, generate_message, thinks
 from gateway.http.model_call import ModelCall, keep_alive_s
 from gateway.http.ollama_bodies import (
     AnswerBody,
@@ -91,8 +91,8 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
 
     if unload and call.compartment.over:
         return Response(done(), media_type="application/json")
-    generation = GenerationBody(model=call.model.id, max_tokens=0, keep_alive=body.keep_alive)
-    nothing = generate_message(generation, TextPrompt("Hello"), generation.limit)
+    generation = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
+    nothing = counting(generate_message(generation, TextPrompt("Hello"), generation.limit))
     requests = call.requests(generation, [nothing], "prompt")
     streams = body.stream is not False
     return call.answer(requests, CountFormat(done), stream=streams, framing=LINES)

@@ -278,7 +278,7 @@ async def show(request: HttpRequest) -> Response:
             parameters=f"num_ctx {_context_tokens(compartment, files)}",
             template=files.template,
             details=_details(files),
-            model_info=_info(files),
+            model_info=_info(compartment, files),
             capabilities=_capabilities(compartment, files),
             modified_at=_time(files.modified_at),
         )
@@ -357,14 +357,17 @@ def _details(files: ModelFiles) -> Details:
     return Details("", "mlx", files.family, families, files.parameter_size, files.quantization)
 
 
-def _info(files: ModelFiles) -> dict[str, Any]:
-    """The facts under the names of GGUF metadata, as Ollama gives them."""
+def _info(compartment: Compartment, files: ModelFiles) -> dict[str, Any]:
+    """The facts under the names of GGUF metadata, as Ollama gives them. Clients show the basename,
+    and cut their prompts to the context, so they get the one in force.
+    """
     family = files.family or "unknown"
     known = {
         "general.architecture": family,
+        "general.basename": compartment.model.id,
         "general.parameter_count": files.parameters,
         f"{family}.block_count": files.layers,
-        f"{family}.context_length": files.context_tokens,
+        f"{family}.context_length": _context_tokens(compartment, files),
         f"{family}.embedding_length": files.embedding_length,
     }
     return {name: value for name, value in known.items() if value is not None}

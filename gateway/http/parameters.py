@@ -252,10 +252,10 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     *_harmless(
         "it only says how prompts are cached",
         "prompt_cache_key",
-        "prompt_cache_options",
         "prompt_cache_retention",
         places=_RESPONSES,
     ),
+    Parameter("prompt_cache_options", "done", _RESPONSES, (), "only `prewarm`"),
     # Parameters of embeddings and rerank: OpenAI's, vLLM's, Jina's and Cohere's
     *_done("model", "truncate_prompt_tokens", "priority", "keep_alive", places=_VECTORS),
     *_done("input", "dimensions", "encoding_format", places=_EMBEDDINGS),

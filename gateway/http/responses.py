@@ -26,6 +26,7 @@ from gateway.http.bodies import (
     reads_newest_first,
 )
 from gateway.http.errors import invalid
+from gateway.http.generation import counting
 from gateway.http.kept import Followed, accept, find_answer, mailbox_of, new_entry
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
@@ -33,7 +34,6 @@ from gateway.http.responses_bodies import ResponseBody, check_body
 from gateway.http.responses_input import (
     ResponseInput,
     build,
-    counting,
     first_that_fits,
     gather,
     places_after,
@@ -299,6 +299,7 @@ async def create_response(http_request: HttpRequest) -> Response:
         top_p=body.top_p,
         meanings=asked.meanings,
         compacts=asked.compacts,
+        prewarms=body.prewarms,
     )
     # Dropped items are not stored, since the next response would have to drop them again.
     kept = [asked.items[each] for each in places_after(asked.items, cut)]

@@ -86,6 +86,12 @@ class ReasoningConfig(Struct):
     summary: str | None = None
 
 
+class CacheOptions(Struct):
+    """With `prewarm` the prompt is computed and kept, and there is no output."""
+
+    prewarm: bool | None = None
+
+
 @refusing("responses")
 class ResponseBody(SamplingBody, kw_only=True):
     input: str | list[ItemBody] | None = None
@@ -105,6 +111,11 @@ class ResponseBody(SamplingBody, kw_only=True):
     metadata: Annotated[dict[Label, Value], Meta(max_length=16)] | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: Raw = ABSENT
+    prompt_cache_options: CacheOptions | None = None
+
+    @property
+    def prewarms(self) -> bool:
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
 
     @property
     def stored(self) -> bool:

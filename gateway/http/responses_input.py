@@ -17,6 +17,7 @@ from gateway.http.bodies import beside_the_loop, take_decoded
 from gateway.http.errors import invalid
 from gateway.http.generation import (
     constraint_of,
+    counting,
     generate_message,
     thinks,
 )
@@ -192,13 +193,6 @@ async def first_that_fits(
     return choices[low]
 
 
-def counting(generate: Generate) -> Generate:
-    """A message by which the worker only counts the tokens of the prompt: with a limit of 0 tokens
-    the worker computes nothing.
-    """
-    return msgspec.structs.replace(generate, max_tokens=0, constraint=None)
-
-
 async def _fits(call: ModelCall, terms: Terms, generate: Generate) -> bool:
     task = msgspec.structs.replace(counting(generate), request_id=unique(terms.id))
     request = Request(task, terms, call.fleet.now())
@@ -318,6 +312,8 @@ def _generate(asked: ResponseInput, cut: int) -> Generate:
         if callable_ is not None:
             # The tools stay in the prompt, so that the prompt matches the prompt cache.
             callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
+    if body.prewarms:
+        limit = 0
     return msgspec.structs.replace(
         generate_message(generation, ChatPrompt(said.messages, arguments), limit),
         parsed=True,

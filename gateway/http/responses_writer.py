@@ -73,6 +73,8 @@ class ResponseForm(Struct):
     meanings: dict[str, CallMeaning] = {}
     # Whether the answer is a summary of the conversation.
     compacts: bool = False
+    # Whether there is no output.
+    prewarms: bool = False
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -237,6 +239,8 @@ class ResponseFormat:
 
     def _end(self) -> bytes:
         """End the open item. An empty answer gets an item with an empty text."""
+        if self._form.prewarms:
+            return b""
         if self._form.compacts:
             summary = sealed("".join(self._texts).strip())
             return self._begin(CompactionItem(self._id("compaction"), summary)) + self._close(
@@ -303,7 +307,7 @@ class ResponseFormat:
         response = self._response
         response.usage = ResponseUsage.of(usage)
         response.status = "completed"
-        if self._finish_reason == "length":
+        if self._finish_reason == "length" and not self._form.prewarms:
             response.status = "incomplete"
             response.incomplete_details = IncompleteDetails()
         else:

@@ -131,7 +131,7 @@ def test_tools(client: anthropic.Anthropic, choice: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"messages": [{"role": "assistant", "content": "I"}]}, "end with a user's"),
         ({"messages": [{"role": "king", "content": "I"}]}, "role"),
         ({"messages": [{"role": "user", "content": "a " * 50_000}]}, "prompt is too long"),
@@ -147,6 +147,15 @@ def test_what_is_wrong_is_said(
         client.messages.create(**{**ASKED, **changes})
     error = caught.value.body["error"]  # type: ignore[index, call-overload]
     assert error["type"] == "invalid_request_error"
+
+
+def test_an_answer_of_no_tokens_keeps_the_prompt(client: anthropic.Anthropic) -> None:
+    asked: Any = {"model": "demo", "system": "Keep this in mind. " * 100}
+    asked["messages"] = [{"role": "user", "content": "And this."}]
+    kept = client.messages.create(**asked, max_tokens=0)
+    assert (kept.content, kept.stop_reason, kept.usage.output_tokens) == ([], "max_tokens", 0)
+    answer = client.messages.create(**asked, max_tokens=2)
+    assert (answer.usage.cache_read_input_tokens or 0) > 0
 
 
 def test_a_session_finds_what_another_computed(client: anthropic.Anthropic) -> None:

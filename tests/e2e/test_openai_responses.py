@@ -73,6 +73,28 @@ def _ended(client: openai.OpenAI, response_id: str) -> Any:
     return eventually(found)
 
 
+@pytest.mark.parametrize("form", ["whole", "stream", "background"])
+def test_prewarming_keeps_the_prompt_and_says_nothing(client: openai.OpenAI, form: str) -> None:
+    asked: Any = {**GREEDY, "instructions": f"For the {form}: " + "keep this in mind. " * 100}
+    asked["input"] = "Hello"
+    warming: Any = {**asked, "prompt_cache_options": {"prewarm": True}}
+    if form == "stream":
+        with client.responses.stream(**warming) as stream:
+            events = [each.type for each in stream]
+            kept = stream.get_final_response()
+        assert events == ["response.created", "response.in_progress", "response.completed"]
+    else:
+        kept = client.responses.create(**warming, background=form == "background")
+        kept = _ended(client, kept.id) if form == "background" else kept
+    assert (kept.status, kept.output) == ("completed", [])
+    assert kept.usage is not None
+    assert kept.usage.output_tokens == 0
+    answer = client.responses.create(**asked, max_output_tokens=2)
+    assert answer.usage is not None
+    assert answer.usage.input_tokens_details.cached_tokens > 0
+    assert answer.usage.input_tokens == kept.usage.input_tokens
+
+
 def test_streams_the_same_text(client: openai.OpenAI, whole: Any) -> None:
     messages = [
         {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},

@@ -56,7 +56,8 @@ class Answering:
     def counted(self) -> Delta:
         """The last delta of a request without an answer: echo and number of prompt tokens."""
         parts = (Text(self._echo),) if self._echo else ()
-        return Delta(self._request_id, (), parts, "length", Usage(self._prompt_tokens, 0))
+        usage = Usage(self._prompt_tokens, 0, self._cached_tokens or 0)
+        return Delta(self._request_id, (), parts, "length", usage)
 
     def prompt_deltas(self, token: Token) -> Iterator[Delta]:
         """The log probabilities of the prompt, if `token` has them. Several deltas have a part
@@ -74,13 +75,13 @@ class Answering:
         answer, logprobs = self._answer, self._logprobs
         if answer is None or logprobs is None:
             return None
-        if self._prompt_only:
-            return self.counted()
-        self._completion_tokens += 1
         if self._cached_tokens is None:
             # Only the number of the first token counts. A sequence that was put aside later finds
             # blocks in the prompt cache that it has computed itself.
             self._cached_tokens = min(token.cached_tokens, self._prompt_tokens)
+        if self._prompt_only:
+            return self.counted()
+        self._completion_tokens += 1
         finish_reason = token.finish_reason
         added = [] if finish_reason == "stop" else answer.add(token.token_id)
         if answer.stopped:

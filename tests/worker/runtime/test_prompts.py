@@ -53,9 +53,11 @@ def demo() -> LoadedModel:
     return load(str(shapes.DEMO), lambda _done, _total: None, lambda: False)
 
 
-def _told(demo: LoadedModel, tokens: int, most: int = 32_000) -> Prepared | RequestFailed:
+def _told(
+    demo: LoadedModel, tokens: int, most: int = 32_000, *, counts: bool = False
+) -> Prepared | RequestFailed:
     prompt = TokenPrompt(pack([5] * tokens))
-    generate = Generate("r", prompt, Sampling(seed=0), max_tokens=most)
+    generate = Generate("r", prompt, Sampling(seed=0), max_tokens=most, counts=counts)
     return prepare(generate, demo, Context(100), Paths(b"", None, needs_snapshots=False))
 
 
@@ -76,9 +78,16 @@ def test_a_prompt_is_never_cut(demo: LoadedModel) -> None:
 
 
 def test_a_prompt_of_any_length_is_counted(demo: LoadedModel) -> None:
-    prepared = _told(demo, 200, 0)
+    prepared = _told(demo, 200, 0, counts=True)
     assert isinstance(prepared, Prepared)
     assert (len(prepared.prompt_ids), prepared.prompt_only) == (200, False)
+
+
+def test_a_prompt_without_an_answer_is_computed_within_the_context(demo: LoadedModel) -> None:
+    prepared = _told(demo, 60, 0)
+    assert isinstance(prepared, Prepared)
+    assert (prepared.sequence.max_tokens, prepared.prompt_only) == (1, True)
+    assert isinstance(_told(demo, 200, 0), RequestFailed)
 
 
 def test_a_context_of_nothing_is_no_mistake_of_the_client() -> None:
