@@ -119,6 +119,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True, omit_defaults=True):
 class _Delta(Struct, frozen=True):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class _StreamedChoice(Struct, frozen=True):
@@ -172,8 +173,8 @@ def stream_answer(
                 return
             else:
                 for choice in gateway.read(event.data, _StreamedChunk).choices:
-                    if choice.delta.reasoning_content:
-                        yield StreamedPiece("reasoning", choice.delta.reasoning_content)
+                    if reasoning := choice.delta.reasoning_content or choice.delta.reasoning:
+                        yield StreamedPiece("reasoning", reasoning)
                     if choice.delta.content:
                         yield StreamedPiece("text", choice.delta.content)
                     if choice.finish_reason:

@@ -29,6 +29,8 @@ from protocol.life import RankBackend, RankSplit
 
 # The name of the gateway's own machine among the hosts.
 LOCAL: Final = "local"
+# The fields in which a chat's answer has its reasoning: both names, or one.
+ReasoningFields: TypeAlias = Literal["both", "reasoning", "reasoning_content"]
 _Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
@@ -159,6 +161,14 @@ class ModelSettings(Section, frozen=True):
             "Arguments of the chat template beside the messages; a request's own override them."
         ),
     ] = field(default_factory=dict)
+    reasoning_fields: Annotated[
+        ReasoningFields,
+        choice(
+            "The fields in which a chat's answer has its reasoning; a client that shows both shows "
+            "it twice.",
+            *get_args(ReasoningFields),
+        ),
+    ] = "both"
     python: Annotated[
         Text | None,
         text(
@@ -267,7 +277,8 @@ class ModelSettings(Section, frozen=True):
 # The keys that only models have that workers compute, and those that only commands have.
 COMPUTED_KEYS: Final = (
     *("path", "context_tokens", "kv_bits", "adapter", "draft_model", "draft_tokens", "guesses"),
-    *("pictures", "local", "ranks", "backend", "split", "template_arguments", "python"),
+    *("pictures", "local", "ranks", "backend", "split", "template_arguments"),
+    *("reasoning_fields", "python"),
 )
 COMMAND_KEYS: Final = (
     *("environment", "folder", "health", "name", "paths", "silence_s", "memory", "files"),

@@ -275,7 +275,8 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     generate = await call.beside_the_loop(_generate, body, call.model, pictures)
     requests = call.requests(body, [generate], "messages")
     reasons = body.include_reasoning is not False
-    form = ChatForm(call.model.id, int(time.time()), body.include_usage, reasons)
+    fields = call.model.settings.reasoning_fields
+    form = ChatForm(call.model.id, int(time.time()), body.include_usage, reasons, fields)
     stream = bool(body.stream)
     if check_mailbox(http_request):
         return await keep(call, requests, form, stream=stream)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.config.model_settings import ReasoningFields
 from gateway.http.answer import DONE, TextEvents, server_sent_event
 from gateway.requests.choices import Choice, only_text, system_fingerprint
 from gateway.requests.request import AnswerPiece, Request
@@ -155,8 +156,8 @@ class CallDelta(Struct, omit_defaults=True):
 
 
 class ChatAnswerMessage(Struct, omit_defaults=True):
-    """The reasoning stands twice: `reasoning_content` is DeepSeek's name, `reasoning` OpenRouter's,
-    and clients read one of them.
+    """The reasoning may stand twice: `reasoning_content` is DeepSeek's name, `reasoning`
+    OpenRouter's, and most clients read one of them.
     """
 
     role: str
@@ -209,6 +210,9 @@ class ChatChunk(Struct):
     usage: CompletionUsage | UnsetType | None
 
 
+_BOTH: Final = ("reasoning_content", "reasoning")
+
+
 class ChatForm(Struct):
     """The options of a chat's writer. A kept chat stores them, so that the writer can be made again
     after the gateway has ended. `created` is a Unix time.
@@ -218,6 +222,12 @@ class ChatForm(Struct):
     created: int
     include_usage: bool
     include_reasoning: bool
+    reasoning_fields: ReasoningFields = "both"
+
+    def reasoning(self, text: str) -> dict[str, str]:
+        """The fields that have the text of a reasoning."""
+        fields = _BOTH if self.reasoning_fields == "both" else (self.reasoning_fields,)
+        return dict.fromkeys(fields, text) if self.include_reasoning and text else {}
 
 
 class ChatFormat:
@@ -275,8 +285,8 @@ class ChatFormat:
         match part:
             case Text(text):
                 return ChatChunkDelta(content=text)
-            case Reasoning(text) if self._form.include_reasoning:
-                return ChatChunkDelta(reasoning_content=text, reasoning=text)
+            case Reasoning(text) if named := self._form.reasoning(text):
+                return ChatChunkDelta(**named)
             case ToolCall(number, arguments, None):
                 return ChatChunkDelta(tool_calls=[CallDelta(number, FunctionCall(arguments))])
             case ToolCall(number, arguments, str() as name):
@@ -293,7 +303,7 @@ class ChatFormat:
             match part:
                 case Text(more):
                     text += more
-                case Reasoning(more) if self._form.include_reasoning:
+                case Reasoning(more):
                     reasoning += more
                 case ToolCall(number, arguments, name):
                     call = ChatToolCall(self._id_of(index, number), FunctionCall("", name or ""))
@@ -303,9 +313,8 @@ class ChatFormat:
             # OpenAI writes null for an empty text beside calls.
             text if text or not calls else None,
             None,
-            reasoning or UNSET,
-            reasoning or UNSET,
-            list(calls.values()) or UNSET,
+            tool_calls=list(calls.values()) or UNSET,
+            **self._form.reasoning(reasoning),
         )
         tokens = tokens_of(choice.parts)
         logprobs = chat_logprobs(tokens) if tokens or self._wants_logprobs else None

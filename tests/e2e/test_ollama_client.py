@@ -141,6 +141,7 @@ def test_looks_at_models(client: ollama.Client) -> None:
     shown = client.show("demo")
     assert {"completion", "tools", "thinking"} <= set(shown.capabilities)
     assert shown.modelinfo["qwen3.context_length"] == 4096
+    assert shown.modelinfo["general.basename"] == "demo"
     assert shown.template
     assert shown.parameters == "num_ctx 4096"
     assert shown.modelfile.endswith("\nFROM demo:latest\n")

@@ -60,7 +60,8 @@ function withChunk(answered, chunk) {
   if (!choice) return change;
   change.state = "streaming";
   if (choice.finish_reason) change.finishReason = choice.finish_reason;
-  const { content, reasoning_content: thought, tool_calls: calls } = choice.delta;
+  const { content, tool_calls: calls } = choice.delta;
+  const thought = choice.delta.reasoning_content ?? choice.delta.reasoning;
   if (content) change.text = answered.text + content;
   if (thought) change.reasoning = answered.reasoning + thought;
   if (calls) change.toolCalls = calls.reduce(withCall, answered.toolCalls);

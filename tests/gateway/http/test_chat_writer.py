@@ -9,6 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import CompletionTokensDetails
 
+from gateway.config.model_settings import ReasoningFields
 from gateway.http.chat_writer import ChatForm, ChatFormat
 from gateway.requests.choices import Choice
 from gateway.requests.request import AnswerPiece, Request, Terms
@@ -40,11 +41,13 @@ PARTS: list[AnswerPart] = [
 LOGPROBS = Logprobs((TokenLogprob(b"\xc3", -0.5, (Alternative(b"a", -1.0),)),))
 
 
-def _format(*, include_reasoning: bool = True) -> ChatFormat:
+def _format(
+    *, include_reasoning: bool = True, reasoning_fields: ReasoningFields = "both"
+) -> ChatFormat:
     generate = Generate(request_id="r", prompt=TextPrompt("x"), sampling=Sampling(seed=1))
     request = Request(generate, Terms(deadline_s=5.0), now=100.0)
     request.progress.next_message("0123456789abcdef")
-    return ChatFormat(ChatForm("m", 1, False, include_reasoning), request)
+    return ChatFormat(ChatForm("m", 1, False, include_reasoning, reasoning_fields), request)
 
 
 def _chunks(events: bytes) -> list[ChatCompletionChunk]:
@@ -99,6 +102,15 @@ def test_calls_alone_have_no_content() -> None:
     message = _whole(_format(), [], "stop").choices[0].message
     assert (message.content, message.tool_calls) == ("", None)
     assert not hasattr(message, "reasoning")
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_may_have_one_name(name: ReasoningFields) -> None:
+    form = _format(reasoning_fields=name)
+    (event,) = _chunks(form.piece(0, AnswerPiece((Reasoning("Hm"),), None, None)))
+    (choice,) = event.choices
+    assert choice.delta.model_extra == {name: "Hm"}
+    assert _whole(form, PARTS, "stop").choices[0].message.model_extra == {name: "Hm."}
 
 
 def test_reasoning_can_be_left_out() -> None:
