@@ -8,7 +8,7 @@ import pytest
 
 from protocol.requests import CalledTool, ChatMessage, Picture
 from tests.support.templates import Templates
-from worker.text.template import as_users
+from worker.text.order import as_users
 
 # Each message where it stands.
 TAKES: Final = """\
@@ -110,11 +110,6 @@ def test_several_at_the_beginning_are_one(templates: Templates) -> None:
     asked = (SYSTEM, ChatMessage("system", "Be kind."), HELLO)
     rendered = templates.render(STRICT, asked)
     assert rendered == "<system>Be brief.\n\nBe kind.<user>Hello<assistant>"
-
-
-def test_other_refusals_stay(templates: Templates) -> None:
-    with pytest.raises(Exception, match="must alternate"):
-        templates.render(ALTERNATES, (SYSTEM, HELLO, HELLO))
 
 
 def test_pictures_keep_their_places() -> None:

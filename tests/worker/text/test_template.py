@@ -167,6 +167,25 @@ def test_what_a_template_refuses(templates: Templates) -> None:
         templates.render(DATED, arguments={"reasoning_effort": [1]})
 
 
+def test_a_refusal_names_the_message_that_causes_it(templates: Templates) -> None:
+    refusing = CHATML.replace(
+        "{{- message.content }}",
+        "{% if 'bad' in message.content %}{{ raise_exception('No.') }}{% endif %}"
+        "{{- message.content }}",
+    )
+    asked = [ChatMessage(role, "Good") for role in ("user", "assistant") * 3]
+    for place in range(len(asked)):
+        begun = (*asked[:place], ChatMessage("user", "Too bad"), *asked[place + 1 :])
+        with pytest.raises(PromptError) as caught:
+            templates.render(refusing, begun)
+        assert caught.value.message == (
+            "The model's chat template refuses these messages: No. "
+            f"Change or leave out message {place + 1} of 6 (user) that begins 'Too bad'."
+        )
+    with pytest.raises(PromptError, match="whatever they say: check their roles"):
+        templates.render(DATED, tuple(asked), arguments={"reasoning_effort": [1]})
+
+
 @pytest.mark.parametrize("definitions", ["{", "{}", "[1]", "[" * 100_000])
 def test_definitions_that_are_no_list_of_objects(templates: Templates, definitions: str) -> None:
     with pytest.raises(PromptError, match="Definitions of tools") as caught:
