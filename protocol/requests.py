@@ -54,11 +54,13 @@ class ChatMessage(Struct, frozen=True):
 
 class ChatPrompt(Struct, frozen=True, tag="chat", tag_field="kind"):
     """A conversation that the model's chat template renders. The template also gets the
-    `template_arguments`, a JSON object as text.
+    `template_arguments`, a JSON object as text. With `goes_on` the last message is the assistant's,
+    and the answer goes on in it.
     """
 
     messages: tuple[ChatMessage, ...]
     template_arguments: str = ""
+    goes_on: bool = False
 
     @property
     def pictures(self) -> tuple[Picture, ...]:

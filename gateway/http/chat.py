@@ -31,6 +31,7 @@ from gateway.http.model_call import ModelCall, check_mailbox
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.http.parameters import check_supported, refusing
 from gateway.http.pictures import UNSEEN, Source, newest
+from gateway.http.prefill import goes_on
 from gateway.http.servers import passing
 from gateway.http.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Generate, Picture
@@ -247,6 +248,8 @@ class ChatBody(TemplateBody, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=-1, le=20)] | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=LARGEST_COUNT)] | None = None
     include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     prediction: PredictionBody | None = None
 
 
@@ -283,10 +286,34 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     return call.answer(requests, ChatFormat(form, requests[0]), stream=stream, left_out=unseen)
 
 
+def _goes_on(body: ChatBody, messages: Sequence[ChatMessage]) -> bool:
+    """Raises: Refusal: vLLM's two fields contradict each other or the messages."""
+    begins, goes = body.add_generation_prompt, body.continue_final_message
+    ends_open = messages[-1].role == "assistant"
+    if begins and goes:
+        raise invalid(
+            "continue_final_message and add_generation_prompt are both true: send one of them.",
+            "add_generation_prompt",
+        )
+    if goes and not ends_open:
+        raise invalid(
+            "continue_final_message: the last message isn't the assistant's. Leave the field out, "
+            "or end with the message to go on in.",
+            "continue_final_message",
+        )
+    if begins is False and not (ends_open and goes is not False):
+        raise invalid(
+            "add_generation_prompt: it may be false only if the answer goes on in the last "
+            "message, which is the assistant's. Leave the field out.",
+            "add_generation_prompt",
+        )
+    return not begins and goes is not False and goes_on(messages, "messages")
+
+
 def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Generate:
     arguments = body.template_arguments(model.settings.template_arguments)
     messages = chat_messages(body.messages, pictures, vision=model.settings.pictures)
-    prompt = ChatPrompt(messages, arguments)
+    prompt = ChatPrompt(messages, arguments, _goes_on(body, messages))
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
         raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")

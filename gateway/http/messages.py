@@ -37,6 +37,7 @@ from gateway.http.messages_bodies import (
 from gateway.http.messages_writer import AnthropicMessage, Count, MessageFormat
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
+from gateway.http.prefill import goes_on
 from gateway.http.servers import passing
 from gateway.http.tools import (
     ChosenTool,
@@ -246,8 +247,16 @@ def _generate(
     effort = None if body.output_config is None else body.output_config.effort
     arguments = encode_arguments(model.settings.template_arguments, thinking, effort)
     messages = chat_messages(body, pictures, vision=vision, deferred=deferred(tools))
+    open_ = goes_on(messages, "messages")
+    if open_ and messages[-1].content != messages[-1].content.rstrip():
+        raise invalid(
+            "messages: the last message is the assistant's, and its text ends with white space, "
+            "from which no answer goes on well: leave the white space out.",
+            "messages",
+        )
+    prompt = ChatPrompt(messages, arguments, open_)
     generate = msgspec.structs.replace(
-        generate_message(generation, ChatPrompt(messages, arguments), generation.limit),
+        generate_message(generation, prompt, generation.limit),
         parsed=True,
         tools=callable_tools(tools, body.tool_choice, references(body)),
         constraint=_constraint(body),

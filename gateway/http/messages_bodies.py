@@ -265,14 +265,8 @@ def chat_messages(
     `deferred` tool is described where a tool result first refers to it.
 
     Raises:
-        Refusal: the last message is the assistant's, or a block is in a message of the wrong role.
+        Refusal: a block is in a message of the wrong role.
     """
-    if body.messages[-1].role == "assistant":
-        raise invalid(
-            "messages: the last message is the assistant's, but no client can begin an answer for "
-            "the model here: end with a user's message.",
-            "messages",
-        )
     texts: list[TextBlock] = _as_blocks(body.system)
     system = "\n".join(each.text for each in texts if not _BILLING.fullmatch(each.text))
     messages = [ChatMessage("system", system)] if system else []

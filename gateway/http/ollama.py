@@ -47,6 +47,7 @@ from gateway.http.ollama_writer import (
 )
 from gateway.http.openapi import GENERATES, LINE_STREAM, NAMES_MODEL, Operation, Routes
 from gateway.http.parameters import check_supported
+from gateway.http.prefill import goes_on
 from gateway.http.servers import passing_to_bulkheads
 from gateway.http.tools import ToolBody, replaced, tools_of
 from gateway.http.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
@@ -172,7 +173,11 @@ def _chat_generate(
     return _generate(
         body,
         asked,
-        ChatPrompt(messages, arguments_of(body.think, model.settings.template_arguments)),
+        ChatPrompt(
+            messages,
+            arguments_of(body.think, model.settings.template_arguments),
+            goes_on(messages, "messages"),
+        ),
         parsed=True,
         tools=tools_of(tools, None, parallel=True),
     )

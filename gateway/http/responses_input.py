@@ -24,6 +24,7 @@ from gateway.http.generation import (
 from gateway.http.kept import mailbox_of
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported
+from gateway.http.prefill import goes_on
 from gateway.http.responses_bodies import ResponseBody, tools
 from gateway.http.responses_conversation import converse
 from gateway.http.responses_items import (
@@ -314,8 +315,9 @@ def _generate(asked: ResponseInput, cut: int) -> Generate:
             callable_ = msgspec.structs.replace(callable_, choice="none", name=None)
     if body.prewarms:
         limit = 0
+    prompt = ChatPrompt(said.messages, arguments, goes_on(said.messages, "input"))
     return msgspec.structs.replace(
-        generate_message(generation, ChatPrompt(said.messages, arguments), limit),
+        generate_message(generation, prompt, limit),
         parsed=True,
         tools=callable_,
         constraint=constraint,

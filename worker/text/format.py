@@ -23,10 +23,12 @@ from worker.text.readers import EitherCalls, HeadedCalls, ObjectCalls, Reader, W
 
 # Makes a reader. The arguments are an assembly and the definitions of the tools.
 MakeReader: TypeAlias = Callable[[Assembly, Any], Reader]
-# How much of a prompt's end is searched. Templates write less than that after the last message.
+# How much of a prompt's end is searched if no special tokens end its messages. Templates write less
+# than that after the last message.
 _END_TOKENS: Final = 256
 # Harmony's first token of a message.
 _START: Final = "<|start|>"
+_MESSAGE: Final = "<|message|>"
 _HEAD: Final = re.compile(r"[\s,]*call:([\w.:/-]+)\s*(?=\{)")
 _BARE: Final = re.compile(r"[^,{}\[\]<]+")
 _KEY: Final = re.compile(r"\s*([^:,{}\[\]]+?)\s*:\s*")
@@ -122,12 +124,16 @@ def opening_state(prompt_ids: list[int], tokenizer: Any, format_: AnswerFormat) 
 
 
 def opening_header(prompt_ids: list[int], tokenizer: Any) -> str | None:
-    """For harmony: the prompt from the start of its last message on; None if no start is near its
-    end.
-    """
-    text = str(tokenizer.decode(prompt_ids[-_END_TOKENS:]))
-    at = text.rfind(_START)
-    return None if at < 0 else text[at:]
+    """For harmony: the header of the prompt's last message; None if there is no message."""
+    starts = tokenizer.encode(_START, add_special_tokens=False)
+    size = len(starts)
+    places = range(len(prompt_ids) - size, -1, -1)
+    at = next((each for each in places if prompt_ids[each : each + size] == starts), None)
+    if at is None:
+        return None
+    # An answer may go on in a message that the prompt has begun.
+    header, end, _ = str(tokenizer.decode(prompt_ids[at:])).partition(_MESSAGE)
+    return header + end
 
 
 def _end_of(prompt_ids: list[int], tokenizer: Any, keeping: tuple[str, ...]) -> str:
@@ -135,11 +141,15 @@ def _end_of(prompt_ids: list[int], tokenizer: Any, keeping: tuple[str, ...]) -> 
     token ends a message, and tags in a message don't open reasoning.
     """
     special = set(tokenizer.all_special_ids)
-    end = prompt_ids[-_END_TOKENS:]
-    begin = len(end)
-    while begin and (end[begin - 1] not in special or _is_part(end[begin - 1], tokenizer, keeping)):
+    begin = len(prompt_ids)
+    while begin and (
+        prompt_ids[begin - 1] not in special or _is_part(prompt_ids[begin - 1], tokenizer, keeping)
+    ):
         begin -= 1
-    return str(tokenizer.decode(end[begin:]))
+    if begin <= 1:
+        # No special token ends messages here.
+        begin = max(begin, len(prompt_ids) - _END_TOKENS)
+    return str(tokenizer.decode(prompt_ids[begin:]))
 
 
 def _is_part(token_id: int, tokenizer: Any, keeping: tuple[str, ...]) -> bool:

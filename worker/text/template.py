@@ -9,12 +9,16 @@ from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any, Final
 
+import msgspec
 from jinja2 import Environment, TemplateError, meta
 
 from protocol.answers import RequestField
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Tools
 from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError, one_sentence
+from worker.text.families import find_format
+from worker.text.format import Tags
+from worker.text.order import NO_MESSAGE
 from worker.text.writer import Message, MessageWriter
 from worker.transformers import template_parameters
 
@@ -31,6 +35,9 @@ _WISHES: Final = frozenset({"enable_thinking", "reasoning_effort", "verbosity"})
 _SYNONYMS: Final = {"enable_thinking": "thinking", "thinking": "enable_thinking"}
 # A tag that only transformers knows, and that marks the text of an assistant.
 _GENERATION: Final = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+
+# Stands for the text in which an answer goes on. No template trims it.
+_OPEN: Final = "[the-answer-goes-on-here]"
 
 
 class ChatTemplate:
@@ -57,6 +64,9 @@ class ChatTemplate:
         Raises:
             PromptError: the model has no template, or the template refuses the messages.
         """
+        if prompt.goes_on and messages is None:
+            text = self._opened(prompt, tools, None)
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
         conversation = prompt.messages if messages is None else messages
         rendered = self._apply(prompt, tools, conversation, None, asking=asking, tokenize=True)
         return list(rendered)
@@ -89,9 +99,49 @@ class ChatTemplate:
         """The text of a prompt, before it is tokenized. `content` makes the content of a message: a
         message with pictures has more than text. Raises as `tokens` does.
         """
+        if prompt.goes_on:
+            return self._opened(prompt, tools, content)
         return str(
             self._apply(prompt, tools, prompt.messages, content, asking=True, tokenize=False)
         )
+
+    def _opened(
+        self,
+        prompt: ChatPrompt,
+        tools: Tools | None,
+        content: Callable[[ChatMessage], Any] | None,
+    ) -> str:
+        """The text of a prompt up to the end of the text of its last message, which stays open. A
+        message that has reasoning alone is open in its reasoning.
+        """
+        *before, last = prompt.messages
+
+        def render(messages: Sequence[ChatMessage], *, asking: bool) -> str:
+            return str(self._apply(prompt, tools, messages, content, asking=asking, tokenize=False))
+
+        tags = self._reasoning
+        begins = tags is not None and last.content.lstrip().startswith(tags.start)
+        if begins or not (last.content or last.reasoning):
+            rendered = render(before or [NO_MESSAGE], asking=True)
+            # The message opens the reasoning itself, where the template would.
+            return (_without(tags, rendered) if tags and begins else rendered) + last.content
+        field, text = "content", last.content
+        if not text:
+            field, text = "reasoning", last.reasoning or ""
+        marked = msgspec.structs.replace(last, **{field: _OPEN})
+        rendered, found, _ = render([*before, marked], asking=False).rpartition(_OPEN)
+        if not found:
+            raise PromptError(
+                "invalid_request_error",
+                f"The model's chat template leaves out the {field} of the last message, so the "
+                "answer can't go on in it: end with a user's message.",
+                "prompt",
+            )
+        return rendered + text
+
+    @cached_property
+    def _reasoning(self) -> Tags | None:
+        return find_format(self._tokenizer).reasoning
 
     def _apply(
         self,
@@ -206,6 +256,12 @@ def _definitions(tools: Tools) -> list[Any]:
     if not isinstance(definitions, list) or not all(isinstance(each, dict) for each in definitions):
         raise _invalid("tools", "Send a list of objects.")
     return definitions
+
+
+def _without(tags: Tags, rendered: str) -> str:
+    """A rendered prompt without reasoning that it opens, or opens and closes, at its end."""
+    start, end = map(re.escape, tags)
+    return re.sub(rf"{start}\s*(?:{end}\s*)?\Z", "", rendered)
 
 
 def _parsed(text: str | bytes, field: RequestField) -> Any:
