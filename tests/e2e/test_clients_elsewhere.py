@@ -1,5 +1,5 @@
-"""Unmodified clients that can't be in this environment: npm's, and LiteLLM. `make test` installs
-them beside it.
+"""Unmodified clients that can't be in this environment: npm's, LiteLLM, and the JDK's. `make test`
+installs the first two beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ NPM = ENVIRONMENT / "npm" / "node_modules"
 LITELLM = ENVIRONMENT / "litellm" / "bin" / "python"
 PROVIDERS = ("openai/demo", "anthropic/demo", "ollama_chat/demo", "ollama/demo")
 NODE = shutil.which("node")
+JAVA = shutil.which("java")
 
 needs_npm = pytest.mark.skipif(
     NODE is None or not NPM.exists(), reason="there is no node, or make test found no npm"
@@ -65,6 +66,20 @@ def test_npm_anthropic(gateway: Gateway) -> None:
     assert found["counted"] > 5
     assert found["models"] == ["demo"]
     assert found["error"] == {"status": 404, "type": "not_found_error"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(JAVA is None, reason="there is no java")
+def test_jdk(gateway: Gateway) -> None:
+    found = _run(str(JAVA), str(CLIENTS / "Jdk.java"), gateway.url)
+    text = found["whole"]["choices"][0]["message"]["content"]
+    assert found["version"] == "HTTP_1_1"
+    assert text.startswith("You can ask me")
+    assert found["again"]["choices"][0]["message"]["content"] == text
+    deltas = [each["choices"][0]["delta"] for each in found["streamed"]]
+    assert "".join(each.get("content") or "" for each in deltas) == text
+    assert len(found["vectors"]["data"]) == 2
+    assert (found["status"], found["error"]["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.slow
