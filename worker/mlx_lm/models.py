@@ -16,6 +16,7 @@ from mlx_lm.utils import _get_classes, load_adapters, load_model, load_tokenizer
 
 from protocol.life import RankSplit
 from worker.mlx_lm.caches import make_caches
+from worker.mlx_lm.text import spell_added_tokens
 
 # Gives the class of a model and the class of its arguments, from the model's configuration.
 Classes: TypeAlias = Callable[[dict[str, Any]], tuple[type, Any]]
@@ -56,7 +57,9 @@ def read_tokenizer(
         only = templates.get("default") if len(templates) == 1 else None
         options["chat_template"] = only or templates
     # None leaves room for what mlx-lm knows of the architecture.
-    return load_tokenizer(folder, options, eos_token_ids=end_token_ids or None)
+    tokenizer = load_tokenizer(folder, options, eos_token_ids=end_token_ids or None)
+    spell_added_tokens(tokenizer)
+    return tokenizer
 
 
 def read_adapter(model: Any, folder: Path) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from mlx_lm.generate import TextStateMachine
-from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer
 from mlx_lm.tool_parsers import pythonic, qwen3_coder
+from tokenizers.pre_tokenizers import ByteLevel
 
 # Parses calls from the text of a block of calls and the definitions of the tools.
 Parse: TypeAlias = Callable[[str, Any], Any]
@@ -103,6 +104,23 @@ class Detokenizer(Protocol):
     @property
     def last_segment(self) -> str:
         """The text that has become certain since this property was last read."""
+
+
+def spell_added_tokens(tokenizer: Any) -> None:
+    """Have mlx-lm's detokenizer of byte-level tokens decode added tokens as transformers does.
+
+    An added token may be plain text. mlx-lm takes Latin-1 letters in such a text for bytes, and
+    fails if it ends an answer. So the text is spelled in the letters that stand for its bytes.
+    """
+    detokenizer = tokenizer.detokenizer
+    if not isinstance(detokenizer, BPEStreamingDetokenizer):
+        return
+    letters = set(ByteLevel.alphabet())
+    spelling = ByteLevel(add_prefix_space=False, use_regex=False)
+    for text, token_id in tokenizer.get_added_vocab().items():
+        if not letters.issuperset(text):
+            # All detokenizers of the tokenizer share this list.
+            detokenizer.tokenmap[token_id] = spelling.pre_tokenize_str(text)[0][0]
 
 
 def detokenizer_after(prompt_ids: list[int], tokenizer: Any) -> Detokenizer:

@@ -15,7 +15,9 @@ from mlx_lm.tokenizer_utils import (
 )
 
 from tests.support.answers import text_of, text_stream
+from tests.support.templates import templated
 from tests.support.tokenizers import KINDS
+from worker.mlx_lm.models import read_tokenizer
 from worker.mlx_lm.text import WindowDetokenizer
 from worker.text.stream import AnswerStream
 
@@ -113,6 +115,19 @@ def test_a_prompt_that_ends_within_a_character(tokenizer: Any) -> None:
     for cut in range(1, len(token_ids)):
         text = "".join(_pieces(text_stream(tokenizer, token_ids[:cut]), token_ids[cut:]))
         assert tokenizer.decode(token_ids).endswith(text.lstrip("\ufffd"))
+
+
+@pytest.mark.parametrize(
+    "added", ["日é", "<|größe €|>", "ἀρχή", "two words ł é", "über", "plain", "é日"]
+)
+def test_added_tokens_are_decoded_as_transformers_does(added: str, tmp_path: Path) -> None:
+    templated(tmp_path / "model", "", (added,))
+    tokenizer = read_tokenizer(tmp_path / "model", [])
+    (token_id,) = tokenizer.encode(added, add_special_tokens=False)
+    before, after = (tokenizer.encode(each, add_special_tokens=False) for each in ("a 船", " the"))
+    for token_ids in ([token_id], [*before, token_id, *after], [token_id, token_id, *after]):
+        text = "".join(_pieces(text_stream(tokenizer, before), token_ids))
+        assert text == tokenizer.decode(token_ids)
 
 
 def test_broken_characters_are_not_held_for_ever(
