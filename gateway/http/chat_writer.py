@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -224,7 +224,7 @@ class ChatForm(Struct):
     include_reasoning: bool
     reasoning_fields: ReasoningFields = "both"
 
-    def reasoning(self, text: str) -> dict[str, str]:
+    def reasoning(self, text: str) -> dict[str, Any]:
         """The fields that have the text of a reasoning."""
         fields = _BOTH if self.reasoning_fields == "both" else (self.reasoning_fields,)
         return dict.fromkeys(fields, text) if self.include_reasoning and text else {}

@@ -13,7 +13,14 @@ from typing import Final
 
 import pytest
 
-_FOLDERS: Final = ("gateway", "protocol", "worker/guesses", "worker/sampling", "worker/text")
+_FOLDERS: Final = (
+    "gateway",
+    "protocol",
+    "worker/guesses",
+    "worker/sampling",
+    "worker/template",
+    "worker/text",
+)
 _MARKS: Final = ("processes", "slow", "alone", "chaos")
 _STARTS: Final = ("os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen")
 _running: set[str] = set()

@@ -16,7 +16,7 @@ from protocol.requests import (
     Tools,
 )
 from tests.support.shapes import DEMO
-from worker.text.template import ChatTemplate
+from worker.template.chat_template import ChatTemplate
 
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 

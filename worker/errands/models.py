@@ -17,7 +17,7 @@ from worker.errands import Errand
 from worker.load.files import check_files, find_folder
 from worker.load.loading import LoadedModel, classes_of, load, read_tokenizer
 from worker.system.errors import ModelError, one_sentence
-from worker.text.template import ChatTemplate
+from worker.template.chat_template import ChatTemplate
 
 
 def examine(errand: Errand) -> None:

@@ -38,9 +38,9 @@ from worker.mlx_lm.macos import Reads
 from worker.sampling.scores import TokenBytes
 from worker.structure.constraints import Compiled, Constraints
 from worker.system.errors import LoadAbandonedError, ModelError, may_pass, one_sentence
+from worker.template.chat_template import ChatTemplate
 from worker.text.families import find_format
 from worker.text.format import AnswerFormat
-from worker.text.template import ChatTemplate
 from worker.transformers import show_torch
 
 if TYPE_CHECKING:

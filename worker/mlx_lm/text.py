@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer
-from mlx_lm.tool_parsers import pythonic, qwen3_coder
+from mlx_lm.tool_parsers import pythonic
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Parses calls from the text of a block of calls and the definitions of the tools.
-Parse: TypeAlias = Callable[[str, Any], Any]
-
-parse_python: Final[Parse] = pythonic.parse_tool_call
-parse_functions: Final[Parse] = qwen3_coder.parse_tool_call
+# Parses a block of calls in Python.
+parse_python: Final[Callable[[str], Any]] = pythonic.parse_tool_call
 
 
 class Renderer(NamedTuple):

@@ -6,7 +6,7 @@ from protocol.requests import ChatPrompt, Generate
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.prompt_cache.snapshots import spread
 from worker.system.errors import PromptError
-from worker.text.template import ChatTemplate
+from worker.template.chat_template import ChatTemplate
 
 
 def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:

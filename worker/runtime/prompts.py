@@ -25,10 +25,10 @@ from worker.runtime.boundaries import find_boundaries
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.scores import LogprobWriter
 from worker.sampling.settings import make_row_sampling
+from worker.structure.budget import ReasoningBudget, reasoning_budget
 from worker.structure.grammar import ConstraintError
 from worker.structure.sampler import Constrained
 from worker.system.errors import PromptError, one_sentence
-from worker.text.budget import ReasoningBudget, reasoning_budget
 from worker.text.stream import AnswerStream, answer_stream
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 

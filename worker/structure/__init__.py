@@ -1,1 +1,4 @@
-"""Constraints of answers: grammars, compiled beside the engine, that mask each token's choice."""
+"""What an answer may be: grammars that mask the choice of each token, and budgets of reasoning.
+
+Grammars are compiled beside the engine.
+"""

@@ -1,1 +1,1 @@
-"""Turns conversations into prompts, and a model's tokens into text, reasoning and tool calls."""
+"""Turns a model's tokens into text, reasoning and tool calls."""

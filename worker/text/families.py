@@ -6,29 +6,25 @@ mlx-lm's choice has precedence. This file has the families for which mlx-lm has 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
-import regex
-
-from worker.mlx_lm.text import parse_functions
-from worker.text.format import (
-    FUNCTION_TAGS,
-    AnswerFormat,
-    Bare,
-    CallBlock,
-    Tags,
-    block_of_mlx_lm,
-    closed,
+from worker.text.blocks import (
+    BARE_FUNCTION_CALLS,
+    CLOSED_OBJECTS,
+    bare,
+    calls_of_mlx_lm,
     either,
-    functions,
-    headed,
+    headed_calls,
+    object_calls,
     objects,
-    python_calls,
-    whole,
+    objects_or_headed,
+    tagged_calls,
+    whole_calls,
 )
-from worker.text.readers import ObjectCalls, WholeCalls
+from worker.text.format import AnswerFormat, Bare, CallBlock, Tags
+from worker.text.forms import DSML, SEED
+from worker.text.parsers import python_calls, python_lines, python_methods
 
 # DeepSeek V3 and R1 write "function" first, and the arguments in a fence; V3.1 does neither.
 _DEEPSEEK_HEAD: Final = (
@@ -36,19 +32,13 @@ _DEEPSEEK_HEAD: Final = (
     r"(?:function\s*<｜tool▁sep｜>)?(?P<name>[\w.:/-]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*\{"
 )
 _DEEPSEEK_TAIL: Final = r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*<｜tool▁calls▁end｜>"
-_INVOKE: Final = regex.compile(
-    r"\s*<｜DSML｜invoke name=\"([^\"]+)\">(.*?)</｜DSML｜invoke>\s*", regex.DOTALL
-)
-_PARAMETER: Final = regex.compile(
-    r"\s*<｜DSML｜parameter name=\"([^\"]+)\"(?: string=\"(true|false)\")?>"
-    r"(.*?)</｜DSML｜parameter>\s*",
-    regex.DOTALL,
-)
 _HUNYUAN_HEAD: Final = (
     r"\s*(?:```)?\s*(?:</tool_call>)?\s*<tool_call>\s*(?P<name>[\w.:/-]+)\s*(?:```json)?\s*\{"
 )
 _HUNYUAN_TAIL: Final = r"\s*(?:```)?\s*(?:</tool_call>)?\s*</tool_calls>"
-_LLAMA4_BEGINS: Final = regex.compile(r"\[\s*[\w.]+\(")
+_LLAMA4_BEGINS: Final = r"\[\s*[\w.]+\("
+_LLAMA3_METHOD: Final = r"\s*[\w-]+\.call\("
+_LLAMA3_METHODS: Final = whole_calls("", python_methods, _LLAMA3_METHOD, known=True)
 # Tags of reasoning that mlx-lm doesn't know. The last pair is for templates that write these tags
 # in ordinary tokens.
 THOUGHTS: Final = (
@@ -71,10 +61,10 @@ def find_format(tokenizer: Any) -> AnswerFormat:
         return AnswerFormat("harmony", harmony=True)
     family = _family(template, vocabulary)
     name, blocks, bare = family.name, family.blocks, family.bare
+    dropped = [tag for tag in family.around if tag in template or tag in vocabulary]
     if tokenizer.has_tool_calling and not (family.before_mlx_lm and family.mark in template):
-        name, block = block_of_mlx_lm(tokenizer)
-        blocks, bare = (block,), None
-    dropped = [each for each in family.around if each in template or each in vocabulary]
+        name, blocks, bare, ends = calls_of_mlx_lm(tokenizer)
+        dropped += ends
     return AnswerFormat(
         name,
         _reasoning(tokenizer, template, vocabulary),
@@ -102,39 +92,14 @@ class Family(NamedTuple):
     name: str
     mark: str
     blocks: tuple[CallBlock, ...]
-    bare: Bare | None = None
+    bare: tuple[Bare, ...] = ()
     before_mlx_lm: bool = False
     around: tuple[str, ...] = ()
 
 
-def _python_lines(text: str, definitions: Any) -> Any:
-    """Parse calls in Python, one a line."""
-    return python_calls(f"[{', '.join(text.strip().splitlines())}]", definitions)
-
-
-def _dsml(text: str, _definitions: Any) -> list[Any]:
-    """Parse calls in DeepSeek V3.2's markup, which mlx-lm writes into prompts and can't read."""
-    calls = []
-    for name, body in _matches(_INVOKE, text):
-        arguments = {
-            key: json.loads(value) if string == "false" else value
-            for key, string, value in _matches(_PARAMETER, body)
-        }
-        calls.append({"name": name, "arguments": arguments})
-    return calls
-
-
-def _matches(pattern: regex.Pattern[str], text: str) -> Iterator[tuple[str, ...]]:
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        match = pattern.match(text, at)
-        if match is None:
-            raise ValueError(f"Unreadable from character {at} on.")
-        yield match.groups()
-        at = match.end()
-
-
-HERMES: Final = Family("hermes", "<tool_call>", (objects("<tool_call>", "</tool_call>"),))
+HERMES: Final = Family(
+    "hermes", "<tool_call>", (objects("<tool_call>", "</tool_call>"),), (CLOSED_OBJECTS,)
+)
 
 
 # The order counts: the template of an earlier family may have the mark of a later one.
@@ -142,31 +107,25 @@ FAMILIES: Final = (
     Family(
         "deepseek_v32",
         "｜DSML｜",
-        (
-            whole(
-                "<｜DSML｜function_calls>",
-                "</｜DSML｜function_calls>",
-                _dsml,
-                r"\s*<｜DSML｜invoke",
-            ),
+        tuple(
+            CallBlock(form.start, tagged_calls(form, known=not form.end), loose=not form.end)
+            for form in DSML
         ),
     ),
     Family(
         "deepseek",
         "<｜tool▁calls▁begin｜>",
-        (headed("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _DEEPSEEK_HEAD, _DEEPSEEK_TAIL),),
+        (
+            CallBlock(
+                "<｜tool▁calls▁begin｜>",
+                headed_calls("<｜tool▁calls▁end｜>", _DEEPSEEK_HEAD, _DEEPSEEK_TAIL),
+            ),
+        ),
     ),
     Family(
         "seed_oss",
         "<seed:tool_call>",
-        (
-            whole(
-                "<seed:tool_call>",
-                "</seed:tool_call>",
-                closed(functions(parse_functions), FUNCTION_TAGS),
-                r"\s*<function=",
-            ),
-        ),
+        (CallBlock(SEED.start, tagged_calls(SEED)),),
     ),
     Family(
         "command",
@@ -187,32 +146,38 @@ FAMILIES: Final = (
     Family(
         "hunyuan",
         "<tool_calls>",
-        (either("<tool_calls>", "</tool_calls>", _HUNYUAN_HEAD, _HUNYUAN_TAIL),),
+        (objects_or_headed("<tool_calls>", "</tool_calls>", _HUNYUAN_HEAD, _HUNYUAN_TAIL),),
         before_mlx_lm=True,
         around=("<answer>", "</answer>"),
     ),
     Family(
         "olmo3",
         "<function_calls>",
-        (whole("<function_calls>", "</function_calls>", _python_lines, r"\s*[\w.]+\("),),
+        (
+            CallBlock(
+                "<function_calls>",
+                whole_calls("</function_calls>", python_lines, r"\s*[\w.]+\("),
+            ),
+        ),
     ),
     HERMES,
     Family(
         "llama4",
         "<|python_start|>",
-        (whole("<|python_start|>", "<|python_end|>", python_calls, r"\s*\["),),
-        Bare(
-            "[",
-            lambda assembly, definitions: WholeCalls(
-                assembly, "", python_calls, definitions, _LLAMA4_BEGINS
-            ),
-        ),
+        (CallBlock("<|python_start|>", whole_calls("<|python_end|>", python_calls, r"\s*\[")),),
+        (bare(_LLAMA4_BEGINS, whole_calls("", python_calls, _LLAMA4_BEGINS)),),
     ),
     Family(
         "llama3",
         "<|python_tag|>",
-        (objects("<|python_tag|>", strict=True),),
-        Bare("{", lambda assembly, _: ObjectCalls(assembly, strict=True)),
+        (
+            CallBlock(
+                "<|python_tag|>",
+                either((_LLAMA3_METHOD, _LLAMA3_METHODS), ("", object_calls(strict=True))),
+            ),
+            BARE_FUNCTION_CALLS,
+        ),
+        (bare(r"\{", object_calls(strict=True)), bare(_LLAMA3_METHOD, _LLAMA3_METHODS)),
     ),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final, Literal
@@ -12,15 +11,22 @@ import regex
 from worker.text.assembly import Assembly
 from worker.text.format import AnswerFormat, CallBlock, MakeReader
 from worker.text.readers import BrokenCallError, Reader
+from worker.text.values import Schemas
 
 # The most characters of a block that are held because they may turn out to be text.
 _MOST_RAW_CHARACTERS: Final = 1 << 20
+# Blocks of so many characters that turned out to be text are read again, at most so many times.
+_LONG_CHARACTERS: Final = 1 << 12
+_MOST_LONG: Final = 16
+_MOST_LINE_CHARACTERS: Final = 1 << 12
+_FENCE: Final = "```"
 # Tags that end a message. The last two begin the next message: some models leave out the end.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+# Models repeat the channel, or write words behind it.
 _HEADER: Final = regex.compile(
     r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<early>[\w.:/-]+)\s*)?"
-    r"(?:<\|channel\|>\s*(?P<channel>analysis|commentary|final)\s*(?:to=(?P<late>[\w.:/-]+)\s*)?"
-    r"(?:[\w ]*)(?:<\|constrain\|>\s*[\w ]*)?)?<\|message\|>"
+    r"(?:<\|channel\|>\s*(?P<channel>\w*)(?:(?:[^<=]|<\|channel\|>)*?\bto=(?P<late>[\w.:/-]+))?"
+    r"(?:[^<=]|<\|channel\|>)*(?:<\|constrain\|>[^<=]*)?)?<\|message\|>"
 )
 _MOST_HEADER_CHARACTERS: Final = 256
 
@@ -42,6 +48,9 @@ class Splitter:
 
     def settle(self) -> None:
         """If no tag is open, take everything from here on for text, even if it looks like a tag."""
+
+    def expect_reasoning(self) -> None:
+        """Note that the token that opens reasoning has come. Its text follows, now or later."""
 
     def feed(self, text: str) -> None:
         self._pending += text
@@ -81,74 +90,144 @@ class TagSplitter(Splitter):
         calls: bool,
         state: str,
         bounded: bool = False,
+        has_opener: bool = False,
     ) -> None:
         """`state` is the first state: "normal", "reasoning" or a state of the format's turns.
         Without `calls` the tags of calls are text. `bounded`: a budget may close the reasoning by
         force. The model may then go on thinking in its text, and write the end tag of reasoning
-        again; this second tag is dropped.
+        again; this second tag is dropped. `has_opener`: a single token opens reasoning.
         """
         super().__init__(assembly, state)
-        self._definitions = definitions
+        self._schemas = Schemas(definitions)
         self._edges = _edges(format_, calls=calls)
-        self._stray = format_.reasoning.end if bounded and format_.reasoning is not None else None
+        reasoning = format_.reasoning
+        self._opener = None if reasoning is None else reasoning.start
+        self._closer = None if reasoning is None else reasoning.end
+        self._stray = self._closer if bounded else None
         if self._stray is not None:
             self._edges["normal"][self._stray] = "normal"
         self._markers: dict[str, Markers] = {
-            each: markers(tuple(edges)) for each, edges in self._edges.items()
+            name: markers(tuple(edges)) for name, edges in self._edges.items()
         }
-        self._bare = format_.bare if calls else None
+        self._bare = format_.bare if calls else ()
+        # How many tokens that open reasoning haven't been met as text yet; None: no token does.
+        self._openers = 0 if has_opener else None
+        # Whether only white space has come since the beginning or the last tag.
         self._fresh = True
+        # The present line of text, and whether it is within a block of code.
+        self._line = ""
+        self._fenced = False
         self._reader: Reader | None = None
         self._raw: list[str] = []
+        self._long = 0
+        # Reasoning from a call on; None: there was none.
+        self._draft: str | None = None
+        # Whether the answer has ended within reasoning.
+        self._unclosed = False
+
+    def expect_reasoning(self) -> None:
+        if self._openers is not None:
+            self._openers += 1
 
     def settle(self) -> None:
         if self._state == "normal" and self._reader is None and not self._assembly.calls:
             self._markers["normal"] = markers(())
-            self._bare = None
+            self._bare = ()
             self._assembly.only_text()
 
     def _step(self) -> bool:
-        return self._scan() if self._reader is None else self._read(self._reader)
+        if self._reader is not None:
+            return self._read(self._reader)
+        return self._scan()
 
     def finish(self, *, complete: bool) -> None:
-        if self._assembly.over:
-            return
-        pending, self._pending = self._pending, ""
-        self._give(pending)
-        if self._reader is None:
-            return
-        try:
-            self._reader.close(complete=complete)
-        except BrokenCallError:
-            self._give("".join(self._raw))
-        else:
-            if self._assembly.in_call:
-                self._assembly.arguments("".join(self._raw))
-        self._reader = None
+        if self._drafts and (self._reader is not None or self._draft is not None):
+            self._end_in_reasoning()
+        self.feed("")
+        while self._reader is not None and not self._assembly.over:
+            try:
+                rest = self._reader.close(complete=complete)
+            except BrokenCallError:
+                self._give_up("")
+            else:
+                if self._assembly.in_call:
+                    self._assembly.arguments("".join(self._raw))
+                self._end_block(rest, "")
+            self.feed("")
+        if not self._assembly.over:
+            self._give(self._pending)
 
     def _scan(self) -> bool:
         """Read up to the next tag."""
-        if self._fresh and self._bare is not None and self._state == "normal":
+        if self._fresh and self._bare and self._state == "normal":
             solid = self._pending.lstrip()
-            if not solid:
+            matches = [bare.begins.match(solid, partial=True) for bare in self._bare]
+            for bare, match in zip(self._bare, matches, strict=True):
+                if match is not None and not match.partial:
+                    self._give(self._pending[: -len(solid)])
+                    self._pending = solid
+                    self._begin("", bare.make)
+                    return True
+            if any(match is not None for match in matches):
                 return False
-            if solid[0] == self._bare.first:
-                self._give(self._pending[: -len(solid)])
-                self._pending = solid
-                self._begin("", self._bare.make)
-                return True
         text, marker, self._pending = self._markers[self._state].cut(self._pending)
         self._give(text)
         if marker is None or self._assembly.over:
             return False
         to = self._edges[self._state][marker]
         if isinstance(to, CallBlock):
-            self._begin(marker, to.make)
+            self._meet(marker, to)
+        elif marker == self._opener and self._state == "normal" and not self._opens_reasoning():
+            self._give(marker)
         elif marker != self._stray or self._state == "reasoning":
+            self._flush_draft()
             self._assembly.tag()
             self._fresh = self._fresh or to != self._state
             self._state = to
+            self._line = ""
         return True
+
+    def _meet(self, tag: str, block: CallBlock) -> None:
+        """Go on after the tag of a block of calls."""
+        if self._long >= _MOST_LONG or (block.loose and (self._fenced or self._line.strip())):
+            self._give(tag)
+        else:
+            self._begin(tag, block.make)
+
+    def _opens_reasoning(self) -> bool:
+        """Whether a tag that begins reasoning isn't quoted. Within a text only a token of its own
+        at the beginning of a line begins reasoning, if the tag is a token.
+        """
+        own = self._openers is None or self._openers > 0
+        if self._openers:
+            self._openers -= 1
+        if self._fresh:
+            return True
+        return own and not self._fenced and not self._line.strip()
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether calls are only thought of. They count if the reasoning never ends."""
+        return self._state == "reasoning" and not self._unclosed
+
+    def _flush_draft(self) -> None:
+        if self._draft is not None:
+            self._assembly.reasoning(self._draft)
+            self._draft = None
+
+    def _end_in_reasoning(self) -> None:
+        """End the answer within reasoning that has a call, or a block that has not ended."""
+        text = "".join(self._raw) + self._pending
+        self._raw.clear()
+        self._reader = None
+        if self._closer is not None and self._closer in text:
+            # The block never ended, so the first tag within it ended the reasoning.
+            thought, _, _ = text.partition(self._closer)
+            self._give(thought)
+            self._pending = text[len(thought) :]
+        else:
+            self._unclosed = True
+            self._pending, self._draft = (self._draft or "") + text, None
 
     def _begin(self, tag: str, make: MakeReader) -> None:
         self._fresh = False
@@ -156,7 +235,7 @@ class TagSplitter(Splitter):
             # If the block is no call it is text, though it stands in a header.
             self._state = "normal"
         self._raw = [tag] if tag else []
-        self._reader = make(self._assembly, self._definitions)
+        self._reader = make(Assembly(()) if self._drafts else self._assembly, self._schemas)
 
     def _read(self, reader: Reader) -> bool:
         text, self._pending = self._pending, ""
@@ -164,18 +243,15 @@ class TagSplitter(Splitter):
             committed = self._assembly.committed
             self._raw.append(character)
             try:
-                ended = reader.take(character)
+                rest = reader.take(character)
             except BrokenCallError:
                 self._give_up(text[at + 1 :])
                 return True
+            if rest is not None:
+                self._end_block(rest, text[at + 1 :])
+                return True
             if self._assembly.committed != committed:
                 self._raw.clear()
-            if ended:
-                self._reader = None
-                self._state = "normal"
-                self._assembly.tag()
-                self._pending = text[at + 1 :]
-                return True
             if self._assembly.over:
                 return False
             if len(self._raw) > _MOST_RAW_CHARACTERS:
@@ -183,16 +259,29 @@ class TagSplitter(Splitter):
                 return True
         return False
 
-    def _give_up(self, rest: str) -> None:
-        """Take the held characters for text, since they are no call. Their end may be the beginning
-        of a tag, and is read again.
+    def _end_block(self, rest: str, unread: str) -> None:
+        """Go on after a block of calls, with the text `rest` that the reader has read, and with
+        `unread`.
         """
-        raw = "".join(self._raw)
+        if self._drafts:
+            block = "".join(self._raw)
+            self._draft = (self._draft or "") + block[: len(block) - len(rest)]
+        else:
+            self._state = "normal"
+            self._assembly.tag()
         self._raw.clear()
         self._reader = None
-        at = self._markers[self._state].last_beginning(raw)
-        self._give(raw[:at])
-        self._pending = raw[at:] + rest
+        self._line = ""
+        self._pending = rest + unread
+
+    def _give_up(self, rest: str) -> None:
+        """Take the tag of a block for text, since no call follows. All after it is read again."""
+        first, *raw = self._raw
+        self._raw.clear()
+        self._reader = None
+        self._long += len(raw) > _LONG_CHARACTERS
+        self._give(first)
+        self._pending = "".join(raw) + rest
 
     def _give(self, text: str) -> None:
         if not text:
@@ -200,7 +289,13 @@ class TagSplitter(Splitter):
         match self._state:
             case "normal":
                 self._fresh = self._fresh and text.isspace()
+                *lines, line = (self._line + text).split("\n")
+                self._line = line[:_MOST_LINE_CHARACTERS]
+                fences = sum(each.lstrip().startswith(_FENCE) for each in lines)
+                self._fenced ^= fences % 2 == 1
                 self._assembly.text(text)
+            case "reasoning" if self._draft is not None:
+                self._draft += text
             case "reasoning":
                 self._assembly.reasoning(text)
 
@@ -215,7 +310,8 @@ def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | C
         normal.update(blocks)
     if format_.reasoning is not None:
         normal[format_.reasoning.start] = "reasoning"
-        edges["reasoning"] = {format_.reasoning.end: "normal", **blocks}
+        solid = {tag: block for tag, block in blocks.items() if not block.loose}
+        edges["reasoning"] = {format_.reasoning.end: "normal", **solid}
     for state, turns in format_.turns:
         for marker, to in turns:
             known = edges.setdefault(state, {})
@@ -362,41 +458,18 @@ class Markers:
     """Finds markers in a text. No marker may be the beginning of another."""
 
     def __init__(self, markers: Iterable[str]) -> None:
-        texts = sorted(set(markers))
-        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
-        self._beginnings = {each[:end] for each in texts for end in range(1, len(each))}
-        self._first = frozenset(each[0] for each in texts)
-        self.longest = max(map(len, texts), default=0)
+        self._pattern = regex.compile("|".join(map(regex.escape, sorted(markers))) or r"\Zx")
 
     def cut(self, text: str) -> tuple[str, str | None, str]:
         """The text before the first marker, the marker, and the text after it. If there is no
         marker: the text that is in no marker, None, and the rest, which may begin a marker.
         """
-        match = None if self._pattern is None else self._pattern.search(text)
-        if match is not None:
-            return text[: match.start()], match[0], text[match.end() :]
-        certain = self._certain(text)
-        return text[:certain], None, text[certain:]
-
-    def _certain(self, text: str) -> int:
-        """How many characters of a text without markers stand before the beginning of a marker that
-        more text may complete.
-        """
-        if self._first.isdisjoint(text):
-            return len(text)
-        for at in range(max(0, len(text) - self.longest + 1), len(text)):
-            if text[at] in self._first and text[at:] in self._beginnings:
-                return at
-        return len(text)
-
-    def last_beginning(self, text: str) -> int:
-        """The last place in the text, after its first character, where a marker may begin; the
-        length of the text if there is none.
-        """
-        for at in range(len(text) - 1, max(0, len(text) - self.longest), -1):
-            if text[at] in self._first:
-                return at
-        return len(text)
+        match = self._pattern.search(text, partial=True)
+        if match is None:
+            return text, None, ""
+        if match.partial:
+            return text[: match.start()], None, text[match.start() :]
+        return text[: match.start()], match[0], text[match.end() :]
 
 
 @cache

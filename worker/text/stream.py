@@ -27,16 +27,18 @@ class AnswerStream:
         assembly: Assembly,
         splitter: Splitter,
         bound: Callable[[int, bool], bool] | None = None,
+        opener: int | None = None,
     ) -> None:
         """`bound` gets a token id, and whether text came before the token. It returns True if the
         token is in the part that must match a constraint. That part has no tags, only texts that
-        look like tags.
+        look like tags. `opener` is the token that opens reasoning; None: no single token does.
         """
         self._bound = bound
         self._spoken = False
         self._detokenizer = detokenizer
         self._assembly = assembly
         self._splitter = splitter
+        self._opener = opener
         self.reasoning_tokens = 0
 
     @property
@@ -58,6 +60,8 @@ class AnswerStream:
         """Take in a token. Return the parts that have become certain."""
         if self._bound is not None and self._bound(token_id, self._spoken):
             self._splitter.settle()
+        if token_id == self._opener:
+            self._splitter.expect_reasoning()
         was_reasoning = self._splitter.reasoning
         self._detokenizer.add_token(token_id)
         self._feed(self._detokenizer.last_segment)
@@ -95,6 +99,7 @@ def answer_stream(
     )
     calls = tools is not None and tools.choice != "none"
     splitter: Splitter
+    opener = None
     if not generate.parsed:
         splitter = PlainSplitter(assembly)
     elif format_.harmony:
@@ -103,6 +108,7 @@ def answer_stream(
     else:
         definitions = tools.known if tools is not None and calls else None
         state = opening_state(prompt_ids, tokenizer, format_)
+        opener = _opener(format_, tokenizer)
         splitter = TagSplitter(
             format_,
             assembly,
@@ -110,9 +116,19 @@ def answer_stream(
             calls=calls,
             state=state,
             bounded=generate.reasoning_tokens is not None,
+            has_opener=opener is not None,
         )
     bound = None if generate.constraint is None else _bound(format_, tokenizer, calls=calls)
-    return AnswerStream(detokenizer_after(prompt_ids, tokenizer), assembly, splitter, bound)
+    detokenizer = detokenizer_after(prompt_ids, tokenizer)
+    return AnswerStream(detokenizer, assembly, splitter, bound, opener)
+
+
+def _opener(format_: AnswerFormat, tokenizer: Any) -> int | None:
+    """The token that opens reasoning; None: the tag has several tokens, or there is none."""
+    if format_.reasoning is None:
+        return None
+    ids = tokenizer.encode(format_.reasoning.start, add_special_tokens=False)
+    return int(ids[0]) if len(ids) == 1 else None
 
 
 def _bound(format_: AnswerFormat, tokenizer: Any, *, calls: bool) -> Callable[[int, bool], bool]:

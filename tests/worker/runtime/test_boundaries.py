@@ -11,7 +11,7 @@ from tests.support.templates import templated
 from tests.support.tokenizers import byte_level
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.runtime.boundaries import find_boundaries
-from worker.text.template import ChatTemplate
+from worker.template.chat_template import ChatTemplate
 
 USER = "".join(f" What do you say to number {number}?" for number in range(20))
 HISTORY = (

@@ -24,14 +24,14 @@ from worker.text.format import AnswerFormat
 from worker.text.stream import AnswerStream, answer_stream
 
 
-def _definition(name: str, **types: str) -> dict[str, Any]:
+def definition(name: str, **types: str) -> dict[str, Any]:
     properties = {each: {"type": type_} for each, type_ in types.items()}
     parameters = {"type": "object", "properties": properties}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 DEFINITIONS = json.dumps(
-    [_definition("weather", city="string", days="integer"), _definition("note", text="string")]
+    [definition("weather", city="string", days="integer"), definition("note", text="string")]
 )
 
 

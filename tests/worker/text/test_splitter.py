@@ -17,7 +17,8 @@ from protocol.answers import (
 )
 from worker.text.assembly import Assembly
 from worker.text.families import FAMILIES, HERMES
-from worker.text.format import AnswerFormat, Tags, python_calls
+from worker.text.format import AnswerFormat, Tags
+from worker.text.parsers import python_calls
 from worker.text.splitter import HarmonySplitter, Splitter, TagSplitter
 
 THINK = Tags("<think>", "</think>")
@@ -144,23 +145,78 @@ def test_calls_come_as_they_are_written() -> None:
     assert assembly.take() == [ToolCall(0, ' text"}')]
 
 
-def test_calls_within_reasoning() -> None:
-    assert _parts(f"<think>Hm. {_tagged(ONE)}\nSo.") == [Reasoning("Hm."), CALL, Text("So.")]
-    quoted = "Use <tool_call> here."
-    assert _parts(f"<think>{quoted}</think>So.") == [Reasoning(quoted), Text("So.")]
+QUOTING = '{"name": "f", "arguments": {"a": "<think>x</think> y"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"Hm. {_tagged(ONE)}\nSo.", [Reasoning("Hm."), CALL, Text("So.")]),
+        (f"Hm. {_tagged(ONE)}", [Reasoning("Hm."), CALL]),
+        ("Use <tool_call> here.</think>So.", [Reasoning("Use <tool_call> here."), Text("So.")]),
+        (f"{_tagged(ONE)} no</think>No.", [Reasoning(f"{_tagged(ONE)} no"), Text("No.")]),
+        (f"{_tagged(ONE)}</think>{_tagged(ONE)}", [Reasoning(_tagged(ONE)), CALL]),
+        (
+            f"{_tagged(QUOTING)} no</think>No.",
+            [Reasoning(f"{_tagged(QUOTING)} no"), Text("No.")],
+        ),
+        (_tagged(QUOTING), [ToolCall(0, '{"a": "<think>x</think> y"}', "f")]),
+        (
+            '<tool_call>{"name": "f", "argu</think>So.',
+            [Reasoning('<tool_call>{"name": "f", "argu'), Text("So.")],
+        ),
+        (
+            f"{_tagged(ONE)} or {_tagged(ONE)}</think>",
+            [Reasoning(f"{_tagged(ONE)} or {_tagged(ONE)}")],
+        ),
+    ],
+)
+def test_a_call_that_is_thought_of_counts_if_the_thought_never_ends(
+    text: str, parts: list[AnswerPart]
+) -> None:
+    assert _parts(f"<think>{text}") == parts
+
+
+def test_reasoning_goes_on_being_told_after_a_tag_that_begins_no_call() -> None:
+    assembly = Assembly(())
+    splitter = _splitter(QWEN, assembly)
+    splitter.feed("<think>I could use <tool_call> for this. Then")
+    assert assembly.take() == [Reasoning("I could use <tool_call> for this. Then")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use the tag `<think>` for that, then go on.",
+        "A sentence with <think> in it.",
+        "```html\n<think>draft</think>\n```\nDone.",
+        "~ \n```\n<think>\n```",
+    ],
+)
+def test_a_tag_of_reasoning_may_be_quoted(text: str) -> None:
+    assert _parts(f"<think>Hm.</think>{text}") == [Reasoning("Hm."), Text(text)]
+    assert _parts(text) == [Text(text)]
+
+
+def test_reasoning_opens_at_the_beginning_and_right_behind_a_tag() -> None:
+    call = _tagged(ONE)
+    assert _parts("\n <think>Hm.</think>So.") == [Reasoning("Hm."), Text("So.")]
+    assert _parts(f"{call}\n<think>Hm.</think>So.") == [CALL, Reasoning("Hm."), Text("So.")]
+    twice = "<think>Hm.</think>\n<think>Hm?</think>So."
+    assert _parts(twice) == [Reasoning("Hm.Hm?"), Text("So.")]
 
 
 def test_space_beside_tags_is_nobodys() -> None:
     text = f" \n<think>\n\n Hm.\n </think>\n\nA  b\n\n{_tagged(ONE)}\n\n c \n"
     assert _parts(text) == [Reasoning("Hm."), Text("A  b"), CALL, Text("c \n")]
     long = " " * 100
-    assert _parts(f"a{long}<think>b") == [Text(f"a{long}"), Reasoning("b")]
+    assert _parts(f"a{long}\n<think>b") == [Text(f"a{long}\n"), Reasoning("b")]
 
 
 def test_a_call_without_end_is_text_from_some_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.text.splitter._MOST_RAW_CHARACTERS", 2000)
     monkeypatch.setattr("worker.text.readers._MOST_WHOLE_CHARACTERS", 1000)
-    text = '<tool_call>{"id": "' + "x" * 1900
+    text = '<tool_call>{"id": "' + "x" * 900
     assembly = Assembly(())
     splitter = _splitter(QWEN, assembly)
     splitter.feed(text)
@@ -191,7 +247,7 @@ def test_whatever_a_parser_does_the_text_is_there(text: str) -> None:
 
 def test_python_that_is_long_and_broken() -> None:
     with pytest.raises(SyntaxError):
-        python_calls("[f(a=" * 4000, None)
+        python_calls("[f(a=" * 4000)
 
 
 def test_a_cut_block_of_a_whole_parser_is_text() -> None:
@@ -237,7 +293,14 @@ def test_bare_calls(text: str, parts: list[AnswerPart]) -> None:
             "<|channel|>analysis to=browser.open code<|message|>{}<|call|>",
             [ToolCall(0, "{}", "browser.open")],
         ),
-        ("<|channel|>other<|message|>A", [Text("<|channel|>other<|message|>A")]),
+        ("<|channel|>other<|message|>A", [Text("A")]),
+        ("<|channel|>analysis??<|message|>A<|end|>", [Reasoning("A")]),
+        ("<|channel|>final<|channel|>final<|message|>A", [Text("A")]),
+        (
+            "<|channel|>commentary to=functions.f<|channel|>commentary"
+            "<|constrain|>json<|message|>{}",
+            [ToolCall(0, "{}", "f")],
+        ),
         ("<|channel|>final<|message|>A<|end|><|start|>assistant<|chan", [Text("A")]),
     ],
 )

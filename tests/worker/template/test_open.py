@@ -10,9 +10,9 @@ import pytest
 from protocol.requests import ChatMessage, ChatPrompt
 from tests.support.templates import templated
 from worker.system.errors import PromptError
+from worker.template.chat_template import ChatTemplate
 from worker.text.families import find_format
 from worker.text.format import opening_header, opening_state
-from worker.text.template import ChatTemplate
 
 # As Qwen 3.5's: it opens reasoning itself, and closes it in a message that has none.
 THINKS = """\

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from protocol.requests import CalledTool, ChatMessage
-from worker.text.order import Order
+from worker.template.order import Order
 
 _MISTRALS_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _LENGTH_OF_NINE: Final = re.compile(r"length\s*(?:[!=]=|<)\s*9")

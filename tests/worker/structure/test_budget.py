@@ -17,7 +17,7 @@ from protocol.answers import (
 )
 from protocol.requests import Generate, Sampling, TextPrompt
 from tests.support.templates import templated
-from worker.text.budget import ReasoningBudget, ReasoningTokens, reasoning_budget
+from worker.structure.budget import ReasoningBudget, ReasoningTokens, reasoning_budget
 from worker.text.families import find_format
 from worker.text.stream import answer_stream
 

@@ -15,7 +15,7 @@ from protocol.requests import (
 )
 from tests.support.templates import HISTORY, Templates, templated
 from worker.system.errors import PromptError
-from worker.text.template import ChatTemplate
+from worker.template.chat_template import ChatTemplate
 
 # Arguments as JSON, which the template writes.
 CHATML = """\

@@ -1,0 +1,1 @@
+"""Turns conversations into prompts, by the chat templates of models."""

@@ -1,0 +1,239 @@
+"""Reads calls whose arguments stand between tags: one reader, and for each family a form.
+
+A value may quote any tag: agents edit files about calls. So a value ends where its block goes on,
+before another argument or before the end of the call and of the block.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import regex
+
+from worker.text.assembly import Assembly
+from worker.text.readers import BrokenCallError, give_calls
+from worker.text.values import Schemas, as_json
+
+_MOST_CHARACTERS: Final = 1 << 20
+_MOST_HEAD_CHARACTERS: Final = 512
+# A block is over when so much text has followed it.
+_MOST_REST_CHARACTERS: Final = 2000
+_SPACE: Final = regex.compile(r"\s*")
+_CDATA: Final = regex.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*", regex.DOTALL)
+_OBJECT: Final = json.JSONDecoder(strict=False)
+# In the place of the end tag of a value: another end tag, or only a line break.
+_MISSING: Final = r"(?:</[^<>/\s]{1,40}>|\n[ \t]*)"
+
+
+class Form(NamedTuple):
+    """How a family writes a block of calls. All but `start` and `end` are patterns.
+
+    A block stands between `start` and `end`; "": it ends with its last call. A call begins with
+    `call`, which has the group "name", and ends with `call_end`; "": it ends with its block. An
+    argument begins with `value`, which has the group "key", perhaps "type", and ends with
+    `value_end`; without a key its value is an object of all arguments. `lines`: a line break on
+    each side of a value belongs to its tags. `cdata`: a value may be CDATA, as in XML.
+    """
+
+    start: str
+    end: str
+    call: str
+    call_end: str
+    value: str
+    value_end: str
+    lines: bool = False
+    cdata: bool = False
+
+
+# Finds the end of the value that begins at a character of a text.
+_FindEnd = Callable[[str, int], "regex.Match[str] | None"]
+
+
+class _Tags:
+    """The compiled patterns of a form."""
+
+    def __init__(self, form: Form) -> None:
+        end, start = regex.escape(form.end), regex.escape(form.start)
+        calls = f"{form.call}|" if form.call_end else ""
+        # Nothing follows the last block but another one. Models leave out its end.
+        last = rf"(?:(?:{end}\s*)?\Z|{end}\s*{start})"
+        goes_on = rf"(?=\s*(?:{form.value}|{form.call_end}\s*(?:{calls}{{}})))"
+        self.call = regex.compile(form.call)
+        self.value = regex.compile(form.value)
+        self.call_end = regex.compile(form.call_end)
+        self.over = regex.compile(rf"{form.call_end}\s*{end}\Z")
+        self._tag = regex.compile(rf"(?P<open>{form.value})|{form.value_end}")
+        self._before_last = regex.compile(form.value_end + goes_on.format(last))
+        self._before_any = regex.compile(form.value_end + goes_on.format(end))
+        self._missing = regex.compile(_MISSING + goes_on.format(last))
+
+    @property
+    def ways(self) -> Iterator[tuple[_FindEnd, bool]]:
+        """The ways to read a block, the best first, and whether they hold for known arguments
+        alone. In the first all tags are closed, also those within values, and the block is the last
+        one; only this way shows while an answer goes on that the block has ended. Then end tags may
+        be missing, then values may quote tags that aren't closed, and at last anything may follow
+        the block.
+        """
+        yield (lambda text, at: self._balanced(self._before_last, text, at)), False
+        yield self._missing.search, True
+        yield self._before_last.search, False
+        yield (lambda text, at: self._balanced(self._before_any, text, at)), False
+        yield self._before_any.search, False
+
+    def _balanced(self, end: regex.Pattern[str], text: str, at: int) -> regex.Match[str] | None:
+        depth = 0
+        for tag in self._tag.finditer(text, at):
+            if tag["open"] is not None:
+                depth += 1
+            elif depth:
+                depth -= 1
+            elif found := end.match(text, tag.start()):
+                return found
+        return None
+
+
+_tags: Final = cache(_Tags)
+
+
+class _Argument(NamedTuple):
+    """An argument as it is written. `key` None: `text` is an object of all arguments."""
+
+    key: str | None
+    type: str | None
+    text: str
+
+
+class _Reading(NamedTuple):
+    """The calls of a block that ends before character `end`."""
+
+    calls: list[tuple[str, list[_Argument]]]
+    end: int
+
+
+def _read(text: str, form: Form, find_end: _FindEnd, *, complete: bool) -> _Reading | None:
+    """Read the text after the first tag of a block. `complete`: no more text follows, so the last
+    tag may be missing. None: the text is no block of calls.
+    """
+    tags, calls = _tags(form), list[tuple[str, list[_Argument]]]()
+    at = 0
+    while head := tags.call.match(text, _solid(text, at)):
+        arguments, at = list[_Argument](), _solid(text, head.end())
+        calls.append((head["name"], arguments))
+        while tag := tags.value.match(text, at):
+            end = find_end(text, tag.end())
+            if end is None:
+                return None
+            groups = tag.groupdict()
+            value = _value(text[tag.end() : end.start()], form)
+            arguments.append(_Argument(groups.get("key"), groups.get("type"), value))
+            at = _solid(text, end.end())
+        if text.startswith("{", at) and not arguments:
+            try:
+                _, end_of_object = _OBJECT.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                return None
+            arguments.append(_Argument(None, None, text[at:end_of_object]))
+            at = _solid(text, end_of_object)
+        closed = tags.call_end.match(text, at)
+        if closed is None:
+            return None
+        at = closed.end()
+        if not form.call_end:
+            break
+    solid = _solid(text, at)
+    if not calls or (solid == len(text) and form.end and not complete):
+        return None
+    if not form.end or (solid == len(text) and form.call_end):
+        return _Reading(calls, at)
+    return _Reading(calls, solid + len(form.end)) if text.startswith(form.end, solid) else None
+
+
+def _solid(text: str, at: int) -> int:
+    """The place of the first character from `at` on that is no white space."""
+    space = _SPACE.match(text, at)
+    return at if space is None else space.end()
+
+
+def _value(text: str, form: Form) -> str:
+    if form.cdata and (inside := _CDATA.fullmatch(text)):
+        return str(inside[1])
+    return text.removeprefix("\n").removesuffix("\n") if form.lines else text
+
+
+class TaggedCalls:
+    """Reads a block of calls in tags. Only the text after a block shows that the block is over: its
+    end may be a part of a value.
+    """
+
+    def __init__(self, assembly: Assembly, form: Form, schemas: Schemas, *, known: bool) -> None:
+        """`known`: only calls of known tools are calls."""
+        self._assembly = assembly
+        self._form = form
+        self._tags = _tags(form)
+        self._schemas = schemas
+        self._known = known
+        self._text = "" if form.end else form.start
+        self._begun = False
+        self._reading: _Reading | None = None
+        self._last = form.end[-1:] or ">"
+
+    @property
+    def ended(self) -> bool:
+        return self._reading is not None
+
+    def take(self, character: str) -> str | None:
+        self._text += character
+        if not self._begun:
+            head = self._tags.call.match(self._text.lstrip(), partial=True)
+            if head is None or len(self._text) > _MOST_HEAD_CHARACTERS:
+                raise BrokenCallError
+            self._begun = not head.partial
+        if character == self._last and self._tags.over.search(self._text, len(self._text) - 128):
+            way, _ = next(self._tags.ways)
+            self._reading = _read(self._text, self._form, way, complete=False) or self._reading
+        if self._reading is not None:
+            rest = self._text[self._reading.end :].lstrip()
+            if rest.startswith(self._form.start) or len(rest) > _MOST_REST_CHARACTERS:
+                return self._give(self._reading)
+        if len(self._text) > _MOST_CHARACTERS:
+            raise BrokenCallError
+        return None
+
+    def close(self, *, complete: bool) -> str:
+        for way, known in self._tags.ways if complete else ():
+            reading = _read(self._text, self._form, way, complete=True)
+            if reading is not None and not (known and self._has_unknown(reading)):
+                return self._give(reading)
+        if self._reading is None:
+            raise BrokenCallError
+        return self._give(self._reading)
+
+    def _has_unknown(self, reading: _Reading) -> bool:
+        """Whether a call has an argument that its tool doesn't know: a value may quote its tag."""
+        return any(
+            key is not None and not self._schemas.has_argument(name, key)
+            for name, arguments in reading.calls
+            for key, _, _ in arguments
+        )
+
+    def _give(self, reading: _Reading) -> str:
+        calls = [(name, self._object(name, arguments)) for name, arguments in reading.calls]
+        give_calls(self._assembly, calls, self._schemas if self._known else None)
+        return self._text[reading.end :]
+
+    def _object(self, tool: str, arguments: list[_Argument]) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for key, type_, text in arguments:
+            if key is not None and type_ is None:
+                members[key] = self._schemas.value(tool, key, text)
+            elif key is not None:
+                members[key] = text if type_ in ("string", "true") else as_json(text)
+            elif isinstance(whole := as_json(text), dict):
+                members |= whole
+            else:
+                raise BrokenCallError
+        return members
