@@ -48,8 +48,10 @@ class Form(NamedTuple):
     cdata: bool = False
 
 
-# Finds the end of the value that begins at a character of a text.
-_FindEnd = Callable[[str, int], "regex.Match[str] | None"]
+# Finds where the value may end that begins at a character of a text, the best first.
+_FindEnds = Callable[[str, int], Iterator["regex.Match[str]"]]
+# Whether a tool may have an argument; None: its arguments are one object, or there are no more.
+_Has = Callable[[str, str | None], bool]
 
 
 class _Tags:
@@ -59,7 +61,7 @@ class _Tags:
         end, start = regex.escape(form.end), regex.escape(form.start)
         calls = f"{form.call}|" if form.call_end else ""
         # Nothing follows the last block but another one. Models leave out its end.
-        last = rf"(?:(?:{end}\s*)?\Z|{end}\s*{start})"
+        last = rf"(?:(?:{end}\s*)?\Z|{end}\s*{start}\s*{form.call})"
         goes_on = rf"(?=\s*(?:{form.value}|{form.call_end}\s*(?:{calls}{{}})))"
         self.call = regex.compile(form.call)
         self.value = regex.compile(form.value)
@@ -71,20 +73,27 @@ class _Tags:
         self._missing = regex.compile(_MISSING + goes_on.format(last))
 
     @property
-    def ways(self) -> Iterator[tuple[_FindEnd, bool]]:
+    def ways(self) -> Iterator[tuple[_FindEnds, bool]]:
         """The ways to read a block, the best first, and whether they hold for known arguments
         alone. In the first all tags are closed, also those within values, and the block is the last
         one; only this way shows while an answer goes on that the block has ended. Then end tags may
         be missing, then values may quote tags that aren't closed, and at last anything may follow
         the block.
         """
-        yield (lambda text, at: self._balanced(self._before_last, text, at)), False
-        yield self._missing.search, True
-        yield self._before_last.search, False
-        yield (lambda text, at: self._balanced(self._before_any, text, at)), False
-        yield self._before_any.search, False
 
-    def _balanced(self, end: regex.Pattern[str], text: str, at: int) -> regex.Match[str] | None:
+        def closed(text: str, at: int) -> Iterator[regex.Match[str]]:
+            return self._balanced(self._before_last, text, at)
+
+        yield closed, True
+        yield closed, False
+        yield self._missing.finditer, True
+        yield self._before_last.finditer, False
+        yield (lambda text, at: self._balanced(self._before_any, text, at)), False
+        yield self._before_any.finditer, False
+
+    def _balanced(
+        self, end: regex.Pattern[str], text: str, at: int
+    ) -> Iterator[regex.Match[str]]:
         depth = 0
         for tag in self._tag.finditer(text, at):
             if tag["open"] is not None:
@@ -92,8 +101,7 @@ class _Tags:
             elif depth:
                 depth -= 1
             elif found := end.match(text, tag.start()):
-                return found
-        return None
+                yield found
 
 
 _tags: Final = cache(_Tags)
@@ -114,7 +122,9 @@ class _Reading(NamedTuple):
     end: int
 
 
-def _read(text: str, form: Form, find_end: _FindEnd, *, complete: bool) -> _Reading | None:
+def _read(
+    text: str, form: Form, find_ends: _FindEnds, has: _Has, *, complete: bool
+) -> _Reading | None:
     """Read the text after the first tag of a block. `complete`: no more text follows, so the last
     tag may be missing. None: the text is no block of calls.
     """
@@ -122,14 +132,16 @@ def _read(text: str, form: Form, find_end: _FindEnd, *, complete: bool) -> _Read
     at = 0
     while head := tags.call.match(text, _solid(text, at)):
         arguments, at = list[_Argument](), _solid(text, head.end())
-        calls.append((head["name"], arguments))
+        calls.append((name := head["name"], arguments))
         while tag := tags.value.match(text, at):
-            end = find_end(text, tag.end())
-            if end is None:
-                return None
             groups = tag.groupdict()
+            ends = find_ends(text, tag.end())
+            # The tag behind the end is quoted if it is no argument's.
+            end = next((each for each in ends if has(name, each["key"])), None)
+            if end is None or not has(name, groups["key"]):
+                return None
             value = _value(text[tag.end() : end.start()], form)
-            arguments.append(_Argument(groups.get("key"), groups.get("type"), value))
+            arguments.append(_Argument(groups["key"], groups.get("type"), value))
             at = _solid(text, end.end())
         if text.startswith("{", at) and not arguments:
             try:
@@ -193,32 +205,36 @@ class TaggedCalls:
                 raise BrokenCallError
             self._begun = not head.partial
         if character == self._last and self._tags.over.search(self._text, len(self._text) - 128):
-            way, _ = next(self._tags.ways)
-            self._reading = _read(self._text, self._form, way, complete=False) or self._reading
+            way, known = next(self._tags.ways)
+            found = _read(self._text, self._form, way, self._has(known), complete=False)
+            self._reading = found or self._reading
         if self._reading is not None:
             rest = self._text[self._reading.end :].lstrip()
-            if rest.startswith(self._form.start) or len(rest) > _MOST_REST_CHARACTERS:
+            if len(rest) > _MOST_REST_CHARACTERS:
                 return self._give(self._reading)
+            if rest.startswith(self._form.start):
+                following = rest.removeprefix(self._form.start).lstrip()
+                head = self._tags.call.match(following, partial=True)
+                if head is None:
+                    # What follows is quoted, as the end was.
+                    self._reading = None
+                elif not head.partial:
+                    return self._give(self._reading)
         if len(self._text) > _MOST_CHARACTERS:
             raise BrokenCallError
         return None
 
     def close(self, *, complete: bool) -> str:
         for way, known in self._tags.ways if complete else ():
-            reading = _read(self._text, self._form, way, complete=True)
-            if reading is not None and not (known and self._has_unknown(reading)):
+            reading = _read(self._text, self._form, way, self._has(known), complete=True)
+            if reading is not None:
                 return self._give(reading)
         if self._reading is None:
             raise BrokenCallError
         return self._give(self._reading)
 
-    def _has_unknown(self, reading: _Reading) -> bool:
-        """Whether a call has an argument that its tool doesn't know: a value may quote its tag."""
-        return any(
-            key is not None and not self._schemas.has_argument(name, key)
-            for name, arguments in reading.calls
-            for key, _, _ in arguments
-        )
+    def _has(self, known: bool) -> _Has:
+        return lambda tool, key: key is None or not known or self._schemas.has_argument(tool, key)
 
     def _give(self, reading: _Reading) -> str:
         calls = [(name, self._object(name, arguments)) for name, arguments in reading.calls]
