@@ -201,6 +201,7 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         delivered=_packed,
         cache_salt=_texts,
         prediction=_texts,
+        counts=st.booleans(),
     ),
     Embed: st.builds(
         Embed,

@@ -133,6 +133,7 @@ def _generate(prompt: Prompt) -> Generate:
         thinks=False,
         prompt_logprobs=1,
         prediction="It is 377,975 km².",
+        counts=True,
     )
 
 
