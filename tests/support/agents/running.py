@@ -15,7 +15,7 @@ from tests.support.pictures import RED, png
 
 NPM = Path(sys.prefix) / "agents" / "node_modules"
 _ANSWER_S = 300.0
-_CLAUDE_OPTIONS = ("--output-format", "stream-json", "--verbose", "--allowedTools=Bash,Read")
+_CLAUDE_OPTIONS = ("--output-format", "stream-json", "--verbose", "--allowedTools=Bash,Read,Edit")
 _CODEX_OPTIONS = ("--json", "--skip-git-repo-check")
 QUESTION = "Copy the cargo and look at the copy."
 AGAIN = "And what is done by now?"
@@ -85,6 +85,14 @@ def _opencode(home: Path, url: str, model: str) -> tuple[list[list[str]], dict[s
     }
 
 
+def _qwen(_home: Path, url: str, model: str) -> tuple[list[list[str]], dict[str, str]]:
+    command = [str(NPM / ".bin" / "qwen"), "--auth-type", "openai", "--model", model]
+    return [[*command, "--yolo", "--output-format", "json", QUESTION]], {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_KEY": "none",
+    }
+
+
 AGENTS: dict[str, _Start] = {
     "claude": _claude("@anthropic-ai/claude-code"),
     "claude-older": _claude("claude-code-older"),
@@ -93,6 +101,7 @@ AGENTS: dict[str, _Start] = {
     "codex-coding": _codex(CODEX_KNOWS[1]),
     "codex-oss": _codex_oss,
     "opencode": _opencode,
+    "qwen": _qwen,
 }
 
 
