@@ -29,6 +29,9 @@ from protocol.answers import Usage
 logger = logging.getLogger(__name__)
 
 REQUEST_ID: Final = b"x-request-id"
+# On its own paths Anthropic's clients look for another name.
+_ANTHROPIC: Final = "/v1/messages"
+_ANTHROPICS_ID: Final = "request-id"
 # An id must need no escaping in JSON, log lines and headers.
 _VALID_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:~/+=@-]{0,127}")
 
@@ -293,6 +296,8 @@ class AccessLog:
                 record.status = message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", ())))
                 headers[REQUEST_ID.decode()] = record.id
+                if scope["path"].startswith(_ANTHROPIC):
+                    headers[_ANTHROPICS_ID] = record.id
                 message["headers"] = headers.raw
             await send(message)
 

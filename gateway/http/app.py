@@ -69,8 +69,8 @@ _SERVED: Final = {
 
 
 class Addresses:
-    """Serves what is below /v1 also without /v1, and behind several slashes: so clients ask whose
-    base address lacks /v1, or ends with a slash.
+    """Serves what is below /v1 also without /v1, with /v1 twice, and behind several slashes: so
+    clients ask whose base address lacks /v1, has one too many, or ends with a slash.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -78,12 +78,13 @@ class Addresses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            path: str = scope["path"].lstrip("/")
-            first = path.partition("/")[0]
-            if first == "v1" or first in _SERVED:
-                before = "/" if first == "v1" else _V1
-                raw: bytes = scope["raw_path"].lstrip(b"/")
-                scope = {**scope, "path": before + path, "raw_path": before.encode() + raw}
+            path, raw = scope["path"].lstrip("/"), scope["raw_path"].lstrip(b"/")
+            below = path.startswith("v1/")
+            while path.startswith("v1/"):
+                path = path.removeprefix("v1").lstrip("/")
+                raw = raw.partition(b"/")[2].lstrip(b"/")
+            if below or path.partition("/")[0] in _SERVED:
+                scope = {**scope, "path": _V1 + path, "raw_path": _V1.encode() + raw}
         await self._app(scope, receive, send)
 
 

@@ -240,7 +240,7 @@ def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
     if optional and not body.strip():
         body = bytearray(b"{}")
     try:
-        return _with_whole_numbers(body, kind)
+        return with_whole_numbers(body, kind)
     except msgspec.ValidationError as error:
         reason, *places = str(error).split(AT)
         path = "".join(each.removesuffix("`") for each in reversed(places))
@@ -258,9 +258,9 @@ def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
         raise _no_json(body, str(error)) from error
 
 
-def _with_whole_numbers(body: bytearray, kind: type[T]) -> T:
-    """The body as `kind`. A whole number may be written as a float, since some languages have no
-    other numbers.
+def with_whole_numbers(body: bytes | bytearray, kind: type[T]) -> T:
+    """The JSON text as `kind`. A whole number may be written as a float, since some languages have
+    no other numbers. Raises: msgspec.DecodeError.
     """
     try:
         return msgspec.json.decode(body, type=kind)

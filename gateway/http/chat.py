@@ -301,10 +301,15 @@ def _goes_on(body: ChatBody, messages: Sequence[ChatMessage]) -> bool:
             "or end with the message to go on in.",
             "continue_final_message",
         )
-    if begins is False and not (ends_open and goes is not False):
+    if begins is False and not ends_open:
         raise invalid(
-            "add_generation_prompt: it may be false only if the answer goes on in the last "
-            "message, which is the assistant's. Leave the field out.",
+            "add_generation_prompt is false, but no answer can go on in the last message, as it "
+            "isn't the assistant's: leave the field out.",
+            "add_generation_prompt",
+        )
+    if begins is False and goes is False:
+        raise invalid(
+            "continue_final_message and add_generation_prompt are both false: send one of them.",
             "add_generation_prompt",
         )
     return not begins and goes is not False and goes_on(messages, "messages")

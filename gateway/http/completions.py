@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.http.answer import DONE, TextEvents, server_sent_event
-from gateway.http.bodies import read_json
+from gateway.http.bodies import read_json, with_whole_numbers
 from gateway.http.chat_writer import (
     CompletionLogprobs,
     CompletionUsage,
@@ -99,11 +99,11 @@ def parse_inputs(raw: Raw, param: str, most: int) -> list[Input]:
         if inner.startswith(b"["):
             _check_number(text.count(b"[") - 1, param, most)
             _check_tokens(text, param)
-            lists = msgspec.json.decode(text, type=list[list[int]])
+            lists = with_whole_numbers(text, list[list[int]])
             return [_tokens(each, param) for each in lists]
         if inner and not inner.startswith(b"]"):
             _check_tokens(text, param)
-            return [_tokens(msgspec.json.decode(text, type=list[int]), param)]
+            return [_tokens(with_whole_numbers(text, list[int]), param)]
     except msgspec.DecodeError:
         # Falls through to the refusal below.
         pass

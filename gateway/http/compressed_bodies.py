@@ -97,7 +97,7 @@ class _CompressedBody:
         self._share = share
         self._stream: _Stream | None = None
         self._pieces: Iterator[bytes] = iter(())
-        self._all_came = self._ended = False
+        self._all_came = self._ended = self._goes_on = False
 
     async def receive(self) -> Message:
         """The next message of the request, with a piece of the decoded body.
@@ -127,6 +127,7 @@ class _CompressedBody:
         try:
             while encoded:
                 if self._stream is None or self._stream.eof:
+                    self._goes_on = self._stream is not None
                     self._stream = _begin(self._coding, encoded)
                 yield self._stream.decompress(encoded, _PIECE_BYTES)
                 while not (self._stream.eof or self._stream.needs_input):
@@ -137,6 +138,8 @@ class _CompressedBody:
         self._share.pass_on(came_bytes)
 
     def _invalid(self, reason: str) -> Refusal:
+        if self._goes_on:
+            reason = f"something follows its end ({reason})"
         return Refusal(
             "invalid_request_error", f"The body can't be decoded as {self._coding}: {reason}."
         )

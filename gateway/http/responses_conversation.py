@@ -23,6 +23,8 @@ from gateway.http.responses_items import (
 from gateway.http.tools import template_function
 from protocol.requests import CalledTool, ChatMessage, Picture
 
+# Parts of an assistant's message in other APIs.
+_THOUGHTS: Final = ("thinking", "reasoning")
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _SUMMED_UP: Final = "What happened in this conversation before, summed up:\n\n"
 _NOT_READ: Final = (
@@ -149,8 +151,12 @@ class _Conversation:
             case None:
                 raise refused_at("is missing", f"{name}.role")
             case "assistant":
-                text = _text(item.content, f"{name}.content")
-                self._open(unless=("texts",)).texts += filter(None, [text])
+                parts = item.content if isinstance(item.content, list) else []
+                thoughts = [each for each in parts if each.type in _THOUGHTS]
+                said = [each for each in parts if each not in thoughts] if parts else item.content
+                turn = self._open(unless=("texts",))
+                turn.reasoning += [each.thinking or each.text or "" for each in thoughts]
+                turn.texts += filter(None, [_text(said, f"{name}.content")])
             case role:
                 text, shown = self._content(item, name)
                 self.say("system" if role == "developer" else role, text, shown)

@@ -156,6 +156,7 @@ OUTPUTS: Final = (
 class ContentBody(BodyPart, omit_defaults=True):
     type: str = ""
     text: str | None = None
+    thinking: str | None = None
     refusal: str | None = None
     image_url: str | None = None
     detail: str | None = None

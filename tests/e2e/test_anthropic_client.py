@@ -370,6 +370,7 @@ def test_unknown_models_are_not_found(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(**{**ASKED, "model": "claude-none"})
     assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
 
 
 @pytest.mark.slow

@@ -47,3 +47,21 @@ def test_the_answer_is_the_rest(gateway: Gateway, ask: Any) -> None:
     begun = whole[: whole.index(" ", len(whole) // 2)]
     rest = ask(gateway, [user, {"role": "assistant", "content": begun}])
     assert f"{begun} {rest.lstrip()}" == whole
+
+
+def test_a_text_that_goes_on_begins_no_reasoning(gateway: Gateway) -> None:
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "Bulkhead is"},
+    ]
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": messages, "tools": [tool], "tool_choice": "required", "max_tokens": 60}
+    message = _told(gateway, "/v1/chat/completions", body)["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "f"
+    assert not message.get("reasoning")

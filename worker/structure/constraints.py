@@ -20,7 +20,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from protocol.requests import Constraint, Generate, Tools
+from protocol.requests import ChatPrompt, Constraint, Generate, Tools
 from worker.mlx_lm.text import tokenizer_inside
 from worker.structure.grammar import (
     CallForm,
@@ -183,9 +183,11 @@ class Constraints:
             tokenizer.encode(each, add_special_tokens=False) for each in format_.reasoning
         )
         opened = opening_state(prompt_ids, tokenizer, format_) == "reasoning"
-        # A tag of ordinary tokens can't be told from text that the constraint may allow.
-        special = self._compiled.special.values()
-        begin = start[0] if start[0] in special and generate.thinks else None
+        # A tag of ordinary tokens can't be told from text that the constraint may allow, and none
+        # comes within a text that goes on.
+        goes_on = isinstance(generate.prompt, ChatPrompt) and generate.prompt.goes_on
+        thinks = start[0] in self._compiled.special.values() and generate.thinks and not goes_on
+        begin = start[0] if thinks else None
         if len(end) == 1:
             return Thinking(begin, lambda last: last[-1:] == end, eos, opened)
         tag = format_.reasoning.end

@@ -91,9 +91,7 @@ class _Tags:
         yield (lambda text, at: self._balanced(self._before_any, text, at)), False
         yield self._before_any.finditer, False
 
-    def _balanced(
-        self, end: regex.Pattern[str], text: str, at: int
-    ) -> Iterator[regex.Match[str]]:
+    def _balanced(self, end: regex.Pattern[str], text: str, at: int) -> Iterator[regex.Match[str]]:
         depth = 0
         for tag in self._tag.finditer(text, at):
             if tag["open"] is not None:

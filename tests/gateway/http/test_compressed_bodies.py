@@ -119,6 +119,7 @@ def test_what_is_damaged_is_refused(name: str) -> None:
         answer = _ask(encoding, damaged)
         assert answer.status_code == 400, damaged[:20]
         assert f"can't be decoded as {encoding}" in answer.json()["error"]["message"]
+    assert "follows its end" in _ask(encoding, encoded + b"x").json()["error"]["message"]
 
 
 @pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "gzip, br", "compress"])

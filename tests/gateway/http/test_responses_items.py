@@ -100,6 +100,15 @@ def test_reasoning_as_clients_send_it_back(item: dict[str, Any]) -> None:
     assert found.reasoning == "Hm."
 
 
+@pytest.mark.parametrize(
+    "part", [{"type": "thinking", "thinking": "Hm."}, {"type": "reasoning", "text": "Hm."}]
+)
+def test_thoughts_among_the_parts_of_an_assistant(part: dict[str, str]) -> None:
+    said = {"type": "output_text", "text": "Yes."}
+    (found,) = _messages({"role": "assistant", "content": [part, said]})
+    assert (found.reasoning, found.content) == ("Hm.", "Yes.")
+
+
 @pytest.mark.parametrize("text", ["gAAAA==", "not base64", "YWJj"])
 def test_reasoning_that_another_server_sealed_is_not_read(text: str) -> None:
     found = _messages({**THOUGHT, "content": None, "encrypted_content": text}, CALL)

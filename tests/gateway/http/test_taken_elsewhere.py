@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from msgspec import Raw
 from starlette.requests import Request
 
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.http.bodies import read_json
 from gateway.http.chat import ChatBody, chat_messages
-from gateway.http.completions import CompletionBody
+from gateway.http.completions import CompletionBody, parse_inputs
 from gateway.http.generation import check_generation, generate_message
 from gateway.http.messages import MessagesBody
 from gateway.http.ollama_bodies import OllamaOptions, generation
@@ -99,6 +100,7 @@ def test_whole_floats_of_every_kind_of_number() -> None:
     message = _read(MessagesBody, json.dumps({"model": "m", **sent}).encode())
     assert (message.max_tokens, message.top_k) == (9, 2)
     assert _read(ResponseBody, b'{"model": "m", "max_output_tokens": 9.0}').max_output_tokens == 9
+    assert parse_inputs(Raw(b"[1.0, 2]"), "prompt", 9) == parse_inputs(Raw(b"[1, 2]"), "prompt", 9)
 
 
 @pytest.mark.parametrize("written", ["16.5", "1e-1", "1e30", "9007199254740993.5", '"16"'])
