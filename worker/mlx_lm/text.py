@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer
-from mlx_lm.tool_parsers import pythonic
 from tokenizers.pre_tokenizers import ByteLevel
-
-# Parses a block of calls in Python.
-parse_python: Final[Callable[[str], Any]] = pythonic.parse_tool_call
 
 
 class Renderer(NamedTuple):

@@ -56,7 +56,9 @@ _XTML: Final = r"(?:(?!<\|sep\|>).)*"
 
 FUNCTIONS: Final = _functions("<tool_call>", "</tool_call>")
 # Models leave out the first tag of a block alone.
-BARE_FUNCTIONS: Final = _functions("<function=", "", r"</function>(?:\s*</tool_call>)?")
+BARE_FUNCTIONS: Final = _functions(
+    "<function=", "", r"</function>(?:\s*</tool_call>(?:\s*<tool_call>(?=\s*<function=))?)?"
+)
 SEED: Final = _functions("<seed:tool_call>", "</seed:tool_call>")
 DSML: Final = tuple(_dsml(name) for name in ("function_calls", "tool_calls", ""))
 # The forms of families for which mlx-lm has parsers, by their names there.

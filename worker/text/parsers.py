@@ -13,20 +13,29 @@ from typing import Any, Final
 
 import regex
 
-from worker.mlx_lm.text import parse_python
 from worker.text.readers import Parse
+from worker.text.values import as_json
 
 _GEMMA_HEAD: Final = regex.compile(r"[\s,]*call:(?P<name>[\w.:/-]+)\s*(?=\{)")
 # Models write parentheses in place of the braces, or around them.
 _GEMMA_TOKENS: Final = (
     r"(?P<head>call:[\w.:/-]+\s*(?=[{{(]))|{quote}(?P<text>.*?){quote}|"
-    r"(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<around>\((?=\s*\{{))|(?P<bracket>[()])|"
+    r"(?P<string>\"(?:[^\"\\]|\\.)*\")|(?<=[:=,(\[]\s*)(?P<single>'(?:[^'\\\n]|\\.)*')(?=\s*[,)}}\]])|"
+    r"(?P<around>\((?=\s*\{{))|(?P<bracket>[()])|"
     r"(?<=[{{(,]\s*)(?P<key>[^\s:=,{{}}()\[\]<\"][^:=,{{}}()\[\]<\"]*)[:=]|"
     r"(?P<bare>[^\s:,{{}}()\[\]<\"][^,{{}}()\[\]<]*)"
 )
 _DECODER: Final = json.JSONDecoder(strict=False)
-# In characters. Longer texts must be valid Python: mlx-lm's parser takes too long for others.
-_MOST_BROKEN_PYTHON: Final = 1 << 13
+# Models write line breaks into strings, which Python forbids.
+_STRING: Final = regex.compile(
+    r"(?P<long>(?P<quote>\"\"\"|\'\'\').*?(?P=quote))|\"(?:[^\"\\]|\\.)*\"|\'(?:[^\'\\]|\\.)*\'",
+    regex.DOTALL,
+)
+# JSON's names, as models write them in Python.
+_LITERALS: Final = {"true": True, "false": False, "null": None}
+# Between two calls, one a line.
+_NEXT_LINE: Final = regex.compile(r"(?<=\))\s*\n\s*(?=[\w.]+\()")
+_PYTHONS: Final = {"True": True, "False": False, "None": None}
 _NAMES: Final = ("name", "tool_name", "function")
 _ARGUMENTS: Final = ("arguments", "parameters", "args")
 _KEYS: Final = frozenset({*_NAMES, *_ARGUMENTS, "type", "id"})
@@ -34,22 +43,44 @@ _KEYS: Final = frozenset({*_NAMES, *_ARGUMENTS, "type", "id"})
 _METHOD: Final = ".call"
 
 
-def python_calls(text: str) -> Any:
-    """Parse a list of calls in Python."""
-    if len(text) > _MOST_BROKEN_PYTHON:
-        ast.parse(text.strip(), mode="eval")
-    return parse_python(text)
+def python_calls(text: str) -> list[Any]:
+    """Parse a list of calls in Python, whose arguments are all named. mlx-lm's parser leaves out
+    what it can't read.
+    """
+    written = _STRING.sub(_on_one_line, text.strip())
+    parsed = _Literals().visit(ast.parse(written, mode="eval").body)
+    calls = parsed.elts if isinstance(parsed, ast.List) else [parsed]
+    return [_python_call(each) for each in calls]
 
 
-def python_lines(text: str) -> Any:
+def _on_one_line(string: regex.Match[str]) -> str:
+    written: str = string[0]
+    return written if string["long"] else written.replace("\n", "\\n").replace("\r", "\\r")
+
+
+class _Literals(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_LITERALS[node.id]) if node.id in _LITERALS else node
+
+
+def _python_call(node: ast.expr) -> dict[str, Any]:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("It is no call with named arguments.")
+    arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords if each.arg}
+    if len(arguments) < len(node.keywords):
+        raise ValueError("It has an argument without a name.")
+    return {"name": ast.unparse(node.func), "arguments": arguments}
+
+
+def python_lines(text: str) -> list[Any]:
     """Parse calls in Python, one a line."""
-    return python_calls(f"[{', '.join(text.strip().splitlines())}]")
+    return python_calls(f"[{_NEXT_LINE.sub(', ', text.strip())}]")
 
 
-def python_methods(text: str) -> Any:
-    """Parse `NAME.call(KEY=VALUE, ...)`."""
-    call = python_calls(f"[{text.strip()}]")
-    return call | {"name": call["name"].removesuffix(_METHOD)}
+def python_methods(text: str) -> list[Any]:
+    """Parse `NAME.call(KEY=VALUE, ...)`, one a line."""
+    calls = python_lines(text)
+    return [each | {"name": each["name"].removesuffix(_METHOD)} for each in calls]
 
 
 def python_objects(text: str) -> Any:
@@ -81,6 +112,8 @@ def _named(found: dict[str, Any], *, strict: bool) -> dict[str, Any]:
     given = [found[key] for key in _ARGUMENTS if key in found]
     if len(given) > 1 or (strict and not given):
         raise ValueError("It isn't clear what the arguments are.")
+    if not given and not set(found) <= _KEYS:
+        raise ValueError("It has arguments, but not in their place.")
     arguments = given[0] if given else None
     if isinstance(arguments, str) and arguments.strip():
         arguments = json.loads(arguments)
@@ -110,15 +143,13 @@ def _as_json(token: regex.Match[str]) -> str:
     match token.lastgroup:
         case "text":
             return json.dumps(token["text"])
+        case "single":
+            return json.dumps(ast.literal_eval(token["single"]))
         case "key":
             return f"{json.dumps(token['key'].strip())}:"
         case "bare":
             bare = token["bare"].strip()
-            try:
-                json.loads(bare)
-            except ValueError:
-                return json.dumps(bare)
-            return str(bare)
+            return json.dumps(_PYTHONS[bare] if bare in _PYTHONS else as_json(bare))
         case "bracket":
             return "{" if token["bracket"] == "(" else "}"
         case "around":

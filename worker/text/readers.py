@@ -249,7 +249,7 @@ def give_calls(
     if known is not None and not all(known.has_tool(name) for name, _ in calls):
         raise BrokenCallError
     try:
-        texts = [json.dumps(each, ensure_ascii=False, allow_nan=False) for _, each in calls]
+        texts = [_encoded(each) for _, each in calls]
     except (TypeError, ValueError, RecursionError) as error:
         raise BrokenCallError from error
     if not texts:
@@ -260,6 +260,12 @@ def give_calls(
         assembly.begin(name)
         assembly.arguments(arguments)
         assembly.end()
+
+
+def _encoded(arguments: dict[str, Any]) -> str:
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    # Halves of characters are joined, and those without the other half can't be sent.
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def span(opening: str, put: Callable[[str], None], end: str | None) -> Generator[None, str, None]:

@@ -10,7 +10,7 @@ import regex
 
 from worker.text.assembly import Assembly
 from worker.text.format import AnswerFormat, CallBlock, MakeReader
-from worker.text.readers import BrokenCallError, Reader
+from worker.text.readers import BrokenCallError, Reader, span
 from worker.text.values import Schemas
 
 # The most characters of a block that are held because they may turn out to be text.
@@ -19,14 +19,17 @@ _MOST_RAW_CHARACTERS: Final = 1 << 20
 _LONG_CHARACTERS: Final = 1 << 12
 _MOST_LONG: Final = 16
 _MOST_LINE_CHARACTERS: Final = 1 << 12
-_FENCE: Final = "```"
+# A line that begins a block of code, or ends one of the same kind and no more marks.
+_FENCE: Final = regex.compile(r"\s*(?P<marks>`{3,}|~{3,})(?P<more>.*)")
 # Tags that end a message. The last two begin the next message: some models leave out the end.
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 # Models repeat the channel, or write words behind it.
 _HEADER: Final = regex.compile(
     r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<early>[\w.:/-]+)\s*)?"
-    r"(?:<\|channel\|>\s*(?P<channel>\w*)(?:(?:[^<=]|<\|channel\|>)*?\bto=(?P<late>[\w.:/-]+))?"
-    r"(?:[^<=]|<\|channel\|>)*(?:<\|constrain\|>[^<=]*)?)?<\|message\|>"
+    r"(?:<\|channel\|>\s*(?P<channel>\w*)"
+    r"(?:(?:[^<=]|<\|channel\|>\s*(?P<channel>\w*))*?\bto=(?P<late>[\w.:/-]+))?"
+    r"(?:[^<=]|<\|channel\|>\s*(?P<channel>\w*))*(?:<\|(?:constrain|channel)\|>[^<=]*)*)?"
+    r"<\|message\|>"
 )
 _MOST_HEADER_CHARACTERS: Final = 256
 
@@ -116,7 +119,8 @@ class TagSplitter(Splitter):
         self._fresh = True
         # The present line of text, and whether it is within a block of code.
         self._line = ""
-        self._fenced = False
+        # The marks that began the present block of code.
+        self._fence = ""
         self._reader: Reader | None = None
         self._raw: list[str] = []
         self._long = 0
@@ -189,7 +193,7 @@ class TagSplitter(Splitter):
 
     def _meet(self, tag: str, block: CallBlock) -> None:
         """Go on after the tag of a block of calls."""
-        if self._long >= _MOST_LONG or (block.loose and (self._fenced or self._line.strip())):
+        if self._long >= _MOST_LONG or (block.loose and (self._fence or self._line.strip())):
             self._give(tag)
         else:
             self._begin(tag, block.make)
@@ -198,12 +202,10 @@ class TagSplitter(Splitter):
         """Whether a tag that begins reasoning isn't quoted. Within a text only a token of its own
         at the beginning of a line begins reasoning, if the tag is a token.
         """
-        own = self._openers is None or self._openers > 0
+        own = bool(self._openers)
         if self._openers:
             self._openers -= 1
-        if self._fresh:
-            return True
-        return own and not self._fenced and not self._line.strip()
+        return self._fresh or (own and not self._fence and not self._line.strip())
 
     @property
     def _drafts(self) -> bool:
@@ -268,6 +270,7 @@ class TagSplitter(Splitter):
             self._draft = (self._draft or "") + block[: len(block) - len(rest)]
         else:
             self._state = "normal"
+            self._fresh = True
             self._assembly.tag()
         self._raw.clear()
         self._reader = None
@@ -291,13 +294,22 @@ class TagSplitter(Splitter):
                 self._fresh = self._fresh and text.isspace()
                 *lines, line = (self._line + text).split("\n")
                 self._line = line[:_MOST_LINE_CHARACTERS]
-                fences = sum(each.lstrip().startswith(_FENCE) for each in lines)
-                self._fenced ^= fences % 2 == 1
+                for each in lines:
+                    self._note_fence(each)
                 self._assembly.text(text)
             case "reasoning" if self._draft is not None:
                 self._draft += text
             case "reasoning":
                 self._assembly.reasoning(text)
+
+    def _note_fence(self, line: str) -> None:
+        fence = _FENCE.match(line)
+        if fence is None:
+            return
+        if not self._fence:
+            self._fence = fence["marks"]
+        elif fence["marks"].startswith(self._fence) and not fence["more"].strip():
+            self._fence = ""
 
 
 def _edges(format_: AnswerFormat, *, calls: bool) -> dict[str, dict[str, str | CallBlock]]:
@@ -337,6 +349,7 @@ class HarmonySplitter(Splitter):
         self._prompted = len(header or "")
         # The name of a call that has no arguments yet.
         self._name: str | None = None
+        self._arguments = span("{", assembly.arguments, "")
         self._final = False
         self._settled = False
         if header is not None:
@@ -354,9 +367,10 @@ class HarmonySplitter(Splitter):
             return
         pending, self._pending = self._pending, ""
         if self._state == "header":
-            # A header without a message is left out.
+            # A header that is cut off is left out.
             self._header += pending
-            if not _HEADER.fullmatch(self._header, partial=True):
+            quoted = complete and self._final and self._header.startswith("<|channel|>")
+            if quoted or not _HEADER.fullmatch(self._header, partial=True):
                 self._assembly.text(self._take_header())
         else:
             self._give(pending)
@@ -413,6 +427,8 @@ class HarmonySplitter(Splitter):
         self._give(text)
         if marker is None or self._assembly.over:
             return False
+        if self._name is not None and marker == "<|call|>":
+            self._give_arguments("{}")
         self._end_message()
         self._to("header")
         self._header = marker if marker in ("<|start|>", "<|channel|>") else ""
@@ -426,6 +442,11 @@ class HarmonySplitter(Splitter):
                 self._assembly.reasoning(text)
             case "call":
                 self._give_arguments(text)
+            case "behind":
+                # Models close more brackets than they have opened.
+                if rest := text.lstrip(" \n}"):
+                    self._state = "text"
+                    self._assembly.text(rest)
             case _:
                 self._assembly.text(text)
 
@@ -440,7 +461,18 @@ class HarmonySplitter(Splitter):
             self._assembly.begin(self._name)
             self._name = None
             self._take_header()
-        self._assembly.arguments(text)
+            self._assembly.arguments("{")
+            self._arguments = span("{", self._assembly.arguments, "")
+            next(self._arguments)
+            text = text[1:]
+        for at, character in enumerate(text):
+            try:
+                self._arguments.send(character)
+            except StopIteration:
+                self._assembly.end()
+                self._state = "behind"
+                self._give(text[at + 1 :])
+                return
 
     def _give_up(self, text: str) -> None:
         self._name = None

@@ -20,12 +20,16 @@ from worker.text.values import Schemas, as_json
 _MOST_CHARACTERS: Final = 1 << 20
 _MOST_HEAD_CHARACTERS: Final = 512
 # A block is over when so much text has followed it.
-_MOST_REST_CHARACTERS: Final = 2000
+_MOST_REST_CHARACTERS: Final = 1 << 14
+# Ends of a block in an answer that goes on.
+_MOST_READINGS: Final = 64
 _SPACE: Final = regex.compile(r"\s*")
-_CDATA: Final = regex.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*", regex.DOTALL)
+_CDATA: Final = r"\s*<!\[CDATA\[(?P<text>.*?)\]\]>\s*"
 _OBJECT: Final = json.JSONDecoder(strict=False)
-# In the place of the end tag of a value: another end tag, or only a line break.
-_MISSING: Final = r"(?:</[^<>/\s]{1,40}>|\n[ \t]*)"
+_CDATA_BEGIN: Final = regex.compile(r"\s*<!\[CDATA\[")
+# In the place of the end tag of a value: a misspelled one, a line break, or nothing.
+_MISSING: Final = r"(?:{}|\n[ \t]*+(?!\s)|(?!\s))"
+_END_TAG: Final = regex.compile(r"</([^<>]{3})")
 
 
 class Form(NamedTuple):
@@ -50,8 +54,8 @@ class Form(NamedTuple):
 
 # Finds where the value may end that begins at a character of a text, the best first.
 _FindEnds = Callable[[str, int], Iterator["regex.Match[str]"]]
-# Whether a tool may have an argument; None: its arguments are one object, or there are no more.
-_Has = Callable[[str, str | None], bool]
+# Whether a tool may have an argument.
+_Has = Callable[[str, str], bool]
 
 
 class _Tags:
@@ -61,7 +65,9 @@ class _Tags:
         end, start = regex.escape(form.end), regex.escape(form.start)
         calls = f"{form.call}|" if form.call_end else ""
         # Nothing follows the last block but another one. Models leave out its end.
-        last = rf"(?:(?:{end}\s*)?\Z|{end}\s*{start}\s*{form.call})"
+        following = rf"{end}\s*{start}\s*{form.call}" if form.end else form.call
+        self.following = regex.compile(rf"{start}\s*{form.call}" if form.end else form.call)
+        last = rf"(?:(?:{end}\s*)?\Z|{following})"
         goes_on = rf"(?=\s*(?:{form.value}|{form.call_end}\s*(?:{calls}{{}})))"
         self.call = regex.compile(form.call)
         self.value = regex.compile(form.value)
@@ -70,7 +76,14 @@ class _Tags:
         self._tag = regex.compile(rf"(?P<open>{form.value})|{form.value_end}")
         self._before_last = regex.compile(form.value_end + goes_on.format(last))
         self._before_any = regex.compile(form.value_end + goes_on.format(end))
-        self._missing = regex.compile(_MISSING + goes_on.format(last))
+        misspelled = _END_TAG.match(form.value_end)
+        name = form.value_end
+        if misspelled:
+            name = rf"</{misspelled[1]}[^<>\s]{{0,40}}>?|<{misspelled[1]}[^<>\s=]{{0,40}}>"
+        missing = _MISSING.format(name)
+        self._missing_last = regex.compile(missing + goes_on.format(last))
+        self._missing_any = regex.compile(missing + goes_on.format(end))
+        self.cdata = regex.compile(_CDATA + form.value_end, regex.DOTALL) if form.cdata else None
 
     @property
     def ways(self) -> Iterator[tuple[_FindEnds, bool]]:
@@ -86,9 +99,10 @@ class _Tags:
 
         yield closed, True
         yield closed, False
-        yield self._missing.finditer, True
+        yield self._missing_last.finditer, True
         yield self._before_last.finditer, False
         yield (lambda text, at: self._balanced(self._before_any, text, at)), False
+        yield self._missing_any.finditer, True
         yield self._before_any.finditer, False
 
     def _balanced(self, end: regex.Pattern[str], text: str, at: int) -> Iterator[regex.Match[str]]:
@@ -133,12 +147,24 @@ def _read(
         calls.append((name := head["name"], arguments))
         while tag := tags.value.match(text, at):
             groups = tag.groupdict()
-            ends = find_ends(text, tag.end())
-            # The tag behind the end is quoted if it is no argument's.
-            end = next((each for each in ends if has(name, each["key"])), None)
-            if end is None or not has(name, groups["key"]):
+            given = [each.key for each in arguments] + [groups["key"]]
+            if tags.cdata is not None and (end := tags.cdata.match(text, tag.end())):
+                value = end["text"]
+            elif tags.cdata is not None and not complete and _CDATA_BEGIN.match(text, tag.end()):
                 return None
-            value = _value(text[tag.end() : end.start()], form)
+            else:
+                # The tag behind the end is quoted if it is none of a further argument.
+                end = next(
+                    (
+                        each
+                        for each in find_ends(text, tag.end())
+                        if (key := each["key"]) is None or (key not in given and has(name, key))
+                    ),
+                    None,
+                )
+                if end is None or not (groups["key"] is None or has(name, groups["key"])):
+                    return None
+                value = _value(text[tag.end() : end.start()], form)
             arguments.append(_Argument(groups["key"], groups.get("type"), value))
             at = _solid(text, end.end())
         if text.startswith("{", at) and not arguments:
@@ -169,8 +195,6 @@ def _solid(text: str, at: int) -> int:
 
 
 def _value(text: str, form: Form) -> str:
-    if form.cdata and (inside := _CDATA.fullmatch(text)):
-        return str(inside[1])
     return text.removeprefix("\n").removesuffix("\n") if form.lines else text
 
 
@@ -189,6 +213,7 @@ class TaggedCalls:
         self._text = "" if form.end else form.start
         self._begun = False
         self._reading: _Reading | None = None
+        self._readings = 0
         self._last = form.end[-1:] or ">"
 
     @property
@@ -196,28 +221,37 @@ class TaggedCalls:
         return self._reading is not None
 
     def take(self, character: str) -> str | None:
-        self._text += character
+        # With one reference to it the text grows in its place.
+        text, self._text = self._text, ""
+        text += character
+        self._text = text
         if not self._begun:
             head = self._tags.call.match(self._text.lstrip(), partial=True)
             if head is None or len(self._text) > _MOST_HEAD_CHARACTERS:
                 raise BrokenCallError
             self._begun = not head.partial
-        if character == self._last and self._tags.over.search(self._text, len(self._text) - 128):
+        if (
+            character == self._last
+            and self._readings < _MOST_READINGS
+            and self._tags.over.search(self._text, max(0, len(self._text) - 128))
+        ):
+            self._readings += 1
             way, known = next(self._tags.ways)
             found = _read(self._text, self._form, way, self._has(known), complete=False)
             self._reading = found or self._reading
         if self._reading is not None:
-            rest = self._text[self._reading.end :].lstrip()
-            if len(rest) > _MOST_REST_CHARACTERS:
+            begin = _solid(self._text, self._reading.end)
+            if len(self._text) - self._reading.end > _MOST_REST_CHARACTERS:
                 return self._give(self._reading)
-            if rest.startswith(self._form.start):
-                following = rest.removeprefix(self._form.start).lstrip()
-                head = self._tags.call.match(following, partial=True)
-                if head is None:
+            if self._text.startswith(self._form.start, begin):
+                following = self._tags.following.match(self._text, begin, partial=True)
+                if following is None:
                     # What follows is quoted, as the end was.
                     self._reading = None
-                elif not head.partial:
+                elif not following.partial:
                     return self._give(self._reading)
+            elif self._tags.following.search(self._text[begin:][-_MOST_HEAD_CHARACTERS:]):
+                return self._give(self._reading)
         if len(self._text) > _MOST_CHARACTERS:
             raise BrokenCallError
         return None
@@ -225,14 +259,15 @@ class TaggedCalls:
     def close(self, *, complete: bool) -> str:
         for way, known in self._tags.ways if complete else ():
             reading = _read(self._text, self._form, way, self._has(known), complete=True)
-            if reading is not None:
+            # What was read by the best way before is better than what any other way reads.
+            if reading := reading or self._reading:
                 return self._give(reading)
         if self._reading is None:
             raise BrokenCallError
         return self._give(self._reading)
 
     def _has(self, known: bool) -> _Has:
-        return lambda tool, key: key is None or not known or self._schemas.has_argument(tool, key)
+        return lambda tool, key: not known or self._schemas.has_argument(tool, key)
 
     def _give(self, reading: _Reading) -> str:
         calls = [(name, self._object(name, arguments)) for name, arguments in reading.calls]
@@ -245,7 +280,8 @@ class TaggedCalls:
             if key is not None and type_ is None:
                 members[key] = self._schemas.value(tool, key, text)
             elif key is not None:
-                members[key] = text if type_ in ("string", "true") else as_json(text)
+                is_text = type_ in ("string", "true")
+                members[key] = text if is_text else self._schemas.typed_value(tool, key, text)
             elif isinstance(whole := as_json(text), dict):
                 members |= whole
             else:

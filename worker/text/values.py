@@ -49,6 +49,12 @@ class Schemas:
         parameters = self._parameters.get(tool)
         return _typed(text, _types(self._properties(tool).get(key), parameters))
 
+    def typed_value(self, tool: str, key: str, text: str) -> Any:
+        """The same for an argument that was written as no text, but as JSON."""
+        value = self.value(tool, key, text)
+        types = _types(self._properties(tool).get(key), self._parameters.get(tool))
+        return as_json(text) if value == text and not types else value
+
     def _properties(self, tool: str) -> Mapping[str, Any]:
         parameters = self._parameters.get(tool)
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
@@ -123,17 +129,22 @@ def _types(schema: Any, root: Any, references: int = _MOST_REFERENCES) -> set[st
     """The types that a schema allows, by JSON Schema's names; none if the schema doesn't tell."""
     if not isinstance(schema, dict) or not references:
         return set()
-    named = schema.get("type", [])
-    types = {_ALIASES.get(name, name) for name in ([named] if isinstance(named, str) else named)}
+    named = schema.get("type")
+    names = [named] if isinstance(named, str) else _list(named)
+    types = {_ALIASES.get(name, name) for name in names if isinstance(name, str)}
     if not types:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        values = _list(schema.get("enum")) or ([schema["const"]] if "const" in schema else [])
         types = {_TYPES[type(value)] for value in values if type(value) in _TYPES}
     for choice in _CHOICES:
-        for part in schema.get(choice, ()):
+        for part in _list(schema.get(choice)):
             types |= _types(part, root, references - 1)
     if isinstance(reference := schema.get("$ref"), str):
         types |= _types(_at(root, reference), root, references - 1)
     return types
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 _TYPES: Final = {
@@ -159,6 +170,6 @@ def _at(root: Any, reference: str) -> Any:
 def as_json(text: str) -> Any:
     """The JSON value of a text; the text itself if it is no JSON."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=_null)
     except (ValueError, RecursionError):
         return text

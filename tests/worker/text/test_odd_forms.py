@@ -151,6 +151,34 @@ CALLS = [
         RUN,
     ),
     (
+        "olmo: line breaks within strings",
+        "<function_calls>",
+        (),
+        '<function_calls>\nrun(command="a\nb")\nnow()\n</function_calls>',
+        [("run", {"command": "a\nb"}), ("now", {})],
+    ),
+    (
+        "llama 3: two methods",
+        LLAMA_3,
+        (),
+        '<|python_tag|>run.call(command="ls")\nrun.call(command="\\ud83d\\ude00")',
+        [*RUN, ("run", {"command": "😀"})],
+    ),
+    (
+        "gemma: single quotes, and names of Python",
+        GEMMA_4,
+        GEMMA_TOKENS,
+        "<|tool_call>call:run{command: 'ls, x', now: True, n: NaN}<tool_call|>",
+        [("run", {"command": "ls, x", "now": True, "n": "NaN"})],
+    ),
+    (
+        "deepseek: typed by the schema",
+        "｜DSML｜",
+        (),
+        DSML_CALL.replace('string="true">ls', 'string="false">1e999'),
+        [("run", {"command": "1e999"})],
+    ),
+    (
         "deepseek: no block",
         "｜DSML｜",
         (),
@@ -166,6 +194,10 @@ TEXTS = [
         '{"name": "nobody", "arguments": {}}</tool_call>',
     ),
     ("a method of nobody", LLAMA_3, 'subprocess.call(["ls"])'),
+    ("flat arguments", HERMES_MARKS, '<tool_call>{"name": "run", "command": "ls"}</tool_call>'),
+    ("arguments without names", LLAMA_3, '<|python_tag|>run.call("ls")'),
+    ("arguments in a dictionary", LLAMA_3, '<|python_tag|>run.call(**{"command": "ls"})'),
+    ("broken Python", LLAMA_3, '<|python_tag|>run.call(command="a" path="b")'),
     ("a quoted function", QWEN_CODER, "Write `<function=run>` first."),
 ]
 

@@ -206,11 +206,23 @@ def test_reasoning_opens_at_the_beginning_and_right_behind_a_tag() -> None:
     assert _parts(twice) == [Reasoning("Hm.Hm?"), Text("So.")]
 
 
+@pytest.mark.parametrize("marks", ["```", "~~~", "````md\n```html\nx\n```"])
+def test_reasoning_does_not_open_in_a_block_of_code(marks: str) -> None:
+    end = marks.partition("\n")[0].rstrip("md")
+    text = f"{marks}\n<tool_call>\n<think>x\n{end}\nend"
+    assert _parts(text) == [Text(text)]
+
+
+def test_reasoning_opens_behind_a_call() -> None:
+    text = f"{_tagged(ONE)}<think>b</think>c"
+    assert _parts(text) == [CALL, Reasoning("b"), Text("c")]
+
+
 def test_space_beside_tags_is_nobodys() -> None:
     text = f" \n<think>\n\n Hm.\n </think>\n\nA  b\n\n{_tagged(ONE)}\n\n c \n"
     assert _parts(text) == [Reasoning("Hm."), Text("A  b"), CALL, Text("c \n")]
     long = " " * 100
-    assert _parts(f"a{long}\n<think>b") == [Text(f"a{long}\n"), Reasoning("b")]
+    assert _parts(f"a{long}\n{_tagged(ONE)}") == [Text(f"a{long}\n"), CALL]
 
 
 def test_a_call_without_end_is_text_from_some_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +314,18 @@ def test_bare_calls(text: str, parts: list[AnswerPart]) -> None:
             [ToolCall(0, "{}", "f")],
         ),
         ("<|channel|>final<|message|>A<|end|><|start|>assistant<|chan", [Text("A")]),
+        ("<|channel|>final<|message|>`<|channel|>` is it.", [Text("`<|channel|>` is it.")]),
+        ("<|channel|>analysis<|channel|>final<|message|>A", [Text("A")]),
+        ("<|channel|>commentary<|channel|>analysis<|message|>A", [Reasoning("A")]),
+        (
+            "<|channel|>commentary to=functions.f <|constrain|>json<|constrain|>json<|message|>"
+            '{"command":"a\nb"}}<|call|>',
+            [ToolCall(0, '{"command":"a\\nb"}', "f")],
+        ),
+        (
+            "<|channel|>commentary to=f <|constrain|>json<|channel|>commentary<|message|><|call|>",
+            [ToolCall(0, "{}", "f")],
+        ),
     ],
 )
 def test_harmony(text: str, parts: list[AnswerPart]) -> None:

@@ -223,6 +223,65 @@ def test_a_value_may_be_a_part_of_a_call_with_the_end_of_its_block(size: int) ->
     assert _calls(_parts(family.form, _block(family, *calls), size)) == calls
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+def test_text_stands_between_two_blocks(family: Family, size: int) -> None:
+    calls = [("write_file", {"path": "a", "content": "b"}), ("read", {"path": "c"})]
+    for each in (calls, [*reversed(calls)]):
+        text = "\nNow the second:\n".join(_block(family, call) for call in each)
+        parts = _parts(family.form, text, size)
+        assert _calls(parts) == each
+        assert [e.text for e in parts if isinstance(e, Text)] == ["Now the second:"]
+
+
+@pytest.mark.parametrize(
+    ("name", "opening"),
+    [
+        ("qwen3_coder", "<parameter=path>"),
+        ("seed", "<parameter=path>"),
+        ("bare", "<parameter=path>"),
+        ("glm", "<arg_key>path</arg_key>\n<arg_value>"),
+        ("minimax", '<parameter name="path">'),
+        ("deepseek", '<｜DSML｜parameter name="path" string="true">'),
+        ("minicpm5", '<param name="path">'),
+    ],
+)
+def test_an_open_tag_of_an_argument_that_is_there_is_quoted(name: str, opening: str) -> None:
+    family = FAMILIES[name]
+    call = ("write_file", {"path": "a", "content": f"x\n{opening}\ny"})
+    assert _calls(_parts(family.form, _block(family, call), 1)) == [call]
+
+
+@pytest.mark.parametrize("value", ["<p>Hi</p>", "a</b>\nc", "</x>"])
+def test_a_tag_of_a_value_is_no_misspelled_end(value: str) -> None:
+    text = (
+        "<tool_call>\n<function=write_file>\n<parameter=content>\n{}\n{}</function>\n</tool_call>"
+    )
+    more = "<parameter=path>\na\n</parameter>\n"
+    assert _calls(_parts(FUNCTIONS, text.format(value, ""), 1)) == [
+        ("write_file", {"content": value})
+    ]
+    assert _calls(_parts(FUNCTIONS, text.format(value, more), 1)) == [
+        ("write_file", {"content": value, "path": "a"})
+    ]
+
+
+def test_a_block_without_its_first_tag_and_one_with_it() -> None:
+    family = FAMILIES["qwen3_coder"]
+    calls = [("write_file", {"content": "b"}), ("read", {"path": "c"})]
+    first, second = (_block(family, each) for each in calls)
+    text = f"{first.removeprefix('<tool_call>').lstrip()}\n{second}"
+    assert _calls(_parts(BARE_FUNCTIONS, text, 1)) == calls
+
+
+def test_cdata_is_text_up_to_its_end() -> None:
+    value = 'a </param></function> b\n<param name="path">\n' + "x = 1\n" * 4000
+    text = (
+        f'<function name="write_file"><param name="content"><![CDATA[{value}]]></param></function>'
+    )
+    form = OF_MLX_LM["minicpm5"]
+    assert _calls(_parts(form, text + " then", 5)) == [("write_file", {"content": value})]
+
+
 @pytest.mark.parametrize("keys", [("line", "path"), ("path", "line", "content"), ("path", "line")])
 def test_an_argument_that_the_tool_does_not_know_swallows_none(
     family: Family, keys: tuple[str, ...]
