@@ -19,6 +19,7 @@ _FOLDERS: Final = (
     "worker/guesses",
     "worker/sampling",
     "worker/template",
+    "worker/calls",
     "worker/text",
 )
 _MARKS: Final = ("processes", "slow", "alone", "chaos")

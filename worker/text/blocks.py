@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import regex
 
+from worker.calls.forms import BARE_FUNCTIONS, OF_MLX_LM
+from worker.calls.parsers import gemma_calls, json_objects, python_calls, python_objects
+from worker.calls.readers import EitherCalls, HeadedCalls, Parse, WholeCalls
+from worker.calls.tagged import Form, TaggedCalls
 from worker.mlx_lm.text import parser_name
 from worker.text.format import Bare, CallBlock, MakeReader
-from worker.text.forms import BARE_FUNCTIONS, OF_MLX_LM
-from worker.text.parsers import gemma_calls, json_objects, python_calls, python_objects
-from worker.text.readers import EitherCalls, HeadedCalls, Parse, WholeCalls
-from worker.text.tagged import Form, TaggedCalls
 
 _MISTRAL_NAME: Final = r"(?P<name>[\w.:/-]+)\s*"
 _MISTRAL_HEAD: Final = (

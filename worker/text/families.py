@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
+from worker.calls.forms import DSML, SEED
+from worker.calls.parsers import python_calls, python_lines, python_methods
 from worker.text.blocks import (
     BARE_FUNCTION_CALLS,
     CLOSED_OBJECTS,
@@ -23,8 +25,6 @@ from worker.text.blocks import (
     whole_calls,
 )
 from worker.text.format import AnswerFormat, Bare, CallBlock, Tags
-from worker.text.forms import DSML, SEED
-from worker.text.parsers import python_calls, python_lines, python_methods
 
 # DeepSeek V3 and R1 write "function" first, and the arguments in a fence; V3.1 does neither.
 _DEEPSEEK_HEAD: Final = (

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import regex
 
-from worker.text.assembly import Assembly
-from worker.text.readers import Reader
-from worker.text.values import Schemas
+from worker.calls.assembly import Assembly
+from worker.calls.readers import Reader
+from worker.calls.values import Schemas
 
 # Makes a reader. The arguments are an assembly and the schemas of the tools.
 MakeReader: TypeAlias = Callable[[Assembly, Schemas], Reader]

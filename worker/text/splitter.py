@@ -8,10 +8,10 @@ from typing import Any, Final, Literal
 
 import regex
 
-from worker.text.assembly import Assembly
+from worker.calls.assembly import Assembly
+from worker.calls.readers import BrokenCallError, Reader, span
+from worker.calls.values import Schemas
 from worker.text.format import AnswerFormat, CallBlock, MakeReader
-from worker.text.readers import BrokenCallError, Reader, span
-from worker.text.values import Schemas
 
 # The most characters of a block that are held because they may turn out to be text.
 _MOST_RAW_CHARACTERS: Final = 1 << 20

@@ -7,8 +7,8 @@ from typing import Any
 
 from protocol.answers import AnswerPart, Text
 from protocol.requests import Generate
+from worker.calls.assembly import Assembly
 from worker.mlx_lm.text import Detokenizer, detokenizer_after
-from worker.text.assembly import Assembly
 from worker.text.format import AnswerFormat, opening_header, opening_state
 from worker.text.splitter import HarmonySplitter, PlainSplitter, Splitter, TagSplitter
 

@@ -15,10 +15,10 @@ from protocol.answers import (
     ToolCall,
     merged,
 )
-from worker.text.assembly import Assembly
+from worker.calls.assembly import Assembly
+from worker.calls.parsers import python_calls
 from worker.text.families import FAMILIES, HERMES
 from worker.text.format import AnswerFormat, Tags
-from worker.text.parsers import python_calls
 from worker.text.splitter import HarmonySplitter, Splitter, TagSplitter
 
 THINK = Tags("<think>", "</think>")
@@ -227,7 +227,7 @@ def test_space_beside_tags_is_nobodys() -> None:
 
 def test_a_call_without_end_is_text_from_some_size_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.text.splitter._MOST_RAW_CHARACTERS", 2000)
-    monkeypatch.setattr("worker.text.readers._MOST_WHOLE_CHARACTERS", 1000)
+    monkeypatch.setattr("worker.calls.readers._MOST_WHOLE_CHARACTERS", 1000)
     text = '<tool_call>{"id": "' + "x" * 900
     assembly = Assembly(())
     splitter = _splitter(QWEN, assembly)

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.answers import AnswerPart, Text, ToolCall, merged
-from worker.text.assembly import Assembly
+from worker.calls.assembly import Assembly
+from worker.calls.forms import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED
+from worker.calls.tagged import Form
 from worker.text.blocks import tagged_calls
 from worker.text.format import AnswerFormat, CallBlock
-from worker.text.forms import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED
 from worker.text.splitter import TagSplitter
-from worker.text.tagged import Form
 
 DEFINITIONS = [
     {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.text.values import Schemas, as_json
+from worker.calls.values import Schemas, as_json
 
 REFERRED: dict[str, Any] = {
     "$defs": {

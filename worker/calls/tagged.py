@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import regex
 
-from worker.text.assembly import Assembly
-from worker.text.readers import BrokenCallError, give_calls
-from worker.text.values import Schemas, as_json
+from worker.calls.assembly import Assembly
+from worker.calls.readers import BrokenCallError, give_calls
+from worker.calls.values import Schemas, as_json
 
 _MOST_CHARACTERS: Final = 1 << 20
 _MOST_HEAD_CHARACTERS: Final = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from worker.text.tagged import Form
+from worker.calls.tagged import Form
 
 _NAME: Final = r"(?P<name>[\w.:/-]+)"
 _QUOTED: Final = r"[\"']?(?P<{}>[^\"'<>]+?)[\"']?"

@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import regex
 
-from worker.text.assembly import Assembly
-from worker.text.values import Schemas
+from worker.calls.assembly import Assembly
+from worker.calls.values import Schemas
 
 # All characters that JSON has outside strings, with those of numbers and literals.
 _OUTSIDE: Final = frozenset("{}[]:, \t\r\n0123456789+-.eEtrufalsnINiyN")

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import regex
 
-from worker.text.readers import Parse
-from worker.text.values import as_json
+from worker.calls.readers import Parse
+from worker.calls.values import as_json
 
 _GEMMA_HEAD: Final = regex.compile(r"[\s,]*call:(?P<name>[\w.:/-]+)\s*(?=\{)")
 # Models write parentheses in place of the braces, or around them.
