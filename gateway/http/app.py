@@ -29,6 +29,7 @@ from gateway.http.auth import AuthMiddleware, OriginMiddleware
 from gateway.http.compressed_bodies import CompressedBodies
 from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
+from gateway.http.forms import FormFiles
 from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument, described
 from gateway.http.page import Page
@@ -146,6 +147,7 @@ class Parts(NamedTuple):
     pulls: Pulls
     library: Library
     last_used: LastUsed
+    form_files: FormFiles
     spans: Spans | None
 
 

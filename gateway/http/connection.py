@@ -74,6 +74,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._in_request = False
         self._framing_bytes = 0
+        # What has come of a body, and isn't its exchange's yet.
+        self._body = bytearray()
         self._ahead = bytearray()
         # Whether incoming data is dropped.
         self._drops_input = False
@@ -220,7 +222,6 @@ class Connection(HttpToolsProtocol):
             return
         exchange = Exchange(
             self._limiter.bodies,
-            self._turn,
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -244,9 +245,14 @@ class Connection(HttpToolsProtocol):
             self._start()
 
     def on_body(self, body: bytes) -> None:
+        # A client may send a chunk for each byte.
         self._framing_bytes = 0
+        self._body += body
+
+    def _hand_over(self) -> None:
+        body, self._body = self._body, bytearray()
         exchange = self._receiving
-        if exchange is None:
+        if exchange is None or not body:
             return
         self.timeouts.received(len(body))
         try:
@@ -264,6 +270,7 @@ class Connection(HttpToolsProtocol):
         if self._upgrades:
             return
         self._framing_bytes = 0
+        self._hand_over()
         self._in_request = False
         if (exchange := self._receiving) is not None:
             exchange.more_body = False
@@ -317,7 +324,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._exchanges:
             first = self._exchanges[0]
-            served = self._serving or first.failure or first.held
+            served = self._serving or first.failure
             doing = Doing.SERVED if served else Doing.BODY
         else:
             doing = Doing.HEAD if self._in_request else Doing.IDLE
@@ -339,6 +346,7 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 self._not_http(error)
             else:
+                self._hand_over()
                 if self._framing_bytes >= MOST_FRAMING_BYTES:
                     self._too_much_framing()
 

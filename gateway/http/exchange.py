@@ -36,11 +36,6 @@ class DirectWriter(Protocol):
     def write(self, body: bytes) -> None:
         """Write now. Call this only while `writable`."""
 
-    def hold_body(self, *, held: bool) -> None:
-        """Say that the application reads the rest of the body later, or reads on: the client isn't
-        late with it meanwhile.
-        """
-
     def cut(self) -> None:
         """Break the response off, so that the client knows that it isn't whole."""
 
@@ -64,10 +59,8 @@ class Exchange(RequestResponseCycle):
     response is complete, since the prompt stays in memory until then.
     """
 
-    def __init__(self, bodies: ByteBudget, on_hold: Callable[[], None], **of_uvicorn: Any) -> None:
+    def __init__(self, bodies: ByteBudget, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self.held = False
-        self._on_hold = on_hold
         self.failure: Refusal | None = None
         self.share = Share(bodies, _FREE_BYTES)
         self._sign_of_life = b""
@@ -124,10 +117,6 @@ class Exchange(RequestResponseCycle):
         # An empty chunk would end the body.
         if body:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-
-    def hold_body(self, *, held: bool) -> None:
-        self.held = held
-        self._on_hold()
 
     def cut(self) -> None:
         self.disconnected = True

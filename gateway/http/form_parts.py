@@ -14,14 +14,15 @@ from gateway.http.errors import invalid
 from gateway.http.model_field import may_mean_model
 from gateway.system.refusal import Refusal
 
-_TOKEN: Final = rb"[\w!#$%&'*+.^`|~-]+"
+_TOKEN: Final = rb"[\w!#$%&'*+.^`|~-]++"
+# Each repetition takes all that it can and gives nothing back, so that no text takes long.
 _PARAMETER: Final = (
     # Servers disagree about a backslash before a quotation mark.
-    rb'[ \t]*;[ \t]*([a-z]+\*?)=(?:"((?:[^"\\\0-\x1f\x7f]|\\(?!"))*)"|(' + _TOKEN + rb"))"
+    rb';[ \t]*+([a-z]++\*?)=(?:"((?:[^"\\\0-\x1f\x7f]|\\(?!"))*+)"|(' + _TOKEN + rb"))[ \t]*+"
 )
 _PARAMETERS: Final = re.compile(_PARAMETER, re.I)
-_DISPOSITION: Final = re.compile(rb"form-data(?:" + _PARAMETER + rb")*[ \t]*", re.I)
-_HEADER: Final = re.compile(rb"([a-z][a-z0-9-]*):[ \t]*([^\0-\x08\x0a-\x1f\x7f]*)", re.I)
+_DISPOSITION: Final = re.compile(rb"form-data[ \t]*+(?:" + _PARAMETER + rb")*+", re.I)
+_HEADER: Final = re.compile(rb"([a-z][a-z0-9-]*+):[ \t]*+([^\0-\x08\x0a-\x1f\x7f]*+)", re.I)
 _NAME: Final = re.compile(rb"[\w.\[\]-]+")
 _CONTENT_TYPE: Final = re.compile(
     r"multipart/form-data *; *(?:charset=[\w-]+ *; *)?"
@@ -29,7 +30,9 @@ _CONTENT_TYPE: Final = re.compile(
     r"(?: *; *charset=[\w-]+)? *",
     re.I | re.A,
 )
-_MOST_HEAD_BYTES: Final = 16 << 10
+_MOST_PARTS: Final = 256
+_MOST_HEAD_BYTES: Final = 4 << 10
+_MOST_HEADERS: Final = 8
 
 
 def boundary_of(content_types: Sequence[str]) -> bytes:
@@ -60,38 +63,41 @@ class FormParts:
         # What is before `_checked` has been checked. A part's content begins at `_content`.
         self._checked = self._content = 0
         self._model_begin: int | None = None
-        self._begun = False
+        self._parts = 0
 
     def add(self, piece: bytes) -> None:
         """Raises: Refusal: the form names a second model, or is ambiguous."""
         held, mark = self.held, self._mark
         held += piece
-        if not self._begun and not (b"\r\n" + mark).startswith(held[: 2 + len(mark)]):
+        if not self._parts and not (b"\r\n" + mark).startswith(held[: 2 + len(mark)]):
             raise _ambiguous("it doesn't begin with its boundary")
-        while not self.closed and (begin := held.find(mark, self._checked)) >= 0:
+        while not self.closed:
+            # What is searched for begins with a byte that it has once, so any text takes linear
+            # time, and whatever is found is a part or a reason to refuse the form.
+            begin = held.find(b"\n" + mark, self._checked) + 1
+            if held.find(b"\r" + mark, self._checked, begin or len(held)) >= 0:
+                raise _ambiguous("a boundary has no line of its own")
+            if not begin:
+                # The rest may be the beginning of a boundary.
+                self._checked = max(self._checked, len(held) - len(mark))
+                return
+            self._checked = begin - 1
             after = begin + len(mark)
-            if held[begin - 1] not in b"\r\n":
-                self._checked = begin + 1
-                continue
-            self._checked = begin
             if len(held) < after + 2:
                 return
-            if held[begin - 2 : begin] != b"\r\n" or begin - 2 < self._content:
+            end = bytes(held[after : after + 2])
+            whole = held[begin - 2 : begin] == b"\r\n" and end in (b"\r\n", b"--")
+            if not whole or begin - 2 < self._content:
                 raise _ambiguous("a boundary has no line of its own")
-            self._begun = True
             if self._model_begin is not None and self.span is None:
                 self.span = self._model_begin, begin - 2
-            if held[after : after + 2] == b"--":
+            if end == b"--":
                 self.closed = True
                 self._checked = after + 2
             elif not self._take_head(after):
                 return
-        if self.closed:
-            if not b"\r\n".startswith(held[self._checked :]):
-                raise _ambiguous("it goes on after its end")
-        else:
-            # The rest may be the beginning of a boundary.
-            self._checked = max(self._checked, len(held) - len(mark) + 1)
+        if not b"\r\n".startswith(held[self._checked :]):
+            raise _ambiguous("it goes on after its end")
 
     def _take_head(self, after: int) -> bool:
         """Check the head of a part, which follows the boundary that ends at `after`. Returns
@@ -102,13 +108,15 @@ class FormParts:
             raise _ambiguous("the head of a part is too long")
         if end < 0:
             return False
-        if self.held[after : after + 2] != b"\r\n":
-            raise _ambiguous("a boundary has no line of its own")
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise invalid(f"The form has more than {_MOST_PARTS} parts.", "body")
         if _names_model(bytes(self.held[after + 2 : end])):
             if self._model_begin is not None:
                 raise invalid("The form has several fields model: send one.", "model")
             self._model_begin = end + 4
-        self._content = self._checked = end + 4
+        # Some servers take a boundary right here for one.
+        self._content, self._checked = end + 4, end + 3
         return True
 
     def take(self) -> bytes:
@@ -124,7 +132,8 @@ class FormParts:
 def _names_model(head: bytes) -> bool:
     """Whether a part is the field `model`. Raises: Refusal: servers may disagree about that."""
     dispositions = []
-    for line in head.split(b"\r\n"):
+    # What is beyond the last one is no header.
+    for line in head.split(b"\r\n", _MOST_HEADERS):
         header = _HEADER.fullmatch(line)
         if header is None:
             raise _ambiguous(f"{_shown(line)} in the head of a part is no header")

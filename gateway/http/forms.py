@@ -1,12 +1,15 @@
-"""A multipart form that is passed on while it comes. Only its beginning is held, up to the field
-that names the model; the rest is checked as it passes, since it must not name another one.
+"""A multipart form that is passed on. It is checked as it comes, and waits in an unnamed file until
+all of it is there: only then does its request wait for a place at a server, however slowly the
+client sends it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Final
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, Final, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -14,28 +17,60 @@ from starlette.requests import Request as HttpRequest
 from gateway.http.bodies import MAX_BODY_BYTES
 from gateway.http.errors import invalid
 from gateway.http.form_parts import FormParts, boundary_of
-from gateway.requests.share import share_of
+from gateway.requests.share import ByteBudget, share_of
+from gateway.system.lane import Lane
 from gateway.system.refusal import Refusal
 
 # An hour of sound without compression is 0.6 GB.
 MOST_BYTES: Final = 1 << 30
+_ALL_BYTES: Final = 8 << 30
 _LONGEST_NAME: Final = 1000
+_PIECE_BYTES: Final = 128 << 10
+_DISK_S: Final = 30.0
+_RETRY_AFTER_S: Final = 5
+
+T = TypeVar("T")
+
+
+class FormFiles:
+    """The files of all forms, and the one thread that waits for their disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lane = Lane("forms")
+        self.budget = ByteBudget(_ALL_BYTES)
+
+    async def open(self) -> IO[bytes]:
+        return await self.run(lambda: tempfile.TemporaryFile(dir=self._folder))
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Raises: Refusal: the disk is full, or doesn't answer."""
+        try:
+            return await self._lane.run(call, _DISK_S, "the disk of forms")
+        except OSError as error:
+            raise _no_room(str(error)) from error
+
+    def close(self, file: IO[bytes], size_bytes: int) -> None:
+        self.budget.give_back(size_bytes)
+        self._lane.soon(file.close)
 
 
 class Form:
-    """The form in the body of a request. `whole` is set when all of it has been read."""
+    """The form in the body of a request."""
 
-    def __init__(self, http: HttpRequest) -> None:
+    def __init__(self, http: HttpRequest, files: FormFiles) -> None:
         """Raises: Refusal: the body is no form, or says that it is too large."""
         self._parts = FormParts(boundary_of(http.headers.getlist("content-type")))
         declared = http.headers.get("content-length", "")
-        self._length = int(declared) if declared.isdecimal() else None
-        if self._length is not None and self._length > MOST_BYTES:
+        if declared.isdecimal() and int(declared) > MOST_BYTES:
             raise _too_large()
         self._stream = http.stream()
         self._share = share_of(http.scope)
+        self._come_bytes = 0
         self._span = (0, 0)
-        self.whole = asyncio.Event()
+        self._files = files
+        self._file: IO[bytes]
+        self._size = 0
 
     async def model(self) -> str:
         """The value of the field `model`. Reads only as far as that.
@@ -51,58 +86,83 @@ class Form:
                     "send it first.",
                     "model",
                 )
-            try:
-                self._parts.add(await anext(self._stream))
-            except StopAsyncIteration:
-                raise invalid("The form has no field model.", "model") from None
-            except ClientDisconnect:
-                raise Refusal(
-                    "invalid_request_error", "The client left before its body ended."
-                ) from None
+            if not await self._read_more():
+                raise invalid("The form has no field model.", "model")
         self._span = begin, end = self._parts.span
         if end - begin > _LONGEST_NAME:
             raise invalid("model: the name is too long.", "model")
         return held[begin:end].decode("utf-8", "replace").strip()
 
-    def length(self, model: str) -> int | None:
-        """The length of the body with this model in place of the client's; None: unknown."""
-        if self._length is None:
-            return None
-        begin, end = self._span
-        return self._length + len(model.encode()) - (end - begin)
-
-    async def body(self, model: str) -> AsyncGenerator[bytes]:
-        """The whole body, with this model in place of the client's.
+    async def read(self) -> None:
+        """Read the rest. Call `model` first.
 
         Raises:
-            Refusal: the body is too large, names a second model, or is ambiguous. Then its end
-                is missing.
-            ClientDisconnect: the client left.
+            Refusal: the form is too large, names a second model, is ambiguous, or finds no room.
         """
-        begin, end = self._span
         parts = self._parts
-        # The end of a line before the first boundary isn't the client's.
-        passed_bytes = len(parts.held) - 2
-        piece = parts.take()
-        yield piece[2:begin] + model.encode() + piece[end:]
-        self._share.pass_on(len(piece) - 2)
-        async for come in self._stream:
-            passed_bytes += len(come)
-            if passed_bytes > MOST_BYTES:
-                raise _too_large()
-            parts.add(come)
-            if piece := parts.take():
-                yield piece
-                self._share.pass_on(len(piece))
+        self._file = await self._files.open()
+        self._share.when_released(lambda: self._files.close(self._file, self._size))
+        while await self._read_more():
+            if len(parts.held) >= _PIECE_BYTES:
+                await self._keep(parts.take())
         if not parts.closed:
             raise invalid("The form breaks off before its last boundary.", "body")
-        yield bytes(parts.held)
-        self._share.pass_on(len(parts.held))
-        self.whole.set()
+        await self._keep(bytes(parts.held))
+
+    async def _read_more(self) -> bool:
+        """Returns whether there was more."""
+        try:
+            piece = await anext(self._stream, None)
+        except ClientDisconnect:
+            raise Refusal(
+                "invalid_request_error", "The client left before its body ended."
+            ) from None
+        if piece is None:
+            return False
+        self._come_bytes += len(piece)
+        if self._come_bytes > MOST_BYTES:
+            raise _too_large()
+        self._parts.add(piece)
+        return True
+
+    async def _keep(self, piece: bytes) -> None:
+        budget = self._files.budget
+        # A form leaves as much room as it takes, so that large ones don't keep small ones out.
+        if self._size + len(piece) > budget.left_bytes or not budget.take(len(piece)):
+            raise _no_room(f"all forms together would take too much of {_ALL_BYTES >> 30} GiB")
+        self._size += len(piece)
+        await self._files.run(partial(self._file.write, piece))
+        self._share.pass_on(len(piece))
+
+    def length(self, model: str) -> int:
+        """The length of the body with this model in place of the client's."""
+        begin, end = self._span
+        # The end of a line before the first boundary isn't the client's.
+        return self._size - 2 + len(model.encode()) - (end - begin)
+
+    async def body(self, model: str) -> AsyncGenerator[bytes]:
+        """The whole body, with this model in place of the client's. Raises: Refusal."""
+        begin, end = self._span
+        for at, until, replaced in ((2, begin, model.encode()), (end, self._size, b"")):
+            for place in range(at, until, _PIECE_BYTES):
+                count = min(_PIECE_BYTES, until - place)
+                yield await self._files.run(partial(_read, self._file, place, count))
+            yield replaced
+
+
+def _read(file: IO[bytes], place: int, count: int) -> bytes:
+    file.seek(place)
+    return file.read(count)
 
 
 def _too_large() -> Refusal:
     return Refusal(
         "request_too_large",
         f"The form is larger than {MOST_BYTES >> 20} MiB, the largest that is passed on.",
+    )
+
+
+def _no_room(reason: str) -> Refusal:
+    return Refusal(
+        "overloaded", f"The form finds no room now: {reason}.", retry_after_s=_RETRY_AFTER_S
     )

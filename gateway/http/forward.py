@@ -139,12 +139,10 @@ class Forwarded(Response):
         *,
         silence_s: float,
         framing: Framing | None = None,
-        whole: asyncio.Event | None = None,
         hides_usage: bool = False,
     ) -> None:
-        """The answer may pause for `silence_s`. `whole` is set when the body of the request has
-        been read; None: it has been read before. `hides_usage`: the usage in a stream is not for
-        the client.
+        """The answer may pause for `silence_s`. `hides_usage`: the usage in a stream is not for the
+        client.
         """
         self.background = None
         self._opened = opened
@@ -152,7 +150,6 @@ class Forwarded(Response):
         self._silence_s = silence_s
         self._framing = framing
         self._usage = usage
-        self._whole = whole
         self._events = EventsWithoutUsage if hides_usage else WholeEvents
         self._started = False
 
@@ -163,9 +160,6 @@ class Forwarded(Response):
 
         async def watch_client() -> None:
             nonlocal left
-            if self._whole is not None:
-                # What comes now is the body, which somebody else reads.
-                await self._whole.wait()
             await until_gone(receive)
             left = True
             task.cancel()

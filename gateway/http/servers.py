@@ -20,7 +20,6 @@ from gateway.http.answer import EVENTS, LINES
 from gateway.http.auth import caller_of
 from gateway.http.bodies import beside_the_loop, read_body
 from gateway.http.errors import invalid
-from gateway.http.exchange import direct_writer_of
 from gateway.http.forms import Form
 from gateway.http.forward import Forwarded, UsageReader, passed_on
 from gateway.http.model_call import ModelCall
@@ -231,7 +230,6 @@ class _CommandCall(ModelCall):
             usage,
             silence_s=silence_s,
             framing=EVENTS if self._stream else None,
-            whole=None if form is None else form.whole,
         )
 
     @asynccontextmanager
@@ -246,7 +244,7 @@ class _CommandCall(ModelCall):
         try:
             tries = 0
             while True:
-                address = await self._turn(request, waits=form is not None)
+                address = await _turn(request)
                 tries += 1
                 try:
                     answer = await self._ask(address, target, body, form)
@@ -284,21 +282,13 @@ class _CommandCall(ModelCall):
         client = clients.at(self.model.id, address)
         return await client.ask(question, self.model.settings.silence_s)
 
-    async def _turn(self, request: Request, *, waits: bool) -> str:
-        """Wait until the request may be passed on. Returns the server's address. `waits`: the rest
-        of the body waits meanwhile, and the client isn't late with it.
-        """
-        writer = direct_writer_of(self.http.scope) if waits else None
-        if writer is not None:
-            writer.hold_body(held=True)
-        try:
-            while True:
-                for part in (await request.take()).parts:
-                    if isinstance(part, Text):
-                        return part.text
-        finally:
-            if writer is not None:
-                writer.hold_body(held=False)
+
+async def _turn(request: Request) -> str:
+    """Wait until the request may be passed on. Returns the server's address."""
+    while True:
+        for part in (await request.take()).parts:
+            if isinstance(part, Text):
+                return part.text
 
 
 class SpeechBody(Struct):
@@ -341,10 +331,12 @@ async def create_image(http: HttpRequest) -> Response:
 
 async def _pass_form(http: HttpRequest) -> Response:
     """Pass a form on, whose field `model` names a model whose requests are passed on."""
-    form = Form(http)
+    target = _target(http)
+    form = Form(http, http.app.state.form_files)
     model = await form.model()
     call = await _passed(http, model) or _CommandCall(http, model)
-    return call.forward(_target(http), b"", form)
+    await form.read()
+    return call.forward(target, b"", form)
 
 
 for _path, _summary in (

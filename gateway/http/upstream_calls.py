@@ -137,7 +137,6 @@ class UpstreamCall:
             silence_s=max(each.upstream.settings.silence_s for each in self._ways),
             framing=self._framing,
             hides_usage=self._hides_usage,
-            whole=None if form is None else form.whole,
         )
 
     @asynccontextmanager

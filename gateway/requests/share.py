@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import Scope
@@ -52,6 +53,7 @@ class Share:
         self._free_bytes = free_bytes
         self._held_bytes = 0
         self._holders = 1
+        self._at_end: list[Callable[[], None]] = []
 
     def take(self, more_bytes: int) -> None:
         """Count more bytes. Raises: Refusal: there is no room for them, now or ever."""
@@ -90,11 +92,18 @@ class Share:
         with self._budget.lock:
             self._holders += 1
 
+    def when_released(self, call: Callable[[], None]) -> None:
+        """Have the last holder make the call, to let go of what the request has beside memory."""
+        self._at_end.append(call)
+
     def release(self) -> None:
         with self._budget.lock:
             self._holders -= 1
-            if not self._holders:
-                self._budget.give_back(self._held_bytes)
+            if self._holders:
+                return
+            self._budget.give_back(self._held_bytes)
+        for call in self._at_end:
+            call()
 
 
 def share_of(scope: Scope) -> Share:

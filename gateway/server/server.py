@@ -23,6 +23,7 @@ from gateway.config.read import Configuration
 from gateway.http.access_log import spans
 from gateway.http.app import Parts
 from gateway.http.connection_limits import ConnectionLimiter, capacity
+from gateway.http.forms import FormFiles
 from gateway.http.kept import ChatFamily
 from gateway.http.responses import ResponseFamily
 from gateway.library.finder import Finder
@@ -229,6 +230,7 @@ class _GatewayProcess:
             pulls,
             library,
             last_used,
+            FormFiles(state_dir.sockets),
             spans(os.environ),
         )
 

@@ -107,9 +107,23 @@ def test_a_head_without_an_end_is_not_held() -> None:
     parts = FormParts(b"B")
     parts.add(form(CHEAP, end=b"--B\r\nX: "))
     parts.take()
-    parts.add(b"x" * (15 << 10))
+    parts.add(b"x" * (3 << 10))
     with pytest.raises(Refusal, match="too long"):
         parts.add(b"x" * (2 << 10))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        form(CHEAP, *[(NO_NAME + b"; name=x", b"")] * 256),
+        form(CHEAP, (FILE % b"a" + b"\r\nX: y" * 8, b"")),
+        form(CHEAP, (FILE % b"a" + b" " * 5000, b"")),
+    ],
+    ids=["parts", "headers", "spaces"],
+)
+def test_what_costs_much_to_read_is_bounded(body: bytes) -> None:
+    with pytest.raises(Refusal, match=r"more than 256 parts|is no header|too long"):
+        read(body, 1 << 20)
 
 
 @pytest.mark.parametrize(
