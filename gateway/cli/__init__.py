@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -132,3 +133,8 @@ class _Verbs(UncutGroup):
 @click.version_option(VERSION, prog_name="bulkhead")
 def main() -> None:
     """Serve MLX models, each in a process of its own."""
+    # A umask that lets everybody write is a mistake: any account could change models, caches and
+    # bytecode that this one writes. Others stay as they are, as a group may share a cache.
+    before = os.umask(0o022)
+    if before & stat.S_IWOTH:
+        os.umask(before)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from gateway.cli.client import DISKS, Query, quoted
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
-from gateway.cli.gateway_access import find_gateway
+from gateway.cli.gateway_access import address_of, find_gateway
 from gateway.cli.output import print_json, printable
 from gateway.config.layers import ConfigError
 from gateway.config.model_folders import find_folder, locate
@@ -29,7 +29,7 @@ from gateway.memory.forecast import Forecast, possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.memory.weights import EstimateError, options_in
 from gateway.system.notation import format_size, nearest_model, suggestion
-from gateway.system.state_dir import StateDir, running_address
+from gateway.system.state_dir import StateDir
 
 _WIDTH: Final = 14
 
@@ -133,7 +133,7 @@ def estimate_command(
 def _running(
     model: str, context_tokens: int | None, settings: Settings, state_dir: StateDir
 ) -> _Running | None:
-    if running_address(state_dir) is None:
+    if address_of(state_dir) is None:
         return None
     found = find_gateway(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
     with found.client() as gateway:

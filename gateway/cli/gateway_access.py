@@ -14,10 +14,11 @@ from msgspec import Struct
 
 from gateway.access.key_file import admin_key
 from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError
 from gateway.config.layers import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
-from gateway.system.state_dir import StateDir, near_url, running_address
+from gateway.system.state_dir import Address, StateDir, StateDirError, near_url, running_address
 from gateway.system.tls import trusting
 
 # Hosts that count as one host. At other loopback addresses another program may listen.
@@ -56,7 +57,7 @@ def find_gateway(
     folder gets the folder's admin key. It is reached at its own address, also if `url` has another
     name of loopback: there another program may listen at the same port.
     """
-    address = running_address(state_dir)
+    address = address_of(state_dir)
     if address is None or (url is not None and not _same(url, address.url)):
         here = settings.gateway
         return GatewayAccess(url or near_url(here.host, here.port, tls=here.tls), key, None)
@@ -65,6 +66,14 @@ def find_gateway(
         key or admin_key(state_dir.admin_key_path),
         None if address.certificate is None else _trusting(address.certificate),
     )
+
+
+def address_of(state_dir: StateDir) -> Address | None:
+    """As `running_address`. Raises: CommandError."""
+    try:
+        return running_address(state_dir)
+    except StateDirError as error:
+        raise CommandError(str(error)) from error
 
 
 def _trusting(certificate: str) -> ssl.SSLContext | None:
@@ -86,7 +95,7 @@ def _same(url: str, other: str) -> bool:
 def own_gateway(state_dir: Path | None) -> Iterator[GatewayClient | None]:
     """A client of the gateway that runs with the state folder; None if no gateway does."""
     settings, folder = local_settings(state_dir)
-    if running_address(folder) is None:
+    if address_of(folder) is None:
         yield None
         return
     with find_gateway(None, None, settings, folder).client() as client:

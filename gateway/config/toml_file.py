@@ -13,6 +13,8 @@ import tree_sitter_toml
 from msgspec import Struct
 from tree_sitter import Language, Node, Parser
 
+from gateway.system.state_file import written_by_others
+
 _LARGEST_BYTES: Final = 1 << 20
 _MOST_BROKEN_LINES: Final = 20
 _LONGEST_STATEMENT: Final = 200
@@ -40,16 +42,21 @@ def read_document(path: Path) -> TomlDocument:
 
     Raises:
         FileNotFoundError: there is no file.
-        UnreadableFileError: it is no regular file, too large, or can't be opened.
+        UnreadableFileError: it is no regular file, too large, can't be opened, or others may have
+            written it.
     """
     try:
-        mode = path.stat().st_mode
+        found = path.stat()
+        mode = found.st_mode
         # A pipe is refused. To open a pipe may take for ever, and a reload could not read its text
         # again. A folder is not refused here, as `open` reports folders.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
             raise UnreadableFileError(
                 "it is a pipe or a device: name a file, which can be read again"
             )
+        # The file names programs, which run as this account.
+        if stat.S_ISREG(mode) and (reason := written_by_others(path, found)) is not None:
+            raise UnreadableFileError(reason)
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -19,6 +20,7 @@ from gateway.doctor.installation import Installation
 from gateway.system.machine import away, denied
 from gateway.system.notation import format_size
 from gateway.system.state_dir import StateDir
+from gateway.system.state_file import written_by_others
 from protocol.message import (
     MAX_SOCKET_PATH_BYTES,
     EndpointError,
@@ -73,6 +75,10 @@ def _obstacles(state_dir: StateDir) -> Iterator[str]:
             # `is_file` is called twice, since a running gateway may remove the file in between.
             if path.is_file() and not os.access(path, os.R_OK | os.W_OK) and path.is_file():
                 yield f"{path} can't be written: it belongs to {_owner(path)}."
+                continue
+            with contextlib.suppress(OSError):
+                if path.is_file() and (reason := written_by_others(path, path.stat())) is not None:
+                    yield f"{path} isn't read, or can't be trusted: {reason}."
 
 
 def _owner(path: Path) -> str:

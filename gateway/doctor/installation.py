@@ -22,6 +22,7 @@ from gateway.service.status import PortHealth, ask_health, listening_at, port_is
 from gateway.system.memory import device_info
 from gateway.system.state_dir import (
     StateDir,
+    StateDirError,
     lock_holder,
     near_url,
     running_address,
@@ -181,7 +182,10 @@ def _served_at(
     """The address that the gateway has recorded, and whether it uses TLS; None without a record. If
     `addresses`, at which the gateway listens, has the recorded port, the host is taken from there.
     """
-    written = running_address(state_dir)
+    try:
+        written = running_address(state_dir)
+    except StateDirError:
+        written = None
     if written is None:
         return None
     url = httpx.URL(written.url)

@@ -35,7 +35,7 @@ from gateway.system.machine import Notifier
 from gateway.system.processes import ProcessGoneError
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import NextGateway, StateDir
-from gateway.system.state_file import read_state
+from gateway.system.state_file import read_state, written_by_others
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -164,6 +164,8 @@ class Upgrader:
         path = self._state_dir.successor_path
 
         def take() -> NextGateway:
+            if path.exists() and (reason := written_by_others(path, path.stat())) is not None:
+                raise OSError(f"{path} isn't read: {reason}")
             wish = read_state(path, NextGateway) or NextGateway()
             path.unlink(missing_ok=True)
             return wish

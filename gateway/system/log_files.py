@@ -17,7 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
 
-from gateway.system.state_file import make_folder
+from gateway.system.state_file import make_folder, open_private
 
 FILE_BYTES: Final = 10_000_000
 # The number of older files that a log keeps beside the file that is written.
@@ -80,7 +80,9 @@ class RotatedFile(RotatingFileHandler):
     def _open(self) -> io.TextIOWrapper:
         path = Path(self.baseFilename)
         make_folder(path.parent)
-        stream = super()._open()
+        stream = open(  # noqa: SIM115 - as the base class does.
+            path, "a", encoding=self.encoding, errors=self.errors, opener=open_private
+        )
         if _ends_in_mid_line(path):
             stream.write(self.terminator)
         return stream

@@ -17,7 +17,14 @@ from msgspec import Struct
 from platformdirs import user_data_path, user_state_path
 
 from gateway.system.notation import url
-from gateway.system.state_file import make_folder, no_files, read_state, untrusted, write_state
+from gateway.system.state_file import (
+    make_folder,
+    no_files,
+    read_state,
+    untrusted,
+    write_state,
+    written_by_others,
+)
 from protocol.message import EndpointError, endpoint
 
 _LONGEST_SOCKET_NAME: Final = "9999999999.sock"
@@ -192,6 +199,8 @@ class StateDir:
         """Raises: OSError: the lock can't be made; StateDirError: another process has it."""
         lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
+            # One that was there may have any mode.
+            os.fchmod(lock, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(lock, 100).decode("ascii", "replace").strip() or "unknown"
@@ -296,9 +305,14 @@ def write_address(state_dir: StateDir, address: Address) -> None:
 def running_address(state_dir: StateDir) -> Address | None:
     """The address of the gateway that has the folder's lock. None: no gateway has the lock, or its
     address isn't written yet.
+
+    Raises:
+        StateDirError: another account may have written it, to be told the admin key.
     """
-    holder = lock_holder(state_dir.path)
-    if holder is None or not state_dir.address_path.exists():
+    holder, path = lock_holder(state_dir.path), state_dir.address_path
+    if holder is None or not path.exists():
         return None
-    address = read_state(state_dir.address_path, Address)
+    if (reason := written_by_others(path, path.stat())) is not None:
+        raise StateDirError(f"{path} isn't read: {reason}.")
+    address = read_state(path, Address)
     return address if address is not None and address.pid == holder else None

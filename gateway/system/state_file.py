@@ -1,4 +1,6 @@
-"""Files of the state folder: replaced as a whole, and private where they hold secrets. Blocks."""
+"""Files of the state folder: replaced as a whole, for this account alone whatever the umask, and
+read only if no other account may have written them. Blocks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +23,7 @@ T = TypeVar("T", bound=Struct)
 def read_state(path: Path, kind: type[T]) -> T | None:
     """The content of a state file. None: it is missing, or can't be read, which is logged."""
     try:
-        return msgspec.json.decode(_read(path, forbidden=0), type=kind)
+        return msgspec.json.decode(read_file(path), type=kind)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
@@ -31,10 +33,8 @@ def read_state(path: Path, kind: type[T]) -> T | None:
 
 def write_state(path: Path, content: Struct) -> None:
     """Replace a state file. A failure is only logged: a full disk must not stop the gateway."""
-    unfinished = path.with_suffix(".new")
     try:
-        unfinished.write_bytes(msgspec.json.encode(content))
-        unfinished.replace(path)
+        _replace(path, path.with_suffix(".new"), msgspec.json.encode(content), lasts=False)
     except OSError as error:
         logger.warning("%s can't be written: %s", path, error)
 
@@ -58,7 +58,17 @@ def write_secret(path: Path, content: bytes) -> None:
     Raises OSError.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    # A file that an earlier process with this pid has left may have any mode.
+    _replace(path, unfinished, content, lasts=True)
+    _keep_name(path.parent)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opens a file for `open`; one that is made is for this account alone. Raises OSError."""
+    return os.open(path, flags, _PRIVATE)
+
+
+def _replace(path: Path, unfinished: Path, content: bytes, *, lasts: bool) -> None:
+    # A file that an earlier process has left may have any mode.
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
     try:
@@ -69,37 +79,56 @@ def write_secret(path: Path, content: bytes) -> None:
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if lasts:
+                os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    _keep_name(path.parent)
 
 
 def read_file(path: Path) -> bytes:
     """Raises: OSError; PermissionError: other accounts may write to the file."""
-    return _read(path, forbidden=stat.S_IWGRP | stat.S_IWOTH)
+    with _opened(path) as file:
+        if (reason := written_by_others(path, os.fstat(file.fileno()))) is not None:
+            raise PermissionError(errno.EACCES, reason, str(path))
+        return file.read()
+
+
+def written_by_others(path: Path, found: os.stat_result) -> str | None:
+    """Why another account may have written a file, and what mends it; None: none has. Root may
+    read what its users have written, as it does for the gateway of another account.
+    """
+    uid = os.geteuid()
+    if uid != 0 and found.st_uid not in (0, uid):
+        return f"it belongs to uid {found.st_uid}, and this process runs as uid {uid}: `chown` it"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to it (its mode is {_mode(found)}): `chmod go-w {path}`"
+    return None
 
 
 def read_secret(path: Path) -> bytes:
     """Raises: OSError; PermissionError: other accounts have rights to the file."""
-    return _read(path, forbidden=stat.S_IRWXG | stat.S_IRWXO)
+    with _opened(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            reason = f"others have rights to it (its mode is {_mode(found)})"
+            raise PermissionError(errno.EACCES, reason, str(path))
+        return file.read()
 
 
-def _read(path: Path, forbidden: int) -> bytes:
+def _mode(found: os.stat_result) -> str:
+    return f"{stat.S_IMODE(found.st_mode):04o}"
+
+
+def _opened(path: Path) -> BinaryIO:
     # Without O_NONBLOCK the open of a named pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no file", str(path))
-        if found.st_mode & forbidden:
-            mode = stat.S_IMODE(found.st_mode)
-            raise PermissionError(
-                errno.EACCES, f"others have rights to it (its mode is {mode:04o})", str(path)
-            )
-        return file.read()
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return file
 
 
 def _keep_name(folder: Path) -> None:
@@ -135,8 +164,7 @@ def untrusted(folder: Path) -> str | None:
             "choose another folder, or give it to this account with chown"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = stat.S_IMODE(found.st_mode)
-        return f"others may write to {folder} (its mode is {mode:04o}): `chmod go-w` it"
+        return f"others may write to {folder} (its mode is {_mode(found)}): `chmod go-w` it"
     return None
 
 

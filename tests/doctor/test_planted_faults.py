@@ -260,6 +260,22 @@ class TestMachine:
         assert (check, severity) == ("state folder", "error")
         assert f"{machine.state_dir} is no folder" in evidence
 
+    def test_a_file_of_the_state_folder_that_others_may_write(self, machine: Machine) -> None:
+        machine.state_dir.mkdir(0o700)
+        path = machine.state_dir / "address.json"
+        path.touch()
+        path.chmod(0o666)
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("state folder", "error")
+        assert f"`chmod go-w {path}`" in evidence
+
+    def test_a_configuration_that_others_may_write(self, machine: Machine) -> None:
+        machine.configure("[gateway]")
+        machine.config.chmod(0o666)
+        check, severity, evidence = machine.fault()
+        assert (check, severity) == ("configuration", "error")
+        assert f"`chmod go-w {machine.config}`" in evidence
+
     def test_a_folder_of_a_disk_that_is_only_read(self, machine: Machine) -> None:
         machine.state_dir.mkdir()
         with _mounted(machine.state_dir, "ro"):

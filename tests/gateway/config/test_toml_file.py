@@ -79,6 +79,16 @@ class TestFiles:
                 read_document(path)
         assert read_document(Path(os.devnull)).tables == {}
 
+    @pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+    def test_what_others_may_write(self, tmp_path: Path, mode: int) -> None:
+        path = tmp_path / "config.toml"
+        path.touch()
+        path.chmod(mode)
+        with pytest.raises(UnreadableFileError, match=f"may write to it.*chmod go-w {path}"):
+            read_document(path)
+        path.chmod(0o644)
+        assert read_document(path).tables == {}
+
     def test_what_is_no_configuration(self, tmp_path: Path) -> None:
         path = tmp_path / "config.toml"
         path.write_bytes(bytes((1 << 20) + 1))

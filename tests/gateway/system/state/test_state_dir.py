@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.system.state_dir import StateDir, StateDirError, UncleanStarts, lock_holder
-from gateway.system.state_file import read_state, write_state
+from gateway.system.state_file import read_state, write_state, written_by_others
 from tests.support.folders import short_folder
 
 
@@ -65,6 +66,44 @@ def test_a_part_of_it_that_others_may_write_to(folder: Path, name: str) -> None:
 def test_a_folder_of_somebody_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert f"belongs to uid {os.getuid()}" in _refusal(folder)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_a_file_that_others_may_write_to_is_not_read(
+    folder: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / "starts.json"
+    write_state(path, UncleanStarts((1.0,)))
+    path.chmod(mode)
+    assert read_state(path, UncleanStarts) is None
+    assert f"others may write to it (its mode is {mode:04o}): `chmod go-w {path}`" in caplog.text
+
+
+def test_whose_files_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(owner: int, reader: int) -> bool:
+        found = os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+        monkeypatch.setattr(os, "geteuid", lambda: reader)
+        return written_by_others(Path("file"), found) is not None
+
+    assert refused(owner=501, reader=502)
+    assert not refused(owner=502, reader=502)
+    assert not refused(owner=0, reader=502)
+    assert not refused(owner=501, reader=0), "root asks a gateway of another account"
+
+
+def test_the_umask_gives_nobody_rights(folder: Path) -> None:
+    state_dir = StateDir(folder)
+    state_dir.lock_path.touch()
+    state_dir.lock_path.chmod(0o666)
+    before = os.umask(0)
+    try:
+        state_dir.acquire()
+        write_state(state_dir.address_path, UncleanStarts())
+    finally:
+        os.umask(before)
+    state_dir.release()
+    for path in (state_dir.lock_path, state_dir.address_path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_file_in_its_place(folder: Path) -> None:
