@@ -245,12 +245,12 @@ class Connection(HttpToolsProtocol):
             self._start()
 
     def on_body(self, body: bytes) -> None:
-        # A client may send a chunk for each byte.
-        self._framing_bytes = 0
         self._body += body
 
     def _hand_over(self) -> None:
         body, self._body = self._body, bytearray()
+        # Framing counts beyond as much content: a client may send a chunk for each byte.
+        self._framing_bytes = max(0, self._framing_bytes - 2 * len(body))
         exchange = self._receiving
         if exchange is None or not body:
             return

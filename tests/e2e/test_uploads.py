@@ -11,7 +11,7 @@ from tests.e2e.test_passed_on import Provider, running
 from tests.gateway.http.test_form_parts import FILE, form
 from tests.support.commands import serving, table
 from tests.support.gateway import Gateway, eventually
-from tests.support.raw_http import connect, post, read_all
+from tests.support.raw_http import connect, post, read_all, send
 
 PATH = "/v1/audio/transcriptions"
 TYPE = "Content-Type: multipart/form-data; boundary=B"
@@ -86,12 +86,15 @@ def test_a_form_whose_client_leaves_leaves_the_queue(gateway: Gateway) -> None:
         assert gateway.model("one")["active_requests"] == 1, "the place was taken all the time"
 
 
-def test_a_body_may_come_in_chunks_of_a_byte(gateway: Gateway) -> None:
-    body = form((MODEL, b"one"), (FILE % b"a", b"\0" * 100_000))
+@pytest.mark.parametrize(("size", "told"), [(5_000, b"heard"), (500_000, b"more framing")])
+def test_few_bytes_may_come_in_chunks_of_their_own(
+    gateway: Gateway, size: int, told: bytes
+) -> None:
+    body = form((MODEL, b"one"), (FILE % b"a", b"\0" * size))
     with connect(gateway) as connection:
         head = post(PATH, b"", TYPE, CLOSE).replace(
             b"Content-Length: 0", b"Transfer-Encoding: chunked"
         )
         chunks = b"".join(b"1\r\n%c\r\n" % each for each in body)
-        connection.sendall(head + chunks + b"0\r\n\r\n")
-        assert b"transcriptions heard" in read_all(connection)
+        send(connection, head + chunks + b"0\r\n\r\n")
+        assert told in read_all(connection)
