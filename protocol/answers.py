@@ -258,3 +258,9 @@ class RequestFailed(Message, frozen=True, tag="request-failed"):
     message: str
     field: RequestField | None = None
     picture: int | None = None
+
+
+class Costs(Message, frozen=True, tag="costs"):
+    """The seconds that the engine computed for each sharer since the last `Costs`."""
+
+    seconds: dict[str, Annotated[float, Meta(ge=0, le=86_400)]]

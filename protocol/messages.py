@@ -3,8 +3,8 @@
 The worker says `Hello`, and the gateway says `Load`. `LoadProgress` follows until `Ready` or
 `LoadFailed`. Then the worker answers every `Generate` by `Rendered` and by deltas in `Output`, up
 to a delta with a finish reason, and every `Embed` by one `Embedded` or several. `RequestFailed`
-may take the place of either answer. `Heartbeat` flows all the while. `Drain` or `Stop` ends the
-conversation.
+may take the place of either answer. `Costs` says how long they took. `Heartbeat` flows all the
+while. `Drain` or `Stop` ends the conversation.
 
 A worker that guards the server of a command gets `RunCommand` in place of `Load`, and no requests.
 
@@ -19,7 +19,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
     ClearPromptCache,
     Drain,
@@ -67,6 +67,7 @@ WorkerMessage: TypeAlias = (
     | Output
     | Embedded
     | RequestFailed
+    | Costs
     | Heartbeat
     | Need
     | PromptCacheCleared

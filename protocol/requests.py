@@ -190,7 +190,8 @@ class Generate(Message, frozen=True, tag="generate"):
     prompt come with theirs, and the prompt is computed whole. With `echo` the text begins with the
     prompt. Without `thinks` a constraint holds from the first token on. The `prediction` is the
     text that the client expects as the answer, or as parts of the answer. It makes the answer
-    faster, and doesn't change the text.
+    faster, and doesn't change the text. Each `sharer` of the model has turns in proportion to its
+    `share`.
     """
 
     request_id: str
@@ -213,6 +214,8 @@ class Generate(Message, frozen=True, tag="generate"):
     echo: bool = False
     thinks: bool = True
     prediction: str = ""
+    sharer: str = ""
+    share: int = 1
 
 
 class Embed(Message, frozen=True, tag="embed"):
@@ -222,7 +225,7 @@ class Embed(Message, frozen=True, tag="embed"):
     `prompt_name` names a prompt of the model's files that goes before each input. `role` chooses
     such a prompt by its use; a model without prompts for roles uses no prompt. Inputs that are too
     long are refused, or cut to `truncate` tokens; -1 cuts them to the context. `dimensions` cuts
-    vectors to so many numbers.
+    vectors to so many numbers. `sharer` and `share` are as in `Generate`.
     """
 
     request_id: str
@@ -233,6 +236,8 @@ class Embed(Message, frozen=True, tag="embed"):
     role: Literal["query", "document"] | None = None
     truncate: int | None = None
     dimensions: int | None = None
+    sharer: str = ""
+    share: int = 1
 
 
 class Cancel(Message, frozen=True, tag="cancel"):

@@ -24,6 +24,9 @@ _BEFORE_ID: Final = "#"
 # Names stand in addresses, log lines and metrics, and must not need escapes in any of them.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
+# With larger ones a key would keep others waiting, which is what a priority is for.
+LARGEST_SHARE: Final = 100
+
 Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
 
 
@@ -32,7 +35,8 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
 
     `models` are ids and aliases of the models that the key may use, with `*` for any text.
     `priority` is the highest priority that its requests may have. `rpm` and `tpm` are the most
-    requests and tokens a minute, `concurrent` the most answers at once. `expires_at` is a Unix
+    requests and tokens a minute, `concurrent` the most answers at once. While several keys want a
+    model, each gets seconds of it in proportion to its `share`; None is 1. `expires_at` is a Unix
     time.
     """
 
@@ -43,6 +47,7 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
     rpm: Limit | None = None
     tpm: Limit | None = None
     concurrent: Limit | None = None
+    share: Annotated[int, Meta(ge=1, le=LARGEST_SHARE)] | None = None
     expires_at: float | None = None
 
 
@@ -60,7 +65,13 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
     @property
     def caller(self) -> Caller:
-        return Caller(name=self.name, owner=self.owner, models=self.models, priority=self.priority)
+        return Caller(
+            name=self.name,
+            owner=self.owner,
+            models=self.models,
+            priority=self.priority,
+            share=self.share or 1,
+        )
 
     @property
     def owner(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Collection, Iterable
@@ -30,7 +31,8 @@ class Caller(Struct, frozen=True, kw_only=True):
     `models` are the ids and aliases of the models that the caller may use, `*` for any part of one;
     None for all models.
     `priority` is the highest priority that the caller's requests may have, None for the model's
-    own. It doesn't bind an `admin`.
+    own. It doesn't bind an `admin`. `share` weighs the seconds of models that the caller gets while
+    others want them too.
     """
 
     name: str | None = None
@@ -38,6 +40,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     admin: bool = False
     models: tuple[str, ...] | None = None
     priority: int | None = None
+    share: int = 1
 
     def may_use(self, model_id: str, aliases: Collection[str] = ()) -> bool:
         """Whether the caller may use, and see, a model."""
@@ -67,6 +70,25 @@ class Caller(Struct, frozen=True, kw_only=True):
         """
         own_s = ttl_s or math.inf
         return wanted_s if self.admin or wanted_s is None or wanted_s >= own_s else None
+
+
+# A client may have all addresses of such a network of IPv6 (RFC 4291).
+_NETWORK: Final = 64
+
+
+def sharer_at(address: str) -> str:
+    """The name by which a client without a key shares models: its IP address, or its network of
+    IPv6.
+    """
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), _NETWORK), strict=False))
 
 
 # Every caller, as long as there are no keys.

@@ -210,6 +210,11 @@ class ApiKeys:
         session = self._session_of(owner)
         return None if session is None else session.limits.seat()
 
+    def share(self, owner: str) -> int:
+        """The share of an owner's key in the seconds of a model."""
+        session = self._session_of(owner)
+        return 1 if session is None else session.limits.terms.share or 1
+
     def exhausted(self, owner: str) -> bool:
         """Whether an owner's key has used all tokens that it may use in a minute."""
         session = self._session_of(owner)

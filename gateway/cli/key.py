@@ -16,6 +16,7 @@ import msgspec
 from rich.table import Table
 
 from gateway.access.api_key import (
+    LARGEST_SHARE,
     LATEST_EXPIRY,
     KeyBody,
     KeyList,
@@ -103,6 +104,11 @@ def _check_models(
 @click.option("--rpm", type=click.IntRange(1), help="Requests a minute.")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers.")
 @click.option("--concurrent", type=click.IntRange(1), help="Answers at once.")
+@click.option(
+    "--share",
+    type=click.IntRange(1, LARGEST_SHARE),
+    help="Its weight while several keys want a model [1].",
+)
 @click.option(
     "--expires",
     "expires_at",
@@ -239,14 +245,14 @@ def _table(keys: list[KeyBody]) -> Table:
     # Wide enough for a date.
     table.add_column("state", overflow="fold", min_width=10)
     table.add_column("models", overflow="fold")
-    for heading in ("priority", "rpm", "tpm", "at once", "made"):
+    for heading in ("priority", "rpm", "tpm", "at once", "share", "made"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in keys:
         table.add_row(
             each.name,
             _state(each),
             "all" if each.models is None else ", ".join(each.models),
-            *map(_limit, (each.priority, each.rpm, each.tpm, each.concurrent)),
+            *map(_limit, (each.priority, each.rpm, each.tpm, each.concurrent, each.share)),
             _day(each.created_at),
         )
     return table

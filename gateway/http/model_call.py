@@ -9,6 +9,7 @@ from typing import Final, TypeVar, TypeVarTuple, Unpack
 import msgspec
 from starlette.requests import Request as HttpRequest
 
+from gateway.access.caller import sharer_at
 from gateway.config.model import Model
 from gateway.http.access_log import record_of, unique
 from gateway.http.answer import EVENTS, Answer, Framing
@@ -112,6 +113,8 @@ class ModelCall:
         return Terms(
             id=record.id,
             key=record.key,
+            address=sharer_at(client.host) if (client := self.http.client) is not None else "",
+            share=self.caller.share,
             deadline_s=deadline_s(self.http, self.fleet.settings.queue.deadline_s),
             priority=self._priority(priority),
             keep_alive_s=self.caller.keep_alive_of(

@@ -191,8 +191,10 @@ class Made(Struct, frozen=True):
     closing: bytes
 
 
-async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, now: float) -> Made:
-    """Make the answer of a job. `now` is a Unix time.
+async def make(
+    job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, share: int, now: float
+) -> Made:
+    """Make the answer of a job. `share` is that of its owner, `now` is a Unix time.
 
     Raises:
         Refusal: the answer failed; `job.requests` is empty if the model's queue refused the
@@ -204,6 +206,7 @@ async def make(job: AnswerJob, work: Work, fleet: Fleet, family: AnswerFamily, n
     terms = Terms(
         id=work.request_id,
         key=job.entry.key,
+        share=share,
         deadline_s=max(_LEAST_S, job.entry.deadline_at - now),
         priority=work.priority,
         keep_alive_s=work.keep_alive_s,

@@ -49,6 +49,9 @@ class Owners(Protocol):
     def seat(self, owner: str) -> Seat | None:
         """Places for an answer under the limits of the owner's key; None: it has no limits."""
 
+    def share(self, owner: str) -> int:
+        """The share of the owner's key in the seconds of a model."""
+
     def exhausted(self, owner: str) -> bool:
         """Whether the owner's key has used all tokens that it may use in a minute."""
 
@@ -237,7 +240,8 @@ class Maker:
         entry, family = job.entry, self._families[job.entry.api]
         try:
             self._check(job)
-            made = await make(job, work, self._fleet, family, time.time())
+            share = self._owners.share(entry.owner)
+            made = await make(job, work, self._fleet, family, share, time.time())
             await self._settle(job, made.outcome, made.closing, None)
         except ClientGoneError:
             outcome = family.cancellation(body)

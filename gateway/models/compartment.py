@@ -19,6 +19,7 @@ from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts
 from gateway.models.performer import Performer
 from gateway.requests import refusals
+from gateway.requests.fair_shares import SharerState
 from gateway.requests.request import Request, RequestState
 from gateway.requests.use import UseState
 from gateway.system.clock import until_set
@@ -46,6 +47,7 @@ class ModelState(Struct, frozen=True, kw_only=True):
     waiting: tuple[tuple[int, RequestState], ...]
     worker: WorkerState | None
     channel: Channel | None
+    shares: tuple[SharerState, ...] = ()
 
 
 class Compartment:
@@ -159,6 +161,7 @@ class Compartment:
             waiting=tuple((numbers(each), each.state) for each in waiting),
             worker=None if self.worker is None else self.worker.state,
             channel=channel,
+            shares=self.traffic.queue.shares.state,
         )
 
     def restore(
@@ -177,6 +180,7 @@ class Compartment:
         if state.memory is not None:
             self.model_memory.restore(state.memory)
         self.traffic.use.restore(state.use)
+        self.traffic.queue.shares.restore(state.shares)
         self.traffic.queue.restore(running, waiting)
         worker, channel = state.worker, state.channel
         if worker is not None and channel is not None and output is not None:

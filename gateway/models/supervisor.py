@@ -22,7 +22,7 @@ from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.process import ExitStatus
 from gateway.workers.verdicts import HangDetector
 from gateway.workers.worker import Listener, Worker
-from protocol.answers import Embedded, Output, Rendered, RequestFailed
+from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
     Drain,
     Heartbeat,
@@ -261,6 +261,9 @@ class WorkerSupervisor:
                     self._traffic.rendered(message)
                 case RequestFailed():
                     self._traffic.failed(message)
+                case Costs():
+                    progress = False
+                    self._traffic.costs(message)
                 case LoadProgress(loaded_bytes=done, total_bytes=total):
                     self._condition.progress(
                         f"loading: {format_size(done)} of {format_size(total)}"

@@ -145,8 +145,11 @@ class RequestProgress:
         """
         return self._death_at is not None and len(self.delivered) - self._death_at < SUSPECT_TOKENS
 
-    def next_message(self, fingerprint: str, priority: int = 0) -> Task:
-        """Make the next message, for a worker whose model has this fingerprint.
+    def next_message(
+        self, fingerprint: str, priority: int = 0, sharer: str = "", share: int = 1
+    ) -> Task:
+        """Make the next message, for a worker whose model has this fingerprint. `sharer` is the
+        name for workers of the one who shares the model.
 
         Raises:
             ModelChangedError: the delivered tokens came from another model.
@@ -158,20 +161,18 @@ class RequestProgress:
             self._rendered = None
         self._attempts += 1
         self._parts.clear()
-        if not isinstance(self._task, Generate):
+        if isinstance(self._task, Passage):
             return msgspec.structs.replace(self._task, request_id=self.wire_id, priority=priority)
+        terms = {"request_id": self.wire_id, "priority": priority, "sharer": sharer, "share": share}
+        if isinstance(self._task, Embed):
+            return msgspec.structs.replace(self._task, **terms)
         prompt: Prompt = self._rendered or self._task.prompt
         if isinstance(self._task.prompt, ChatPrompt) and self._task.prompt.pictures:
             # The tokens alone would not do: the worker makes them together with the arrays of the
             # pictures.
             prompt = self._task.prompt
-        return msgspec.structs.replace(
-            self._task,
-            request_id=self.wire_id,
-            prompt=prompt,
-            delivered=pack(self.delivered),
-            priority=priority,
-        )
+        delivered = pack(self.delivered)
+        return msgspec.structs.replace(self._task, prompt=prompt, delivered=delivered, **terms)
 
     def render(self, token_ids: bytes, *, last: bool) -> int:
         """Take in a part of the rendered prompt. Returns the number of its tokens so far."""
@@ -235,12 +236,25 @@ class Vectors:
         return bytes(self.data[index * size : (index + 1) * size])
 
 
-def likely_tokens(task: Embed) -> int:
-    """About how many tokens the inputs have. The worker sends the exact number with the vectors."""
-    query = 0 if task.query is None else len(task.query)
-    return sum(
-        1 + (len(each.text) + query) // _CHARACTERS_PER_TOKEN
-        if isinstance(each, TextPrompt)
-        else len(each.token_ids) // BYTES_PER_TOKEN
-        for each in task.inputs
-    )
+def likely_tokens(task: Task) -> int:
+    """About how many tokens the prompt has, or the inputs of an `Embed`: the worker tells the exact
+    number. A request that is passed on counts as one.
+    """
+    match task:
+        case Embed(inputs=inputs, query=query):
+            asked = len(query or "")
+            return sum(_tokens_of(each, asked) for each in inputs)
+        case Generate(prompt=ChatPrompt(messages), tools=tools):
+            said = sum(len(each.content) for each in messages)
+            said += 0 if tools is None else len(tools.definitions)
+            return 1 + said // _CHARACTERS_PER_TOKEN
+        case Generate(prompt=(TextPrompt() | TokenPrompt()) as prompt):
+            return _tokens_of(prompt)
+        case _:
+            return 1
+
+
+def _tokens_of(prompt: TextPrompt | TokenPrompt, beside: int = 0) -> int:
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.token_ids) // BYTES_PER_TOKEN
+    return 1 + (len(prompt.text) + beside) // _CHARACTERS_PER_TOKEN

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from itertools import groupby
+from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.requests.progress import Task
+from gateway.requests.fair_shares import FairShares
+from gateway.requests.progress import Passage, Task, likely_tokens
 from gateway.requests.request import Request
 from protocol.requests import Generate
+
+# A newcomer waits so long before a running answer is put aside for it: most places come free soon.
+_PATIENCE_S: Final = 0.5
 
 
 class QueueFullError(Exception):
     """The queue is full."""
 
 
+class Change(NamedTuple):
+    """The request `leaving` gives its place in the worker to the request `coming`."""
+
+    leaving: Request
+    coming: Request
+
+
 class RequestQueue:
     """The requests of one model that wait or run. Suspects start first, then parked requests, then
-    new requests by priority and age. At most `max_running` requests run at once.
+    new requests by priority. Of one priority the sharer has the next turn that has had the fewest
+    seconds for its share, with its oldest request. At most `max_running` requests run at once.
+
+    A sharer may have all places, and the whole queue, as long as nobody else wants any. A place in
+    the queue that another wants is given up by the newest request of the sharer with most requests
+    there, and a place in the worker by a request that has no token yet. Only a sharer without any
+    place gets one of a running answer, which goes on later.
 
     A suspect, which ran when a worker died, runs alone: if the next worker dies, too, the suspect
     is to blame, and no other request is hurt. A suspect is cleared when it has had enough tokens
@@ -38,6 +56,9 @@ class RequestQueue:
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Request] = {}
         self._alone: Request | None = None
+        self.shares = FairShares()
+        # The seconds that running requests without a token are likely to take.
+        self._expected_s: dict[Request, float] = {}
 
     def __iter__(self) -> Iterator[Request]:
         for each in (self._suspects, self._parked, self._waiting):
@@ -48,13 +69,12 @@ class RequestQueue:
         """Each request, with its place among the waiting requests, from 1 on; None: it runs."""
         for each in self._running.values():
             yield None, each
-        yield from enumerate((*self._suspects, *self._parked, *self._waiting), 1)
+        yield from enumerate(self._in_turn(), 1)
 
     @property
     def in_order(self) -> tuple[list[Request], list[Request]]:
         """The running requests, and the waiting requests in the order in which they start."""
-        waiting = [*self._suspects, *self._parked, *self._waiting]
-        return list(self._running.values()), waiting
+        return list(self._running.values()), self._in_turn()
 
     @property
     def waiting(self) -> int:
@@ -80,19 +100,50 @@ class RequestQueue:
     def oldest_running_at(self) -> float | None:
         return min((each.arrived_at for each in self._running.values()), default=None)
 
-    def add(self, request: Request) -> None:
-        """Take in a new request.
+    def add(self, request: Request) -> Request | None:
+        """Take in a new request. Returns the waiting request that had to leave for it, which the
+        caller must refuse; None: none had to.
 
         Raises:
-            QueueFullError: `depth` new requests wait already.
+            QueueFullError: `depth` new requests wait already, and none of them must leave.
         """
+        leaving = None
         if len(self._waiting) >= self.depth:
-            raise QueueFullError
+            leaving = self._surplus(request)
+            self._waiting.remove(leaving)
         place = len(self._waiting)
         own = self.priority_of(request)
         while place and self.priority_of(self._waiting[place - 1]) < own:
             place -= 1
         self._waiting.insert(place, request)
+        self._meet()
+        return leaving
+
+    def _surplus(self, request: Request) -> Request:
+        """The waiting request that must leave a full queue for a new one: the newest of the sharer
+        with the most requests for its share, if these are more than the new one's sharer would
+        have.
+
+        Raises:
+            QueueFullError: there is none.
+        """
+        waiting = Counter(each.terms.sharer for each in self._waiting)
+        sharer, priority = request.terms.sharer, self.priority_of(request)
+
+        def load(each: Request) -> float:
+            return waiting[each.terms.sharer] / each.terms.share
+
+        others = (
+            each
+            for each in reversed(self._waiting)
+            if each.terms.sharer != sharer
+            and not each.progress.begun
+            and self.priority_of(each) <= priority
+        )
+        found = max(others, key=load, default=None)
+        if found is None or load(found) <= (waiting[sharer] + 1) / request.terms.share:
+            raise QueueFullError
+        return found
 
     @property
     def guilty(self) -> int:
@@ -108,20 +159,120 @@ class RequestQueue:
         """Remove and return the request that may start now, if there is one. The caller must `run`
         or refuse it.
         """
+        self._meet()
         if self._alone is not None or len(self._running) >= self.max_running:
             return None
         if self._suspects:
             return self._suspects.popleft() if not self._running else None
-        for queue in (self._parked, self._waiting):
-            if queue:
-                return queue.popleft()
-        return None
+        if self._parked:
+            return self._parked.popleft()
+        request = self._first()
+        if request is not None:
+            self._waiting.remove(request)
+        return request
+
+    def _first(self) -> Request | None:
+        """The new request that starts next."""
+        oldest: dict[str, Request] = {}
+        for each in self._waiting:
+            if self.priority_of(each) < self.priority_of(self._waiting[0]):
+                break
+            oldest.setdefault(each.terms.sharer, each)
+        return min(
+            oldest.values(), key=lambda each: self.shares.turn_s(each.terms.sharer), default=None
+        )
+
+    def _in_turn(self) -> list[Request]:
+        """The waiting requests in the order in which they start, as far as that can be told."""
+        self._meet()
+        found = [*self._suspects, *self._parked]
+        turns_s = {name: self.shares.turn_s(name) for name in self.shares.in_turn}
+        for _, group in groupby(self._waiting, self.priority_of):
+            queues: dict[str, deque[Request]] = {}
+            for each in group:
+                queues.setdefault(each.terms.sharer, deque()).append(each)
+            while queues:
+                name = min(queues, key=lambda name: turns_s[name])
+                request = queues[name].popleft()
+                turns_s[name] += self._likely_s(request) / request.terms.share
+                found.append(request)
+                if not queues[name]:
+                    del queues[name]
+        return found
+
+    def make_way(self, now: float) -> Change | None:
+        """Have a running request of a sharer that has more than its part of the places wait again,
+        for the new request that starts next. The caller must `run` or refuse that request. None:
+        no place changes hands.
+        """
+        if self._alone is not None or self._suspects or len(self._running) < self.max_running:
+            return None
+        coming = self._first()
+        if coming is None:
+            return None
+        leaving = self._leaving(coming, now)
+        if leaving is None:
+            return None
+        self._waiting.remove(coming)
+        del self._running[leaving.progress.wire_id]
+        self.settle(leaving)
+        if leaving.progress.delivered:
+            self._parked.append(leaving)
+        else:
+            # It keeps its age, so no other request of its sharer starts before it.
+            place = sum(self._order(each) < self._order(leaving) for each in self._waiting)
+            self._waiting.insert(place, leaving)
+        return Change(leaving, coming)
+
+    def _leaving(self, coming: Request, now: float) -> Request | None:
+        places = Counter(each.terms.sharer for each in self._running.values())
+        sharer, priority = coming.terms.sharer, self.priority_of(coming)
+
+        def part(name: str) -> float:
+            return max(1.0, self.max_running * self.shares.part_of(name))
+
+        if places[sharer] + 1 > part(sharer):
+            return None
+        puts_aside = not places[sharer] and now - coming.arrived_at >= _PATIENCE_S
+        choices = [
+            each
+            for each in reversed(self._running.values())
+            if places[each.terms.sharer] > part(each.terms.sharer)
+            and self.priority_of(each) <= priority
+            and not isinstance(each.task, Passage)
+            and (puts_aside or not each.progress.delivered)
+        ]
+        # The newest: the worker is the least far with it.
+        return min(
+            choices,
+            key=lambda each: (bool(each.progress.delivered), -places[each.terms.sharer]),
+            default=None,
+        )
+
+    def _order(self, request: Request) -> tuple[int, float]:
+        return -self.priority_of(request), request.arrived_at
+
+    def _meet(self) -> None:
+        """Tell the shares who has requests."""
+        self.shares.meet({each.terms.sharer: each.terms.share for each in self})
+
+    def _likely_s(self, request: Request) -> float:
+        tokens = request.progress.prompt_tokens or likely_tokens(request.task)
+        return self.shares.likely_s(tokens + len(request.progress.delivered))
 
     def run(self, request: Request) -> None:
         """Add a request to the running ones, by its present wire id."""
         self._running[request.progress.wire_id] = request
         if request.progress.suspect:
             self._alone = request
+        self._meet()
+        self._expected_s[request] = likely_s = self._likely_s(request)
+        self.shares.begin(request.terms.sharer, likely_s)
+
+    def settle(self, request: Request) -> None:
+        """Note that the worker's next measurement has what was expected of a request."""
+        if (likely_s := self._expected_s.pop(request, None)) is not None:
+            self.shares.settle(request.terms.sharer, likely_s)
 
     def find_running(self, wire_id: str) -> Request | None:
         return self._running.get(wire_id)
@@ -140,6 +291,7 @@ class RequestQueue:
         if not self._suspects:
             return False
         del self._running[request.progress.wire_id]
+        self.settle(request)
         self._parked.append(request)
         return True
 
@@ -147,6 +299,7 @@ class RequestQueue:
         """Remove a request, whether it waits or runs. Returns whether it ran."""
         if request is self._alone:
             self._alone = None
+        self.settle(request)
         if self._running.pop(request.progress.wire_id, None) is not None:
             return True
         for queue in (self._suspects, self._parked, self._waiting):
@@ -158,6 +311,8 @@ class RequestQueue:
         """Remove and return the requests that run."""
         running, self._running = list(self._running.values()), {}
         self._alone = None
+        for each in running:
+            self.settle(each)
         return running
 
     def park(self, requests: list[Request]) -> None:

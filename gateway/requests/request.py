@@ -58,18 +58,26 @@ class Terms(Struct, frozen=True, kw_only=True):
     """The terms that all answers to a client's request have in common.
 
     `id` is the request's name for its client (empty: the message's id), and `key` is the name of
-    its API key. Without a `priority` the model's priority counts. After the request the model is to
-    stay loaded for `keep_alive_s`. `params` has the client's names for fields of the message. A
-    `probe` asks whether the model works, and doesn't count as use.
+    its API key. Without keys the client's `address` tells who shares the model; `share` weighs the
+    seconds of it that a sharer gets. Without a `priority` the model's priority counts. After the
+    request the model is to stay loaded for `keep_alive_s`. `params` has the client's names for
+    fields of the message. A `probe` asks whether the model works, and doesn't count as use.
     """
 
     deadline_s: float
     id: str = ""
     key: str | None = None
+    address: str = ""
+    share: int = 1
     priority: int | None = None
     keep_alive_s: float | None = None
     params: dict[RequestField, str] = {}
     probe: bool = False
+
+    @property
+    def sharer(self) -> str:
+        """The name of the one who shares the model with others."""
+        return self.key or self.address
 
 
 class RequestState(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gateway.requests import refusals
+from gateway.requests.fair_shares import opaque
 from gateway.requests.progress import ImplausibleError, ModelChangedError, Passage
 from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request
@@ -16,7 +17,7 @@ from gateway.requests.use import ModelMeter, Use
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
-from protocol.answers import Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
+from protocol.answers import Costs, Delta, Embedded, Output, Rendered, RequestFailed, Text, Usage
 from protocol.life import Ability
 from protocol.message import Message
 from protocol.messages import ProtocolError
@@ -142,11 +143,13 @@ class Traffic:
         left_s = self._quarantine.remaining_s(request.task, self._loop.time())
         if left_s is not None:
             raise self._turned_away(request, refusals.kept_out(self._model_id, left_s))
+        full = refusals.queue_full(self._model_id, self.queue.depth, self._host.load_s)
         try:
-            self.queue.add(request)
+            leaving = self.queue.add(request)
         except QueueFullError:
-            refusal = refusals.queue_full(self._model_id, self.queue.depth, self._host.load_s)
-            raise self._turned_away(request, refusal) from None
+            raise self._turned_away(request, full) from None
+        if leaving is not None:
+            self._refuse(leaving, full)
         self._note_use(request)
 
     def cancel(self, request: Request) -> None:
@@ -155,7 +158,9 @@ class Traffic:
             self._successor.cancel(request)
             return
         if self.queue.remove(request):
-            if not isinstance(request.task, Passage):
+            if isinstance(request.task, Passage):
+                self._charge_passage(request)
+            else:
                 self._send(Cancel(request_id=request.progress.wire_id))
             self.dispatch()
         self._host.notify()
@@ -182,6 +187,8 @@ class Traffic:
                 self.cancel(request)
         for request in self.queue:
             request.remind(now, remind_after_s)
+        # A newcomer may have waited long enough for a running answer's place.
+        self.dispatch()
 
     # From the worker
 
@@ -199,9 +206,13 @@ class Traffic:
                 raise ProtocolBreachError("it sent output before the prompt's tokens")
             if request.deliver(delta, now):
                 request.tell(now)
+            if delta.token_ids:
+                self.queue.settle(request)
             if delta.token_ids and not request.terms.probe:
                 if request.prompt_counts and request.timing.last_token_at is None:
                     self.meter.prompt_tokens += progress.prompt_tokens
+                    self.queue.shares.count(progress.prompt_tokens)
+                self.queue.shares.count(len(delta.token_ids))
                 self.meter.tokens(request.timing, len(delta.token_ids), now)
                 self.meter.guesses += delta.guesses
             self._check_length(len(progress.delivered))
@@ -231,8 +242,12 @@ class Traffic:
         if request.over:
             if request.usage is not None and request.prompt_counts:
                 self.meter.prompt_tokens += request.usage.prompt_tokens
+                self.queue.shares.count(request.usage.prompt_tokens)
             self._finished(request)
         return True
+
+    def costs(self, message: Costs) -> None:
+        self.queue.shares.charge_opaque(message.seconds)
 
     def rendered(self, message: Rendered) -> None:
         """Raises: ProtocolBreachError."""
@@ -264,36 +279,56 @@ class Traffic:
         if self._draining or self._successor is not None:
             return
         connection = self._connection
-        while connection is not None and (request := self.queue.next()) is not None:
-            if (refusal := self._inability(request)) is not None:
-                self._refuse(request, refusal)
-                continue
-            try:
-                message = request.progress.next_message(
-                    connection.fingerprint, self.queue.priority_of(request)
-                )
-            except ModelChangedError:
-                self._refuse(request, refusals.model_changed(self._model_id))
-                continue
-            if request.progress.resumed:
-                self.meter.resumed += 1
-                self._emit("resume", request)
-            try:
-                if not isinstance(message, Passage):
-                    connection.send(message)
-            except ProtocolError:
-                self._refuse(request, refusals.too_large())
-                continue
-            request.sampling = connection.sampling
-            self.queue.run(request)
-            now = self._loop.time()
-            request.start(now)
-            if isinstance(message, Passage):
-                address = Delta(message.request_id, (), (Text(connection.address),))
-                if request.deliver(address, now):
-                    request.tell(now)
-            if not request.terms.probe:
-                self.meter.sent(request.timing, now)
+        while connection is not None and (request := self._next()) is not None:
+            self._begin(request, connection)
+
+    def _next(self) -> Request | None:
+        """The request that may run now, perhaps in the place of another, which waits again."""
+        if (request := self.queue.next()) is not None:
+            return request
+        now = self._loop.time()
+        if (change := self.queue.make_way(now)) is None:
+            return None
+        self._send(Cancel(request_id=change.leaving.progress.wire_id))
+        change.leaving.park(now)
+        self._note_park(change.leaving)
+        return change.coming
+
+    def _begin(self, request: Request, connection: WorkerConnection) -> None:
+        """Send a request, or refuse it."""
+        if (refusal := self._inability(request)) is not None:
+            self._refuse(request, refusal)
+            return
+        terms = request.terms
+        try:
+            message = request.progress.next_message(
+                connection.fingerprint,
+                self.queue.priority_of(request),
+                opaque(terms.sharer),
+                terms.share,
+            )
+        except ModelChangedError:
+            self._refuse(request, refusals.model_changed(self._model_id))
+            return
+        if request.progress.resumed:
+            self.meter.resumed += 1
+            self._emit("resume", request)
+        try:
+            if not isinstance(message, Passage):
+                connection.send(message)
+        except ProtocolError:
+            self._refuse(request, refusals.too_large())
+            return
+        request.sampling = connection.sampling
+        self.queue.run(request)
+        now = self._loop.time()
+        request.start(now)
+        if isinstance(message, Passage):
+            address = Delta(message.request_id, (), (Text(connection.address),))
+            if request.deliver(address, now):
+                request.tell(now)
+        if not terms.probe:
+            self.meter.sent(request.timing, now)
 
     def configure(self, bounds: QueueBounds) -> None:
         """Take other bounds. Requests that wait or run already stay, even beyond the bounds."""
@@ -402,6 +437,13 @@ class Traffic:
         if request.usage is not None and request.prompt_counts:
             self.prompt_tokens += request.usage.prompt_tokens
             self.cached_tokens += request.usage.cached_tokens
+
+    def _charge_passage(self, request: Request) -> None:
+        """A passage costs the seconds for which it had a place."""
+        if request.begun_at is not None:
+            self.queue.shares.count(1)
+            took_s = self._loop.time() - request.begun_at
+            self.queue.shares.charge({request.terms.sharer: took_s})
 
     def _note_park(self, request: Request) -> None:
         self.meter.parked += 1

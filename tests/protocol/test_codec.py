@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.answers import (
     Alternative,
+    Costs,
     Delta,
     Embedded,
     Guesses,
@@ -202,6 +203,8 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         cache_salt=_texts,
         prediction=_texts,
         counts=st.booleans(),
+        sharer=_texts,
+        share=_integers,
     ),
     Embed: st.builds(
         Embed,
@@ -215,6 +218,8 @@ _from_gateway: dict[type[Message], st.SearchStrategy[Any]] = {
         role=st.sampled_from([None, "query", "document"]),
         truncate=_optional(_integers),
         dimensions=_optional(_integers),
+        sharer=_texts,
+        share=_integers,
     ),
     Cancel: st.builds(Cancel, request_id=_texts),
     Limit: st.builds(
@@ -291,6 +296,7 @@ _from_worker: dict[type[Message], st.SearchStrategy[Any]] = {
         field=_optional(st.sampled_from(["prompt", "tools", "inputs", "truncate"])),
         picture=_optional(_integers),
     ),
+    Costs: st.builds(Costs, seconds=st.dictionaries(_texts, st.floats(0, 86_400), max_size=3)),
     Heartbeat: st.builds(
         Heartbeat,
         step=_integers,

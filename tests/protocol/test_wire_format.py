@@ -11,6 +11,7 @@ from msgspec.structs import asdict, fields
 
 from protocol.answers import (
     Alternative,
+    Costs,
     Delta,
     Embedded,
     Guesses,
@@ -134,6 +135,8 @@ def _generate(prompt: Prompt) -> Generate:
         prompt_logprobs=1,
         prediction="It is 377,975 km².",
         counts=True,
+        sharer="5f2b",
+        share=3,
     )
 
 
@@ -187,6 +190,8 @@ SAMPLES: dict[type[Message], Message] = {
         role="document",
         truncate=-1,
         dimensions=256,
+        sharer="5f2b",
+        share=3,
     ),
     Cancel: Cancel(request_id="r-1"),
     Limit: Limit(
@@ -260,6 +265,7 @@ SAMPLES: dict[type[Message], Message] = {
         cache_wanted_bytes=3_000_000_000,
         rows=64,
     ),
+    Costs: Costs(seconds={"5f2b": 0.25}),
     Heartbeat: Heartbeat(
         step=3, step_age_s=0.25, active=2, waiting=1, memory=MEMORY, prompt_cache_bytes=9
     ),

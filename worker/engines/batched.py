@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from worker.engines.batch import AHEAD_TOKENS, PREFILL_ROWS, Looking, RowBatch, sizes_of
@@ -191,7 +192,13 @@ class BatchedEngine(QueuedEngine):
         batch = self._batches[0]
         self._batches.rotate(-1)
         others_decode = any(each.decodes for each in self._batches if each is not batch)
+        prefilling = batch.prefilling
+        decoding = [each for each in batch.rows if each not in prefilling] or prefilling
+        began_s = perf_counter()
         tokens = batch.step(beside_decoding=others_decode, share_s=self._share_s(batch))
+        seconds = perf_counter() - began_s
+        self._costs.add([each.sequence.sharer for each in prefilling], batch.prefill_s)
+        self._costs.add([each.sequence.sharer for each in decoding], seconds - batch.prefill_s)
         self._stepped = batch
         return tokens
 
@@ -294,7 +301,7 @@ class BatchedEngine(QueuedEngine):
                 and not self._waits_for_room(batch, sequence)
             ):
                 self._insert(batch, sequence)
-                self._waiting.remove(sequence)
+                self._begins(sequence)
             elif batch is not None:
                 later.append(Joining(batch, tokens))
             elif rows:

@@ -8,11 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from typing import Final, NamedTuple
 
 from worker.engines.room import Batch, CacheRoom
 from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import EngineNeed, Sequence
+from worker.engines.turns import SharerSeconds, Turns
 from worker.prompt_cache.cache import Computed, PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS, Path
 
@@ -279,6 +281,10 @@ class QueuedEngine(ABC):
         self._room = room
         self._keeper = None if prompt_cache is None else PromptKeeper(prompt_cache, room)
         self._waiting: deque[Sequence] = deque()
+        self._turns = Turns()
+        # The numbers of the turns of waiting sequences that haven't begun before.
+        self._numbers: dict[str, float] = {}
+        self._costs = SharerSeconds()
 
     @property
     def waiting(self) -> int:
@@ -298,11 +304,25 @@ class QueuedEngine(ABC):
         """The needs of the sequences, without the prompt cache."""
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence behind all waiting sequences of its own or a higher priority."""
+        """Let a sequence wait, by its priority and then by the turn of its sharer."""
+        number = self._turns.take(sequence.sharer, sequence.share, len(sequence.token_ids))
+        self._numbers[sequence.request_id] = number
         place = len(self._waiting)
-        while place and self._waiting[place - 1].priority < sequence.priority:
+        while place and self._order(self._waiting[place - 1]) > self._order(sequence):
             place -= 1
         self._waiting.insert(place, sequence)
+
+    def _order(self, sequence: Sequence) -> tuple[int, float]:
+        return -sequence.priority, self._numbers.get(sequence.request_id, -inf)
+
+    def _begins(self, sequence: Sequence) -> None:
+        """Take a sequence out of the queue, as it begins."""
+        self._waiting.remove(sequence)
+        if (number := self._numbers.pop(sequence.request_id, None)) is not None:
+            self._turns.begin(number)
+
+    def take_costs(self) -> dict[str, float]:
+        return self._costs.take()
 
     def take_hopeless(self) -> list[Sequence]:
         hopeless = [
@@ -327,6 +347,8 @@ class QueuedEngine(ABC):
     def _forget(self, request_ids: set[str]) -> None:
         """Drop these requests from the queue, and give up reading their blocks."""
         self._waiting = deque(each for each in self._waiting if each.request_id not in request_ids)
+        for each in request_ids:
+            self._numbers.pop(each, None)
         if self._keeper is not None:
             self._keeper.forget(request_ids)
 

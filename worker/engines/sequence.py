@@ -63,6 +63,9 @@ class Sequence:
     constrained: Constrained | None = None
     # The tokens that the client expects in the answer.
     prediction: tuple[int, ...] = ()
+    # Who shares the model, and the weight of its turns.
+    sharer: str = ""
+    share: int = 1
 
     @property
     def ends_at_eos(self) -> bool:
@@ -196,6 +199,9 @@ class Engine(Protocol):
         nobody calls this, the next step begins with it. A second call in a row waits until the kept
         blocks are computed, and hands them to the disk.
         """
+
+    def take_costs(self) -> dict[str, float]:
+        """The seconds of the steps since the last call, by the sharers of their sequences."""
 
     def clear_prompts(self) -> int:
         """Drop the prompt cache's blocks in memory. Returns the bytes that they had."""

@@ -133,9 +133,12 @@ class SequentialEngine(QueuedEngine):
         run = self._run
         if run is None:
             return []
-        if run.tokens is None and self._computes_prompt(run):
-            return []
-        return [self._generate(run)]
+        began_s = perf_counter()
+        tokens = []
+        if run.tokens is not None or not self._computes_prompt(run):
+            tokens.append(self._generate(run))
+        self._costs.add([run.row.sequence.sharer], perf_counter() - began_s)
+        return tokens
 
     def keep(self) -> None:
         run, self._stepped = self._stepped, None
@@ -196,7 +199,7 @@ class SequentialEngine(QueuedEngine):
                 return
             self._keeper.give_way(sizes, sequence.path)
             taken = self._keeper.take(sequence)
-        self._waiting.popleft()
+        self._begins(sequence)
         self._begun += 1
         done = 0 if taken is None else taken.tokens
         caches = self._caches.make() if taken is None else taken.caches

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -25,8 +24,9 @@ from protocol.life import (
 )
 from protocol.message import Message
 from protocol.process import LEFT_ALONE, grace_s
-from protocol.requests import Cancel, ChatPrompt, Embed, Generate
+from protocol.requests import Cancel, ChatPrompt, Embed, Generate, TextPrompt, TokenPrompt
 from worker.process.answering import Answering, Outbox, rendered
+from worker.process.fair_lane import FairLane
 from worker.process.gateway import GatewayLink, ParentWatch, begin_process, end_process
 from worker.runtime.engine_thread import (
     EngineEnded,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from worker.runtime.prompts import Prepared
 
 logger = logging.getLogger("worker")
+# A sharer of the model has this many threads at most. One thread more is there for another.
 _TOKENIZER_THREADS: Final = 2
 _COMPILER_THREADS: Final = 2
 _HEARTBEAT_S: Final = 1.0
@@ -328,22 +329,28 @@ class Preparation:
 
     def __init__(self, emit: Callable[[Prepared | VectorJob | RequestFailed], None]) -> None:
         self._emit = emit
-        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "tokenizer")
+        self._tokenizers = FairLane(_TOKENIZER_THREADS + 1, _TOKENIZER_THREADS, "tokenizer")
         # For requests with pictures, one at a time because decoded pictures are large. Requests
         # without pictures needn't wait for them.
-        self._decoder = ThreadPoolExecutor(1, "pictures")
+        self._decoder = FairLane(1, 1, "pictures")
         # For requests with a grammar, whose compilation may take half a second. Other requests
         # needn't wait for it.
-        self._compilers = ThreadPoolExecutor(_COMPILER_THREADS, "compiler")
+        self._compilers = FairLane(_COMPILER_THREADS + 1, _COMPILER_THREADS, "compiler")
 
     def begin(
         self,
         prepare: Callable[[Generate | Embed], Prepared | VectorJob | RequestFailed],
         task: Generate | Embed,
     ) -> None:
-        self._threads_for(task).submit(self._prepare, prepare, task)
+        self._lane_for(task).submit(
+            partial(self._prepare, prepare, task),
+            task.sharer,
+            task.share,
+            task.priority,
+            size_of(task),
+        )
 
-    def _threads_for(self, task: Generate | Embed) -> ThreadPoolExecutor:
+    def _lane_for(self, task: Generate | Embed) -> FairLane:
         # A request for vectors has no constraint.
         if isinstance(task, Embed):
             return self._tokenizers
@@ -367,6 +374,19 @@ class Preparation:
                 message="The prompt could not be tokenized; the worker's log has the traceback.",
             )
         self._emit(outcome)
+
+
+def size_of(task: Generate | Embed) -> int:
+    """About how many characters are to be tokenized."""
+    if isinstance(task, Embed):
+        return 1 + sum(map(_characters, task.inputs))
+    if isinstance(task.prompt, ChatPrompt):
+        return 1 + sum(len(each.content) for each in task.prompt.messages)
+    return 1 + _characters(task.prompt)
+
+
+def _characters(prompt: TextPrompt | TokenPrompt) -> int:
+    return len(prompt.text) if isinstance(prompt, TextPrompt) else 0
 
 
 def _work(thread: EngineThread, incarnation: int, *, spare: bool) -> None:

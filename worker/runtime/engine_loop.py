@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from protocol.answers import Costs
 from protocol.life import (
     Bound,
     ClearPromptCache,
@@ -41,6 +42,7 @@ _ALONE_S: Final = 0.002
 _PAUSE_S: Final = 0.01
 _MOST_S: Final = 0.05
 _MEMORY_READING_S = 1.0
+_COSTS_S: Final = 0.25
 _ANSWER_S = 0.02
 # How often the engine checks a sequence that waits for blocks from disk or for memory.
 _FETCH_S = 0.1
@@ -70,6 +72,7 @@ class EngineLoop:
         self._warming = warming
         self._told: Need | None = None
         self._memory_read_at = 0.0
+        self._costs_told_at = 0.0
 
     def run(self) -> None:
         while not self._thread.should_finish():
@@ -114,11 +117,19 @@ class EngineLoop:
         engine.keep()
         for broken in engine.take_broken():
             thread.emit(GivenUp(no_further(broken)))
+        if time.monotonic() - self._costs_told_at >= _COSTS_S:
+            self._tell_costs()
         if time.monotonic() - self._memory_read_at >= _MEMORY_READING_S:
             self._memory_read_at = time.monotonic()
             thread.figures.memory = read_memory()
 
+    def _tell_costs(self) -> None:
+        self._costs_told_at = time.monotonic()
+        if seconds := self._engine.take_costs():
+            self._thread.emit(Costs(seconds=seconds))
+
     def _rest(self) -> None:
+        self._tell_costs()
         self._thread.figures.active = self._thread.figures.waiting = 0
         self._engine.keep()
         self._thread.figures.memory = read_memory()

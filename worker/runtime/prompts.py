@@ -260,6 +260,8 @@ def _prepare(generate: Generate, loaded: LoadedModel, context: Context, paths: P
         prompt_logprobs=prompt_logprobs,
         pictures=pictures,
         prediction=_predicted(generate, loaded, context),
+        sharer=generate.sharer,
+        share=generate.share,
     )
     return Prepared(
         sequence,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +18,7 @@ from protocol.answers import Embedded
 from worker.engines.pace import PrefillPace
 from worker.engines.room import CacheRoom, compiles_kernels, largest_chunk
 from worker.engines.sequence import Broken, Engine, EngineNeed, Sequence, Token
+from worker.engines.turns import SharerSeconds
 from worker.guesses.costs import StepCosts
 from worker.vectors.jobs import TextPlace, TokenizedText, VectorJob, VectorKind, WaitingTexts
 from worker.vectors.model import Backbone, Head, PaddedTexts, Pool
@@ -58,6 +60,7 @@ class VectorEngine:
         self._runs: dict[int, _JobRun] = {}
         self._numbers = itertools.count()
         self._batch: _TextBatch | None = None
+        self._costs = SharerSeconds()
 
     @property
     def jobs(self) -> int:
@@ -78,7 +81,8 @@ class VectorEngine:
         number = next(self._numbers)
         self._runs[number] = _JobRun(job, len(job.texts))
         waiting = self._waiting.setdefault(job.kind, WaitingTexts())
-        waiting.add(number, [len(each.token_ids) for each in job.texts], job.priority)
+        lengths = [len(each.token_ids) for each in job.texts]
+        waiting.add(number, lengths, job.priority, job.sharer, job.share)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         gone = set(request_ids)
@@ -99,10 +103,20 @@ class VectorEngine:
             width = min(longest - batch.at, self._pace.chunk(rows, beside_decoding, batch.at))
         chunk = batch.texts.chunk(batch.at, batch.at + width)
         batch.pool.take(self._backbone.states(chunk, batch.kept))
-        self._pace.observe(rows * width, time.monotonic() - began_at, batch.at)
+        seconds = time.monotonic() - began_at
+        self._pace.observe(rows * width, seconds, batch.at)
+        self._costs.add(self._sharers(batch), seconds)
         batch.at += width
         if batch.at >= longest:
             self._finish(batch)
+
+    def take_costs(self) -> dict[str, float]:
+        return self._costs.take()
+
+    def _sharers(self, batch: _TextBatch) -> list[str]:
+        """The sharer of each text whose job hasn't been removed."""
+        runs = (self._runs.get(each.job) for each in batch.places)
+        return [run.job.sharer for run in runs if run is not None]
 
     def begin_anew(self) -> None:
         """Let the texts of the batch that has begun wait again, and make chunks shorter."""
@@ -278,6 +292,9 @@ class NoText:
 
     def keep(self) -> None: ...
 
+    def take_costs(self) -> dict[str, float]:
+        return {}
+
     def clear_prompts(self) -> int:
         return 0
 
@@ -368,6 +385,9 @@ class WithVectors:
 
     def keep(self) -> None:
         self._text.keep()
+
+    def take_costs(self) -> dict[str, float]:
+        return dict(Counter(self._text.take_costs()) + Counter(self._vectors.take_costs()))
 
     def clear_prompts(self) -> int:
         return self._text.clear_prompts()

@@ -8,6 +8,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from worker.engines.turns import Turns
+
 # Texts up to this length are computed together whatever their lengths: padding costs less than
 # another batch.
 _SHORT_TOKENS: Final = 16
@@ -29,12 +31,16 @@ class WaitingTexts:
     def __init__(self) -> None:
         self._all: list[TextPlace] = []
         self._by_job: dict[int, list[TextPlace]] = {}
-        self._priorities: dict[int, int] = {}
+        # Of each job the priority, lower ones for higher, and the number of its sharer's turn.
+        self._orders: dict[int, tuple[int, float]] = {}
+        self._turns = Turns()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, job: int, lengths: list[int], priority: int) -> None:
+    def add(
+        self, job: int, lengths: list[int], priority: int, sharer: str = "", share: int = 1
+    ) -> None:
         places = sorted(TextPlace(tokens, job, index) for index, tokens in enumerate(lengths))
         if len(places) > len(self._all):
             self._all = sorted(self._all + places)
@@ -42,11 +48,11 @@ class WaitingTexts:
             for each in places:
                 insort(self._all, each)
         self._by_job[job] = places
-        self._priorities[job] = priority
+        self._orders[job] = -priority, self._turns.take(sharer, share, sum(lengths))
 
     def remove(self, job: int) -> None:
         """Forget a job that has ended, and the texts of it that wait."""
-        self._priorities.pop(job, None)
+        self._orders.pop(job, None)
         if self._by_job.pop(job, None):
             self._all = [each for each in self._all if each.job != job]
 
@@ -67,13 +73,14 @@ class WaitingTexts:
         return max(longest, _SHORT_TOKENS, int(longest / _LEAST_SHARE))
 
     def take(self, most_tokens: int, longest_tokens: int) -> list[TextPlace]:
-        """Take a batch: the longest text of the first job, by priority and then by age, and other
+        """Take a batch: the longest text of the first job, by priority and then by turn, and other
         texts of like length. A batch of several texts has `most_tokens` at most, with padding, and
         no other text has more than `longest_tokens`. The first job's text may be of any length.
         """
         first = self._first_job()
         if first is None:
             return []
+        self._turns.begin(self._orders[first][1])
         longest = self._by_job[first][-1]
         begin = bisect_left(self._all, longest)
         end = begin + 1
@@ -101,7 +108,7 @@ class WaitingTexts:
         return taken
 
     def _first_job(self) -> int | None:
-        return min(self._by_job, key=lambda job: (-self._priorities[job], job), default=None)
+        return min(self._by_job, key=lambda job: (*self._orders[job], job), default=None)
 
 
 # "cosine" compares the vectors of a job's texts with the vector of its first text.
@@ -128,3 +135,5 @@ class VectorJob:
     texts: list[TokenizedText]
     priority: int = 0
     dimensions: int | None = None
+    sharer: str = ""
+    share: int = 1

@@ -201,7 +201,15 @@ class VectorTokenizer:
         for index, each in enumerate(texts):
             where = f"at {index - first}" if index >= first else "of the query"
             self._check(each, where, most, context)
-        return VectorJob(embed.request_id, kind, texts, embed.priority, self._dimensions(embed))
+        return VectorJob(
+            embed.request_id,
+            kind,
+            texts,
+            embed.priority,
+            self._dimensions(embed),
+            embed.sharer,
+            embed.share,
+        )
 
     def _texts(
         self, embed: Embed, kind: VectorKind, most: int, cut: int | None

@@ -141,6 +141,7 @@ function terms(key) {
     key.rpm && `${count(key.rpm)} requests/min`,
     key.tpm && `${count(key.tpm)} tokens/min`,
     key.concurrent && `${key.concurrent} at once`,
+    key.share && `share ${key.share}`,
     key.priority !== null && `priority ${key.priority}`,
     key.expires_at && `until ${day(key.expires_at)}`,
   ].filter(Boolean);

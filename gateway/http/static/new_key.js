@@ -12,7 +12,7 @@ export function NewKey({ models, onAdd }) {
     const terms = { name: data.get("name").trim() };
     const chosen = data.getAll("models");
     if (chosen.length > 0) terms.models = chosen;
-    for (const each of ["rpm", "tpm", "concurrent"]) {
+    for (const each of ["rpm", "tpm", "concurrent", "share"]) {
       if (data.get(each)) terms[each] = Number(data.get(each));
     }
     if (data.get("days")) terms.expires_at = Date.now() / 1000 + Number(data.get("days")) * DAY_S;
@@ -27,7 +27,8 @@ export function NewKey({ models, onAdd }) {
       <form class="fields" ref=${form} onSubmit=${submit}>
         <label>Name<input name="name" required autocomplete="off" spellcheck=${false} autocapitalize="off" /></label>
         ${number("rpm", "Requests a minute")} ${number("tpm", "Tokens a minute")}
-        ${number("concurrent", "Answers at once")} ${number("days", "Days until it expires")}
+        ${number("concurrent", "Answers at once")} ${number("share", "Share, beside other keys")}
+        ${number("days", "Days until it expires")}
         <fieldset>
           <legend>Models (none chosen: all)</legend>
           ${models.map((id) => html`<label class="check"><input type="checkbox" name="models" value=${id} />${id}</label>`)}

@@ -47,6 +47,9 @@ class _Owners:
     def seat(self, owner: str) -> None:
         return None
 
+    def share(self, owner: str) -> int:
+        return 1
+
     def exhausted(self, owner: str) -> bool:
         return False
 

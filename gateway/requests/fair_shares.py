@@ -1,0 +1,177 @@
+"""Whose turn it is among those who share a model: the one who has had the fewest seconds of it for
+its share. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Final
+
+from msgspec import Struct
+
+# Sharers that are remembered, unless more have requests at the same time.
+_MOST: Final = 64
+# Before anything is measured. A worse guess puts one request in the wrong order.
+_FIRST_PACE_S: Final = 0.001
+# A measurement counts so much less with each further one.
+_FADING: Final = 0.9
+
+
+class SharerState(Struct, frozen=True):
+    """A sharer, as the next gateway takes it over."""
+
+    name: str
+    share: int
+    had_s: float
+    cost_s: float
+
+
+class Sharer:
+    """One who shares a model: the name of a key, or the address of a client without a key.
+
+    `cost_s` are the seconds of the model that its requests took. `had_s` are seconds divided by the
+    share, from which turns follow; who comes back after a pause begins where the others are.
+    """
+
+    def __init__(self, share: int, had_s: float) -> None:
+        self.share = share
+        self.had_s = had_s
+        self.cost_s = 0.0
+        # Seconds that its running requests are likely to take, until they are measured.
+        self.expected_s = 0.0
+        # Of these, the seconds that the next measurement has.
+        self.due_s = 0.0
+
+    @property
+    def turn_s(self) -> float:
+        """The sharer with the lowest number has the next turn."""
+        return self.had_s + (self.expected_s + self.due_s) / self.share
+
+
+class FairShares:
+    """The seconds of a model that each sharer had. Whoever has had the fewest for its share is the
+    next, so sharers that always have requests get seconds in proportion to their shares.
+
+    A request counts with the seconds that it is likely to take once it is sent, and with those that
+    the worker has measured afterwards. A sharer without requests saves nothing up: it comes back
+    where the others are by then. What it had too much is forgotten once the others have caught up,
+    or once nobody has a request.
+    """
+
+    def __init__(self) -> None:
+        self._sharers: dict[str, Sharer] = {}
+        # Where those are that come, or come back.
+        self._now_s = 0.0
+        self._present: Mapping[str, int] = {}
+        self.others_s = 0.0
+        self._measured_s = 0.0
+        self._measured_tokens = 0.0
+        self._new_tokens = 0
+
+    def meet(self, present: Mapping[str, int]) -> None:
+        """Take in who has requests now: the shares of the sharers, by name."""
+        self._advance([name for name in present if name in self._present])
+        for name, share in present.items():
+            found = self._sharers.get(name)
+            if found is None:
+                found = self._sharers[name] = Sharer(share, self._now_s)
+            elif name not in self._present:
+                found.had_s = max(found.had_s, self._now_s)
+            found.share = share
+        self._present = dict(present)
+        if not present:
+            self._now_s = max([self._now_s, *(e.had_s for e in self._sharers.values())])
+            for each in self._sharers.values():
+                each.expected_s = each.due_s = 0.0
+        self._forget()
+
+    def _advance(self, staying: list[str]) -> None:
+        least_s = min((self._sharers[name].had_s for name in staying), default=self._now_s)
+        self._now_s = max(self._now_s, least_s)
+
+    def turn_s(self, name: str) -> float:
+        """The number of a sharer that has requests; the lowest number has the next turn."""
+        return self._sharers[name].turn_s
+
+    def part_of(self, name: str) -> float:
+        """The part of all places, from 0 to 1, that a sharer with requests may have."""
+        return self._present[name] / sum(self._present.values())
+
+    def likely_s(self, tokens: int) -> float:
+        """The seconds that a request with so many tokens in its prompt is likely to take."""
+        if self._measured_s <= 0.0 or self._measured_tokens < 1.0:
+            return tokens * _FIRST_PACE_S
+        return tokens * self._measured_s / self._measured_tokens
+
+    def begin(self, name: str, seconds: float) -> None:
+        """Note that a request was sent that is likely to take so long."""
+        self._sharers[name].expected_s += seconds
+
+    def settle(self, name: str, seconds: float) -> None:
+        """Note that the next measurement has the seconds that were expected of a request."""
+        if (found := self._sharers.get(name)) is not None:
+            found.expected_s = max(0.0, found.expected_s - seconds)
+            found.due_s += seconds
+
+    def count(self, tokens: int) -> None:
+        """Note tokens that were computed, whose seconds the next measurement has."""
+        self._new_tokens += tokens
+
+    def charge(self, seconds: Mapping[str, float]) -> None:
+        """Take in measured seconds, by the names of sharers. Unknown names are ignored."""
+        for each in self._sharers.values():
+            each.due_s = 0.0
+        for name, taken_s in seconds.items():
+            if (found := self._sharers.get(name)) is not None:
+                found.had_s += taken_s / found.share
+                found.cost_s += taken_s
+        self._measured_s = self._measured_s * _FADING + sum(seconds.values())
+        self._measured_tokens = self._measured_tokens * _FADING + self._new_tokens
+        self._new_tokens = 0
+
+    def charge_opaque(self, seconds: Mapping[str, float]) -> None:
+        """Take in measured seconds, by the sharers' names for workers."""
+        names = {opaque(name): name for name in self._sharers}
+        self.charge({names[each]: taken for each, taken in seconds.items() if each in names})
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The seconds that the remembered sharers took since the gateway's start, by name."""
+        return {name: each.cost_s for name, each in self._sharers.items()}
+
+    @property
+    def in_turn(self) -> list[str]:
+        """The sharers that have requests, the next one first."""
+        return sorted(self._present, key=self.turn_s)
+
+    @property
+    def state(self) -> tuple[SharerState, ...]:
+        return tuple(
+            SharerState(name, each.share, each.had_s - self._now_s, each.cost_s)
+            for name, each in self._sharers.items()
+        )
+
+    def restore(self, state: tuple[SharerState, ...]) -> None:
+        """Go on from the state of an earlier gateway."""
+        for each in state:
+            sharer = Sharer(each.share, each.had_s)
+            sharer.cost_s = each.cost_s
+            self._sharers[each.name] = sharer
+
+    def _forget(self) -> None:
+        """Forget sharers without requests that are too many: first those that had the least."""
+        surplus = len(self._sharers) - _MOST
+        if surplus <= 0:
+            return
+        idle = sorted(
+            (name for name in self._sharers if name not in self._present),
+            key=lambda name: self._sharers[name].had_s,
+        )
+        for name in idle[:surplus]:
+            self.others_s += self._sharers.pop(name).cost_s
+
+
+def opaque(name: str) -> str:
+    """A sharer's name for workers, which tells them nothing of keys and addresses."""
+    return blake2b(name.encode(), digest_size=8).hexdigest() if name else ""

@@ -1,0 +1,54 @@
+"""Turns of those who share a worker, and the seconds that each of them took. No I/O, and light to
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+# Sharers that are remembered. Those that are furthest behind are forgotten first: they owe the
+# least.
+_MOST: Final = 256
+
+
+class Turns:
+    """Start-time fair queueing (Goyal, Vin and Cheng, 1996): each piece of work gets a number when
+    it comes, and pieces begin in the order of their numbers. A sharer's numbers are as far apart as
+    its pieces cost for its share. Who comes, or comes back, begins at the number of the piece that
+    began last. The pieces of one sharer keep their order.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ends: dict[str, float] = {}
+
+    def take(self, sharer: str, share: int, cost: float) -> float:
+        """The number of another piece of work."""
+        number = max(self._now, self._ends.get(sharer, 0.0))
+        self._ends[sharer] = number + cost / share
+        if len(self._ends) > _MOST:
+            del self._ends[min(self._ends, key=lambda each: self._ends[each])]
+        return number
+
+    def begin(self, number: float) -> None:
+        """Note that the piece with this number begins."""
+        self._now = max(self._now, number)
+
+
+class SharerSeconds:
+    """The seconds of steps, by the sharers whose requests took part."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def add(self, sharers: Iterable[str], seconds: float) -> None:
+        """Note a step, which each of its requests cost the same. `sharers` has a name for each."""
+        names = list(sharers)
+        for each in names:
+            self._seconds[each] = self._seconds.get(each, 0.0) + seconds / len(names)
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
