@@ -33,6 +33,7 @@ from gateway.http.command_bodies import (
     ModelStatus,
     PromptCacheStatus,
     RankStatus,
+    SharerStatus,
     Status,
     UpstreamStatus,
     WorkerStatus,
@@ -40,6 +41,7 @@ from gateway.http.command_bodies import (
 from gateway.workers.verdicts import LastExit
 
 _LOG_LINES: Final = 3
+_SHARERS: Final = 4
 _WATCH_S: Final = 1.0
 
 
@@ -196,11 +198,25 @@ def _remarks(model: ModelStatus) -> Iterator[str]:
         yield printable(f"{model.id}: {'; '.join(map(_rank, model.worker.ranks))}")
     if model.reason is not None:
         yield printable(f"{model.id}: {model.reason}")
+    sharing = [each for each in model.sharers if each.active_requests + each.queue_depth]
+    if len(sharing) > 1:
+        yield printable(f"{model.id}: {_sharing(sharing)}")
     for death in model.repeated_deaths:
         last = f"the last at {_local(death.last_at)}"
         yield printable(f"Careful: {model.id}: {death}; {last}. {death.remedy}")
     if _died(model.last_exit):
         yield printable(f"{model.id}: {_exit(model.last_exit)}")
+
+
+def _sharing(sharers: list[SharerStatus]) -> str:
+    """Whose turn is next, and what the first of those who share a model have and took."""
+    parts = (
+        f"{each.name or '(gateway)'} took {duration(each.cost_s)}, {each.active_requests} run, "
+        f"{each.queue_depth} wait"
+        for each in sharers[:_SHARERS]
+    )
+    more = f"; {len(sharers) - _SHARERS} more" if len(sharers) > _SHARERS else ""
+    return f"shared, next turn first: {'; '.join(parts)}{more}"
 
 
 def _rank(rank: RankStatus) -> str:

@@ -103,13 +103,27 @@ class GuessesStatus(Struct, frozen=True):
     accept_rate: float | None = None
 
 
+class SharerStatus(Struct, frozen=True):
+    """One who shares the model: a key, or the address of a client without one; empty for the
+    gateway itself. `cost_s` are the seconds of the model that its requests took since the gateway's
+    start.
+    """
+
+    name: str
+    share: int
+    cost_s: float
+    active_requests: int
+    queue_depth: int
+
+
 class ModelStatus(Struct):
     """`failure` is the error message of refused requests; null if requests are not refused. The age
     of the oldest request counts from its arrival, also if it was parked; null if there is none.
     `context_tokens` is the context in force; null until the model is loaded. `floor_bytes` stay
     with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes` were
     called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
-    `repeated_deaths` are errors that workers die of again and again.
+    `repeated_deaths` are errors that workers die of again and again. Of the `sharers` that have
+    requests the first has the next turn.
     """
 
     id: str
@@ -134,6 +148,7 @@ class ModelStatus(Struct):
     last_exit: LastExit | None
     guesses: GuessesStatus = GuessesStatus()
     repeated_deaths: list[RepeatedDeath] = []
+    sharers: list[SharerStatus] = []
 
 
 class GroupStatus(Struct):

@@ -192,7 +192,8 @@ def _prompt_cache(models: list[ModelStatus]) -> GaugeMetricFamily:
 
 class Counted(NamedTuple):
     """The counters of a model. `queried_tokens` counts the tokens of answered prompts; of these
-    tokens, `found_tokens` were in the prompt cache. `restarts_by` counts restarts by their cause.
+    tokens, `found_tokens` were in the prompt cache. `restarts_by` counts restarts by their cause,
+    and `seconds_by` has the seconds that the requests of each sharer took.
     """
 
     model_id: str
@@ -201,6 +202,7 @@ class Counted(NamedTuple):
     queried_tokens: int
     found_tokens: int
     restarts_by: Mapping[str, int]
+    seconds_by: Mapping[str, float]
 
 
 _COUNTERS: Final[dict[str, tuple[str, Callable[[Counted], int]]]] = {
@@ -270,7 +272,14 @@ def counted(models: Iterable[Counted]) -> Iterator[Metric]:
         "Guessed tokens that were checked, by their result; accepted ones were right.",
         labels=(MODEL, "result"),
     )
+    seconds = CounterMetricFamily(
+        "bulkhead_sharer_seconds",
+        "Seconds of the model that requests of a key took, or of an address without a key.",
+        labels=(MODEL, "sharer"),
+    )
     for each in models:
+        for sharer, taken_s in each.seconds_by.items():
+            seconds.add_metric((each.model_id, sharer), taken_s)
         checked = each.meter.guesses
         if checked != Guesses():
             guesses.add_metric((each.model_id, "accepted"), checked.accepted)
@@ -281,6 +290,7 @@ def counted(models: Iterable[Counted]) -> Iterator[Metric]:
     yield parked
     yield restarts
     yield guesses
+    yield seconds
     for name, (about, histogram) in _HISTOGRAMS.items():
         by_model = {each.model_id: histogram(each.meter) for each in models}
         yield _histogram(f"bulkhead_{name}", about, by_model)
@@ -410,6 +420,7 @@ def _counted(fleet: Fleet, http: HttpMeter, limiter: ConnectionLimiter) -> Itera
             each.traffic.prompt_tokens,
             each.traffic.cached_tokens,
             each.recovery.restarts_by,
+            each.traffic.queue.shares.costs,
         )
         for each in fleet.roster.configured.values()
     )

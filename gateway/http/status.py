@@ -32,6 +32,7 @@ from gateway.http.command_bodies import (
     OfferStatus,
     PromptCacheStatus,
     RankStatus,
+    SharerStatus,
     Status,
     UpstreamStatus,
     WorkerStatus,
@@ -179,6 +180,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
             guesses.rejected,
             _rate(guesses.accepted + guesses.rejected, guesses.accepted),
         ),
+        sharers=[SharerStatus(*each) for each in compartment.traffic.queue.sharers()],
     )
 
 

@@ -10,6 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
+# No key and no address has this name.
+OTHERS: Final = "(others)"
 # Sharers that are remembered, unless more have requests at the same time.
 _MOST: Final = 64
 # Before anything is measured. A worse guess puts one request in the wrong order.
@@ -64,7 +66,7 @@ class FairShares:
         # Where those are that come, or come back.
         self._now_s = 0.0
         self._present: Mapping[str, int] = {}
-        self.others_s = 0.0
+        self._others_s = 0.0
         self._measured_s = 0.0
         self._measured_tokens = 0.0
         self._new_tokens = 0
@@ -137,13 +139,23 @@ class FairShares:
 
     @property
     def costs(self) -> dict[str, float]:
-        """The seconds that the remembered sharers took since the gateway's start, by name."""
-        return {name: each.cost_s for name, each in self._sharers.items()}
+        """The seconds of the model that each sharer took since the gateway's start. Of more sharers
+        than are remembered, and of forgotten ones, the sum is under `OTHERS`.
+        """
+        by_cost = sorted(self._sharers.items(), key=lambda each: -each[1].cost_s)
+        found = {name: each.cost_s for name, each in by_cost[:_MOST]}
+        others_s = self._others_s + sum(each.cost_s for _, each in by_cost[_MOST:])
+        return found | {OTHERS: others_s} if others_s else found
 
     @property
     def in_turn(self) -> list[str]:
-        """The sharers that have requests, the next one first."""
-        return sorted(self._present, key=self.turn_s)
+        """The remembered sharers: those that have requests, the next one first, then the others."""
+        present = sorted(self._present, key=self.turn_s)
+        return present + [each for each in self._sharers if each not in self._present]
+
+    def sharer(self, name: str) -> Sharer:
+        """A remembered sharer."""
+        return self._sharers[name]
 
     @property
     def state(self) -> tuple[SharerState, ...]:
@@ -169,7 +181,7 @@ class FairShares:
             key=lambda name: self._sharers[name].had_s,
         )
         for name in idle[:surplus]:
-            self.others_s += self._sharers.pop(name).cost_s
+            self._others_s += self._sharers.pop(name).cost_s
 
 
 def opaque(name: str) -> str:

@@ -16,6 +16,7 @@ from protocol.requests import Generate
 
 # A newcomer waits so long before a running answer is put aside for it: most places come free soon.
 _PATIENCE_S: Final = 0.5
+_MOST_LISTED: Final = 64
 
 
 class QueueFullError(Exception):
@@ -27,6 +28,16 @@ class Change(NamedTuple):
 
     leaving: Request
     coming: Request
+
+
+class SharerCount(NamedTuple):
+    """A sharer of a model: the seconds that it took, and its requests."""
+
+    name: str
+    share: int
+    cost_s: float
+    running: int
+    waiting: int
 
 
 class RequestQueue:
@@ -89,6 +100,18 @@ class RequestQueue:
     @property
     def running(self) -> int:
         return len(self._running)
+
+    def sharers(self) -> list[SharerCount]:
+        """The sharers that are remembered, in the order of their turns."""
+        self._meet()
+        running = Counter(each.terms.sharer for each in self._running.values())
+        present = Counter(each.terms.sharer for each in self)
+        found = []
+        for name in self.shares.in_turn[:_MOST_LISTED]:
+            sharer = self.shares.sharer(name)
+            waiting = present[name] - running[name]
+            found.append(SharerCount(name, sharer.share, sharer.cost_s, running[name], waiting))
+        return found
 
     @property
     def oldest_waiting_at(self) -> float | None:
@@ -186,7 +209,7 @@ class RequestQueue:
         """The waiting requests in the order in which they start, as far as that can be told."""
         self._meet()
         found = [*self._suspects, *self._parked]
-        turns_s = {name: self.shares.turn_s(name) for name in self.shares.in_turn}
+        turns_s = {each.terms.sharer: self.shares.turn_s(each.terms.sharer) for each in self}
         for _, group in groupby(self._waiting, self.priority_of):
             queues: dict[str, deque[Request]] = {}
             for each in group:

@@ -25,14 +25,26 @@ class TextPlace(NamedTuple):
     place: int
 
 
+class _Order(NamedTuple):
+    """When a job has its next turn: by its priority, lower ones first, and by the number of its
+    sharer's turn, which rises with each text that is computed.
+    """
+
+    priority: int
+    number: float
+    share: int
+
+    def after(self, tokens: int) -> _Order:
+        return self._replace(number=self.number + tokens / self.share)
+
+
 class WaitingTexts:
     """Texts that wait for a batch. A job is known by a number; a later job has a larger number."""
 
     def __init__(self) -> None:
         self._all: list[TextPlace] = []
         self._by_job: dict[int, list[TextPlace]] = {}
-        # Of each job the priority, lower ones for higher, and the number of its sharer's turn.
-        self._orders: dict[int, tuple[int, float]] = {}
+        self._orders: dict[int, _Order] = {}
         self._turns = Turns()
 
     def __len__(self) -> int:
@@ -48,7 +60,8 @@ class WaitingTexts:
             for each in places:
                 insort(self._all, each)
         self._by_job[job] = places
-        self._orders[job] = -priority, self._turns.take(sharer, share, sum(lengths))
+        number = self._turns.take(sharer, share, sum(lengths))
+        self._orders[job] = _Order(-priority, number, share)
 
     def remove(self, job: int) -> None:
         """Forget a job that has ended, and the texts of it that wait."""
@@ -80,7 +93,7 @@ class WaitingTexts:
         first = self._first_job()
         if first is None:
             return []
-        self._turns.begin(self._orders[first][1])
+        self._turns.begin(self._orders[first].number)
         longest = self._by_job[first][-1]
         begin = bisect_left(self._all, longest)
         end = begin + 1
@@ -101,6 +114,7 @@ class WaitingTexts:
         taken = self._all[begin:end]
         del self._all[begin:end]
         for each in taken:
+            self._orders[each.job] = self._orders[each.job].after(each.tokens)
             own = self._by_job[each.job]
             del own[bisect_left(own, each)]
             if not own:
@@ -108,7 +122,7 @@ class WaitingTexts:
         return taken
 
     def _first_job(self) -> int | None:
-        return min(self._by_job, key=lambda job: (*self._orders[job], job), default=None)
+        return min(self._by_job, key=lambda job: (*self._orders[job][:2], job), default=None)
 
 
 # "cosine" compares the vectors of a job's texts with the vector of its first text.

@@ -61,3 +61,24 @@ def test_requests_share_a_batch() -> None:
     assert [each.tokens for each in waiting.take(2048, longest_tokens=38)] == [25, 30]
     assert [each.tokens for each in waiting.take(2048, longest_tokens=40)] == [38, 39]
     assert [each.tokens for each in waiting.take(1, longest_tokens=54)] == [41]
+
+
+def test_a_job_of_another_needs_not_wait_for_the_end_of_a_long_one() -> None:
+    waiting = WaitingTexts()
+    waiting.add(0, [200] * 100, 0, "a")
+    waiting.take(400, waiting.reach())
+    waiting.add(1, [20], 0, "b")
+    assert {each.job for each in waiting.take(400, waiting.reach())} == {1}
+
+
+@given(st.integers(1, 3), st.integers(20, 300), st.integers(20, 300))
+def test_sharers_get_tokens_by_their_shares(share: int, mine: int, yours: int) -> None:
+    waiting = WaitingTexts()
+    waiting.add(0, [mine] * 2000, 0, "a", share)
+    waiting.add(1, [yours] * 2000, 0, "b", 1)
+    tokens = {0: 0, 1: 0}
+    while sum(tokens.values()) < 40_000:
+        for each in waiting.take(600, waiting.longest()):
+            tokens[each.job] += each.tokens
+    if min(mine, yours) < 0.75 * max(mine, yours):
+        assert abs(tokens[0] - share * tokens[1]) <= 1200 * share
