@@ -80,6 +80,30 @@ def test_is_coloured_on_a_terminal(gateway: Gateway) -> None:
         assert "\x1b[1m" in screen.screen
 
 
+def test_says_whose_turn_is_next_while_several_share_a_model(canned: CannedGateway) -> None:
+    sharers = [("alice", 0, 1), ("", 1, 0), ("b", 0, 0), ("c", 1, 1), ("d", 0, 3), ("e", 0, 1)]
+    for listed in (sharers, sharers[:1]):
+        model = {
+            "id": "demo",
+            "state": "ready",
+            "sharers": [
+                {
+                    "name": name,
+                    "share": 1,
+                    "cost_s": 2.0,
+                    "active_requests": running,
+                    "queue_depth": waiting,
+                }
+                for name, running, waiting in listed
+            ],
+        }
+        canned.will_answer("/admin/v1/status", {"models": [model]})
+    shown = " ".join(bulkhead("status", url=canned.url).stdout.split())
+    assert "demo: shared, next turn first: alice took 2.0 s, 0 run, 1 wait; (gateway) took" in shown
+    assert "c took 2.0 s, 1 run, 1 wait; d took 2.0 s, 0 run, 3 wait; 1 more" in shown
+    assert "shared" not in bulkhead("status", url=canned.url).stdout, "nobody to share with"
+
+
 def test_what_others_wrote_is_shown_as_text(canned: CannedGateway) -> None:
     canned.will_answer(
         "/admin/v1/status",

@@ -266,6 +266,7 @@ def _key(name: str) -> dict[str, Any]:
         "rpm": 1_000_000,
         "tpm": 1_000_000_000,
         "concurrent": 1000,
+        "share": 100,
         "created_at": 1.7e9,
         "expires_at": time.mktime((2030, 1, 31, 12, 0, 0, 0, 0, -1)),
         "revoked_at": None,

@@ -14,6 +14,7 @@ from gateway.access.caller import (
     counts,
     needed,
     passed_on,
+    sharer_at,
     shown_key,
 )
 
@@ -142,3 +143,17 @@ def test_models_by_id_or_alias() -> None:
 def test_a_proxy_is_known_by_what_it_adds(name: str) -> None:
     assert passed_on([(b"host", b"mac"), (name.encode(), b"192.0.2.60")]) == name
     assert passed_on([(b"host", name.encode()), (b"viaduct", b"1")]) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "sharer"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_clients_without_keys_share_by_address(address: str, sharer: str) -> None:
+    assert sharer_at(address) == sharer

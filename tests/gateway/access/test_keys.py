@@ -154,3 +154,10 @@ async def test_usage_that_could_not_be_kept_is_kept_later(
     state_dir.usage_path.unlink()
     await keys.keep_accounts()
     assert not state_dir.usage_path.exists()
+
+
+async def test_a_key_without_a_share_has_one(keys: ApiKeys) -> None:
+    plain, _ = await keys.add("plain", KeyTerms())
+    heavy, _ = await keys.add("heavy", KeyTerms(share=3))
+    assert (keys.share(plain.owner), keys.share(heavy.owner), keys.share("")) == (1, 3, 1)
+    assert (plain.caller.share, heavy.caller.share) == (1, 3)
