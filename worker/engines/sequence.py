@@ -151,7 +151,7 @@ class Engine(Protocol):
 
     @property
     def most_rows(self) -> int:
-        """The most sequences that the engine computes at a time."""
+        """The most sequences that the engine computes at a time; 0: it takes no sequences."""
 
     @property
     def short(self) -> bool:

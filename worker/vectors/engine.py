@@ -267,7 +267,7 @@ class NoText:
 
     batching = True
     step_costs: StepCosts | None = None
-    most_rows = 1
+    most_rows = 0
     need = EngineNeed(0, 0, 0)
     short = False
     fetching = False
