@@ -16,12 +16,12 @@ from gateway.config.model_folders import DEMO_FOLDER
 from tests.support.gateway import Gateway, gone
 
 PROGRAM = str(Path(__file__).with_name("command_server.py"))
-_HOSTILE = str(Path(__file__).with_name("hostile_server.py"))
+HOSTILE = str(Path(__file__).with_name("hostile_server.py"))
 
 
 def hostile(model_id: str, /, *flags: str, **keys: Any) -> str:
     """The same, whose command is the hostile server with these flags."""
-    return table(model_id, *flags, program=_HOSTILE, health="/health", memory="200MB", **keys)
+    return table(model_id, *flags, program=HOSTILE, health="/health", memory="200MB", **keys)
 
 
 def table(
