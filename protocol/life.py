@@ -170,8 +170,8 @@ class Load(Message, frozen=True, tag="load"):
 
 class RunCommand(Message, frozen=True, tag="run-command"):
     """Run the server of a command, in place of `Load`. In the texts of `command` and `environment`
-    {port} and {socket} stand for the place to listen at. The server is ready once `health` answers
-    with 200; None: once it answers at all.
+    {port} and {socket} stand for the place to listen at, and {key} for a key of this start. The
+    server is ready once `health` answers with 200; None: once it answers at all.
     """
 
     command: tuple[str, ...]
@@ -190,8 +190,9 @@ class Ready(Message, frozen=True, tag="ready"):
     the model's own context, and the longest sequence that has room in the memory.
 
     `fingerprint` changes when weights, tokenizer or template change. A request that has begun may
-    go on only in a worker with the same fingerprint. The server of a command listens at `address`:
-    host:port, or the path of a socket. Requests run one at a time if `alone`, a phrase, says why.
+    go on only in a worker with the same fingerprint. The server of a command has `address`: the key
+    of its start, "@", and host:port or the path of a socket. Requests run one at a time if `alone`,
+    a phrase, says why.
     """
 
     load_s: float

@@ -49,6 +49,16 @@ def is_living(process: psutil.Process) -> bool:
     return False
 
 
+def listens(process: psutil.Process, port: int) -> bool:
+    """Whether the process listens at this TCP port. Blocks for some milliseconds."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return any(
+            each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+            for each in process.net_connections("tcp")
+        )
+    return False
+
+
 def send(processes: Iterable[psutil.Process], *signals: signal.Signals) -> None:
     """Send the signals to each of these processes, as long as it lives."""
     for each in processes:

@@ -194,6 +194,7 @@ class ApiKeys:
         }
 
     async def keep_accounts(self) -> None:
+        """Write the usage. Raises: OSError: it can't be kept now, and is to be written later."""
         if not self._accounts.take_changed():
             return
         content = msgspec.json.encode(self._accounts.book)
@@ -201,7 +202,8 @@ class ApiKeys:
             await self._beside(partial(write_secret, self._usage_path, content))
         except OSError as error:
             self._accounts.note_lost()
-            logger.warning("The usage of the keys can't be kept in %s: %s", self._usage_path, error)
+            told = f"the usage of the keys can't be kept in {self._usage_path}: {error}"
+            raise OSError(error.errno, told) from error
 
     def seat(self, owner: str) -> Seat | None:
         """A seat for an answer that was accepted before, such as a background answer. None: its

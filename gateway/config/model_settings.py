@@ -345,6 +345,9 @@ class UpstreamSettings(Section, frozen=True):
     silence_s: Annotated[
         float, time("An answer may be silent for so long, and its beginning may take so long.", 1.0)
     ] = 600.0
+    max_concurrency: Annotated[
+        int, whole("Requests from here that run there at once; more are refused.", 1, 10_000)
+    ] = 256
 
 
 class HostSettings(Section, frozen=True):

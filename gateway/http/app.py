@@ -26,6 +26,7 @@ from gateway.http import (
 )
 from gateway.http.access_log import AccessLog, HttpMeter, RoutePaths, Spans
 from gateway.http.auth import AuthMiddleware, OriginMiddleware
+from gateway.http.command_clients import CommandClients
 from gateway.http.compressed_bodies import CompressedBodies
 from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
@@ -166,7 +167,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.pictures = PictureReader()
     app.state.page = Page()
     app.state.hub_search = HubSearch(parts.fleet, parts.library)
-    app.state.command_clients = servers.CommandClients()
+    app.state.command_clients = CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()

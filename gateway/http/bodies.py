@@ -184,7 +184,9 @@ async def read_json(request: HttpRequest, kind: type[T], *, optional: bool = Fal
     body = await read_body(request)
     request.state.body_bytes = len(body)
     share = share_of(request.scope)
-    return await beside_the_loop(len(body), _decode, body, kind, optional, share)
+    if optional and not body.strip():
+        body = bytearray(b"{}")
+    return await beside_the_loop(len(body), decode_json, body, kind, share)
 
 
 async def beside_the_loop(
@@ -232,13 +234,16 @@ def _check_brackets(body: bytearray) -> None:
         )
 
 
-def _decode(body: bytearray, kind: type[T], optional: bool, share: Share) -> T:
+def decode_json(body: bytearray, kind: type[T], share: Share) -> T:
+    """Decode a body as `kind`, whose memory is taken from the share.
+
+    Raises:
+        Refusal: it is not JSON, or not of that type; `param` names the field.
+    """
     _check_brackets(body)
     take_decoded(share, body)
     if (wrong_at := _misencoded_at(body)) is not None:
         raise _no_json(body, f"at byte {wrong_at} it is not UTF-8")
-    if optional and not body.strip():
-        body = bytearray(b"{}")
     try:
         return with_whole_numbers(body, kind)
     except msgspec.ValidationError as error:

@@ -387,8 +387,10 @@ _FILES_PER_WORKER: Final = 16
 _LEAST: Final = 8
 
 
-def capacity(most: int, files: int, workers: int) -> int:
+def capacity(most: int, files: int, workers: int, *, passes: bool) -> int:
     """How many connections may be open: `most`, or fewer if `files` descriptors don't suffice for
-    them and for `workers` workers, but never fewer than `_LEAST`.
+    them and for `workers` workers, but never fewer than `_LEAST`. `passes`: each connection may
+    need another one, to a server that its request is passed on to.
     """
-    return max(_LEAST, min(most, files - _OWN_FILES - _FILES_PER_WORKER * workers))
+    free = files - _OWN_FILES - _FILES_PER_WORKER * workers
+    return max(_LEAST, min(most, free // 2 if passes else free))

@@ -85,14 +85,22 @@ class Exchange(RequestResponseCycle):
             self.disconnected = True
         self.message_event.set()
 
-    def nudge(self) -> None:
-        """Write something that clients ignore, if the protocol allows that at this point."""
-        if self.response_started:
-            if sign := self._sign_of_life:
-                chunked = b"%x\r\n%s\r\n" % (len(sign), sign)
-                self.transport.write(sign if self._closes else chunked)
-        elif not self._closes:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    def nudge(self) -> bool:
+        """Write something that clients ignore. Returns whether HTTP has such a thing at this point:
+        within a body of a known length it has none.
+        """
+        sign = self._sign_of_life
+        if self._closes:
+            nudge = sign if self.response_started else b""
+        elif not self.response_started:
+            nudge = b"HTTP/1.1 100 Continue\r\n\r\n"
+        elif self.chunked_encoding:
+            # The size of the next chunk may begin with a zero.
+            nudge = b"%x\r\n%s\r\n" % (len(sign), sign) if sign else b"0"
+        else:
+            nudge = b""
+        self.transport.write(nudge)
+        return bool(nudge)
 
     async def run_asgi(self, app: ASGI3Application) -> None:
         self.scope["state"][DIRECT_WRITER] = self
@@ -157,6 +165,8 @@ def plain_response(refusal: Refusal, request_id: str) -> bytes:
 # answers begin sooner.
 _ASKED_S: Final = 1.0
 _HEARD_S: Final = 0.05
+# Few clients close their sending side and then read an answer that pauses for so long.
+_PATIENCE_S: Final = 30.0
 # How much of an answer the system may buffer. The default is megabytes for each client that doesn't
 # read.
 _UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
@@ -209,8 +219,15 @@ class Peer:
     def _ask(self, served: Callable[[], Exchange | None]) -> None:
         """Write bytes that a client ignores. If the client is gone, its system sends a reset."""
         if (present := served()) is not None:
-            present.nudge()
-            self._look = self._loop.call_later(_HEARD_S, self._hear, served)
+            if present.nudge():
+                self._look = self._loop.call_later(_HEARD_S, self._hear, served)
+            else:
+                self._look = self._loop.call_later(_PATIENCE_S, self._give_up, served)
+
+    def _give_up(self, served: Callable[[], Exchange | None]) -> None:
+        """End a connection of which can't be known whether the client still reads."""
+        if served() is not None:
+            self._transport.abort()
 
     def _hear(self, served: Callable[[], Exchange | None]) -> None:
         """End the connection if the client's system has answered with a reset."""

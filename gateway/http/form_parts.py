@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.http.errors import invalid
-from gateway.http.model_field import may_mean_model
+from gateway.http.model_field import check_other, may_mean_model
 from gateway.system.refusal import Refusal
 
 _TOKEN: Final = rb"[\w!#$%&'*+.^`|~-]++"
@@ -153,6 +153,7 @@ def _names_model(head: bytes) -> bool:
     field: bytes = quoted or bare
     if _NAME.fullmatch(field) is None:
         raise _ambiguous(f"{_shown(field)} is no plain name of a field")
+    check_other(field.decode("ascii"))
     if not may_mean_model(field.decode("ascii")):
         return False
     if field != b"model" or len(keys) > 1:

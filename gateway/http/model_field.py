@@ -16,8 +16,11 @@ from gateway.http.errors import invalid
 # Go's servers ignore the case of a field's name, and PHP's and Node's take brackets for a list.
 _SPELLINGS: Final = re.compile(r"\s*model\s*(\[.*)?", re.I | re.S)
 
-# With these OpenRouter and LiteLLM are told of models to take instead.
-_OTHERS: Final = ("models", "fallbacks")
+# With these OpenRouter and LiteLLM are told of other models, addresses and keys.
+_OTHERS: Final = (
+    *("models", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "model_list"),
+    *("preset", "user_config", "api_base", "base_url", "api_key"),
+)
 
 
 def may_mean_model(name: str) -> bool:
@@ -30,9 +33,14 @@ def set_model(fields: dict[str, Raw], model: str) -> None:
     for name in fields:
         if name != "model" and may_mean_model(name):
             raise invalid(f"{name[:40]!r} may mean the model: send model alone.", "model")
-        if name in _OTHERS:
-            raise invalid(f"{name} would name further models: send model alone.", name)
+        check_other(name)
     fields["model"] = Raw(msgspec.json.encode(model))
+
+
+def check_other(field: str) -> None:
+    """Raises: Refusal: the field leads to other models than `model`."""
+    if field.lower().partition("[")[0] in _OTHERS:
+        raise invalid(f"{field[:40]} may lead to another model: send model alone.", field[:40])
 
 
 def check_query(query: bytes) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Raw, Struct
@@ -18,22 +20,27 @@ from starlette.responses import Response
 from gateway.http.access_log import unique
 from gateway.http.answer import EVENTS, LINES
 from gateway.http.auth import caller_of
-from gateway.http.bodies import beside_the_loop, read_body
+from gateway.http.bodies import beside_the_loop, decode_json, read_body, read_json
+from gateway.http.command_clients import CommandClients
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
-from gateway.http.forward import Forwarded, UsageReader, passed_on
+from gateway.http.forward import Forwarded
 from gateway.http.model_call import ModelCall
 from gateway.http.model_field import check_query, set_model
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
+from gateway.http.passed_headers import passed_on
+from gateway.http.passed_usage import UsageReader
 from gateway.http.upstream_calls import UpstreamCall
 from gateway.models.fleet import Fleet
 from gateway.models.roster import LATEST
 from gateway.requests import refusals
 from gateway.requests.progress import Passage
 from gateway.requests.request import Request
-from gateway.system.http_client import Answer, AnswerError, HttpClient, Question, Server
+from gateway.requests.share import share_of
+from gateway.system.http_client import Answer, AnswerError, Question
 from gateway.system.refusal import Refusal
 from gateway.upstreams.route import via_name
+from gateway.upstreams.upstream import REDIRECTS
 from protocol.answers import Text
 
 routes = Routes("OpenAI")
@@ -55,8 +62,13 @@ Handler: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 # How often a server that can't be reached is asked, and the pauses between.
 _TRIES: Final = 75
 _AGAIN_S: Final = 0.2
-# OpenAI's clients always send a key, so some servers insist on one, whichever it is.
-_BEARER: Final = (b"authorization", b"Bearer bulkhead")
+# Steps, also with parameters as Java's servers read them, backslashes, what would be decoded once
+# more, and what is no text.
+_AMBIGUOUS: Final = re.compile(
+    r"(?:^|/)\.{1,2}(?:;[^/]*)?(?:/|$)|//|%[0-9a-f]{2}|[\\\0-\x1f\x7f\ufffd]", re.I
+)
+# What needs no escape in a path (RFC 3986, 3.3).
+_PLAIN: Final = "/!$&'()*+,;=:@"
 
 
 class _Peeked(Struct):
@@ -65,31 +77,6 @@ class _Peeked(Struct):
     model: str | None = None
     name: str | None = None
     stream: bool | None = None
-
-
-class CommandClients:
-    """The client of each command's server."""
-
-    def __init__(self) -> None:
-        self._clients: dict[str, tuple[str, HttpClient]] = {}
-
-    def at(self, model_id: str, address: str) -> HttpClient:
-        """The client for the server that listens at `address`."""
-        known = self._clients.get(model_id)
-        if known is not None and known[0] == address:
-            return known[1]
-        if known is not None:
-            known[1].close()
-        client = HttpClient(_server(address))
-        self._clients[model_id] = address, client
-        return client
-
-
-def _server(address: str) -> Server:
-    if address.startswith("/"):
-        return Server("localhost", socket=address)
-    host, _, port = address.rpartition(":")
-    return Server(host, int(port))
 
 
 def passing(handler: Handler) -> Handler:
@@ -122,10 +109,7 @@ def passing_to_bulkheads(*, streams: bool) -> Callable[[Handler], Handler]:
             if not fleet.upstreams.by_name:
                 return await handler(http)
             body = await read_body(http)
-            try:
-                peeked = await beside_the_loop(len(body), _peek, body)
-            except msgspec.DecodeError:
-                return await handler(http)
+            peeked = await _peeked(body)
             model = (peeked.model or peeked.name or "").removesuffix(LATEST)
             if not model or fleet.roster.has(model):
                 return await handler(http)
@@ -144,10 +128,7 @@ def passing_to_bulkheads(*, streams: bool) -> Callable[[Handler], Handler]:
 
 async def _call(http: HttpRequest, body: bytearray) -> PassedCall | None:
     """The call that passes the request on. None: it isn't passed on, or can't be read."""
-    try:
-        peeked = await beside_the_loop(len(body), _peek, body)
-    except msgspec.DecodeError:
-        return None
+    peeked = await _peeked(body)
     if peeked.model is None:
         return None
     return await _passed(http, peeked.model, stream=bool(peeked.stream))
@@ -166,6 +147,14 @@ async def _passed(http: HttpRequest, model: str, *, stream: bool = False) -> Pas
     return UpstreamCall(http, ways, framing=framing) if ways else None
 
 
+async def _peeked(body: bytearray) -> _Peeked:
+    """The fields of a body; a body that is no JSON has none, and its route says why."""
+    try:
+        return await beside_the_loop(len(body), _peek, body)
+    except (msgspec.DecodeError, RecursionError):
+        return _Peeked()
+
+
 def _peek(body: bytearray) -> _Peeked:
     return msgspec.json.decode(body, type=_Peeked)
 
@@ -176,15 +165,31 @@ async def _pass_json(call: PassedCall, body: bytearray) -> Response:
     scope = call.http.scope
     kept = [each for each in scope["headers"] if each[0] != b"content-type"]
     scope["headers"] = [*kept, (b"content-type", b"application/json")]
-    return call.forward(_target(call.http), body)
+    return call.forward(_own_target(call.http), body)
 
 
-def _target(http: HttpRequest) -> bytes:
-    """The path and the query. Raises: Refusal: the query names a model."""
-    path: bytes = http.scope["raw_path"]
+def _target(path: str, query: bytes) -> bytes:
+    """The path and the query for the server. `path` is the one that was checked: the client may
+    have written it in a way that means something else there.
+
+    Raises:
+        Refusal: servers disagree about the path.
+    """
+    if _AMBIGUOUS.search(path):
+        raise invalid(
+            f"The path {path[:200]!r} is ambiguous: send one without backslashes, bytes that are "
+            "encoded twice, and steps such as '..'.",
+            "path",
+        )
+    target = quote(path, safe=_PLAIN).encode()
+    return target + b"?" + query if query else target
+
+
+def _own_target(http: HttpRequest) -> bytes:
+    """The same for a path of this gateway. Raises: Refusal: the query names a model."""
     query: bytes = http.scope["query_string"]
     check_query(query)
-    return path + b"?" + query if query else path
+    return _target(http.scope["path"], query)
 
 
 class _CommandCall(ModelCall):
@@ -204,9 +209,9 @@ class _CommandCall(ModelCall):
         """The body with the model's name at the server, without any field twice.
 
         Raises:
-            Refusal: it may name another model.
+            Refusal: it is no JSON object, or may name another model.
         """
-        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        fields = decode_json(body, dict[str, Raw], share_of(self.http.scope))
         set_model(fields, self.told_model)
         return bytearray(msgspec.json.encode(fields))
 
@@ -222,7 +227,7 @@ class _CommandCall(ModelCall):
         request = Request(Passage(unique(terms.id)), terms, self.fleet.now())
         self.count([request])
         self.fleet.submit(self.compartment, request)
-        usage = UsageReader()
+        usage = UsageReader(len(body))
         silence_s = self.model.settings.silence_s
         return Forwarded(
             self._opened(request, target, body, form, usage),
@@ -244,10 +249,10 @@ class _CommandCall(ModelCall):
         try:
             tries = 0
             while True:
-                address = await _turn(request)
+                place = await _turn(request)
                 tries += 1
                 try:
-                    answer = await self._ask(address, target, body, form)
+                    answer = await self._ask(place, target, body, form)
                     break
                 except AnswerError as error:
                     # Its server has just ended, and the guard is about to say so: wait for the next
@@ -266,25 +271,35 @@ class _CommandCall(ModelCall):
             self.compartment.traffic.passed(request, usage.usage)
 
     async def _ask(
-        self, address: str, target: bytes, body: bytes | bytearray, form: Form | None
+        self, place: str, target: bytes, body: bytes | bytearray, form: Form | None
     ) -> Answer:
         """Raises: AnswerError."""
         clients: CommandClients = self.http.app.state.command_clients
+        client = clients.at(self.model.id, place)
+        bearer = b"Bearer " + client.key.encode()
         told = self.told_model
         via = via_name(self.fleet.upstreams.instance)
         question = Question(
             self.http.method.encode(),
             target,
-            [*passed_on(self.http.scope["headers"], via), _BEARER],
+            [*passed_on(self.http.scope["headers"], via), (b"authorization", bearer)],
             body if form is None else form.body(told),
-            None if form is None else form.length(told),
+            0 if form is None else form.length(told),
         )
-        client = clients.at(self.model.id, address)
-        return await client.ask(question, self.model.settings.silence_s)
+        answer = await client.http.ask(question, self.model.settings.silence_s)
+        if answer.status in REDIRECTS:
+            # A client would send its request, with its key, to where this leads.
+            answer.close()
+            raise Refusal(
+                "bad_gateway",
+                f"The server of {self.model.id!r} redirects to another address (it answered with "
+                f"{answer.status}): send the request to the path that it means.",
+            )
+        return answer
 
 
 async def _turn(request: Request) -> str:
-    """Wait until the request may be passed on. Returns the server's address."""
+    """Wait until the request may be passed on. Returns the server's place."""
     while True:
         for part in (await request.take()).parts:
             if isinstance(part, Text):
@@ -304,13 +319,8 @@ async def _json_only(http: HttpRequest) -> Response:
     call = await _call(http, body)
     if call is not None:
         return await _pass_json(call, body)
-    try:
-        model = _peek(body).model
-    except msgspec.DecodeError as error:
-        raise Refusal("invalid_request_error", f"The body is not valid JSON: {error}.") from error
-    if model is None:
-        raise invalid("model is missing.", "model")
-    raise refusals.passes_nothing(ModelCall(http, model, passes=None).model.id)
+    asked = await read_json(http, SpeechBody)
+    raise refusals.passes_nothing(ModelCall(http, asked.model, passes=None).model.id)
 
 
 @routes.post(
@@ -331,7 +341,7 @@ async def create_image(http: HttpRequest) -> Response:
 
 async def _pass_form(http: HttpRequest) -> Response:
     """Pass a form on, whose field `model` names a model whose requests are passed on."""
-    target = _target(http)
+    target = _own_target(http)
     form = Form(http, http.app.state.form_files)
     model = await form.model()
     call = await _passed(http, model) or _CommandCall(http, model)
@@ -367,7 +377,7 @@ async def ask_server(http: HttpRequest) -> Response:
     )
     call = _CommandCall(http, model)
     rest = path[len(model) :]
-    if ".." in rest.split("/") or not any(
+    if not any(
         rest == each or rest.startswith(each.rstrip("/") + "/")
         for each in call.model.settings.paths
     ):
@@ -375,12 +385,8 @@ async def ask_server(http: HttpRequest) -> Response:
             "not_found",
             f"{rest or '/'} of {model!r} isn't passed on: its key paths names the paths that are.",
         )
-    query: bytes = http.scope["query_string"]
-    raw: bytes = http.scope["raw_path"]
-    # The id may be encoded in the address; the server gets the rest as the client wrote it.
-    target = b"/" + raw[len(_PREFIX) :].split(b"/", model.count("/") + 1)[-1]
     body = await read_body(http)
-    return call.forward(target + b"?" + query if query else target, body)
+    return call.forward(_target(rest, http.scope["query_string"]), body)
 
 
 _OWN: Final = Operation(

@@ -17,18 +17,15 @@ from starlette.requests import Request as HttpRequest
 from gateway.http.access_log import REQUEST_ID, record_of
 from gateway.http.answer import EVENTS, Framing, framing_of
 from gateway.http.auth import caller_of, take_places
+from gateway.http.bodies import decode_json
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
-from gateway.http.forward import (
-    Forwarded,
-    OllamaUsageReader,
-    Opened,
-    UsageReader,
-    passed_on,
-    refusal_of,
-)
+from gateway.http.forward import Forwarded, Opened, refusal_of
 from gateway.http.model_field import set_model
+from gateway.http.passed_headers import passed_on
+from gateway.http.passed_usage import OllamaUsageReader, UsageReader
 from gateway.models.fleet import Fleet
+from gateway.requests.share import share_of
 from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
 from gateway.system.refusal import Refusal
 from gateway.upstreams.route import via_name
@@ -49,6 +46,7 @@ _NOTHING: Final = re.compile(rb"\A(?::[^\r\n]*\r?\n|\r?\n)*")
 # A stream whose beginning is longer has begun.
 _MOST_WAITING_BYTES: Final = 64 << 10
 _LONGEST_PATIENCE_S: Final = 60.0
+_FULL: Final = "it runs as many requests from here as its max_concurrency allows"
 
 
 class UpstreamCall:
@@ -80,10 +78,10 @@ class UpstreamCall:
         """The body that the upstream gets.
 
         Raises:
-            msgspec.DecodeError: the body is no JSON object.
-            Refusal: it asks for a response that the upstream stores, or may name another model.
+            Refusal: the body is no JSON object, asks for a response that the upstream stores, or
+                may name another model.
         """
-        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        fields = decode_json(body, dict[str, Raw], share_of(self.http.scope))
         if self.http.url.path.startswith(_RESPONSES):
             _store_nothing(fields)
         set_model(fields, self.told_model)
@@ -128,7 +126,8 @@ class UpstreamCall:
         if first.offer is not None:
             # Other names are the client's, who may make up any number of them.
             record_of(self.http.scope).model = first.told if bare else first.id
-        usage = OllamaUsageReader() if target.startswith(b"/api/") else UsageReader()
+        ollama = target.startswith(b"/api/")
+        usage = OllamaUsageReader() if ollama else UsageReader(len(body))
         take_places(self.http, [_Spent(usage)])
         return Forwarded(
             self._opened(target, body, form),
@@ -143,7 +142,7 @@ class UpstreamCall:
     async def _opened(
         self, target: bytes, body: bytes | bytearray, form: Form | None
     ) -> AsyncGenerator[Opened]:
-        left = in_order(self._ways)
+        left = [each for each in in_order(self._ways) if not each.upstream.full]
         refusal = None if left else self._unavailable()
         while left:
             way = left.pop(0)
@@ -182,7 +181,7 @@ class UpstreamCall:
             way.upstream.target(target),
             self._headers(way.upstream),
             body if form is None else form.body(way.told),
-            None if form is None else form.length(way.told),
+            0 if form is None else form.length(way.told),
         )
         return await way.upstream.client.ask(question, way.upstream.settings.silence_s)
 
@@ -236,7 +235,8 @@ class UpstreamCall:
     def _unavailable(self) -> Refusal:
         """Why no upstream can be asked."""
         each = min(self._ways, key=lambda way: way.upstream.wait_s()).upstream
-        told = "; ".join(f"{way.upstream.name}: {way.upstream.trouble()}" for way in self._ways)
+        reasons = ((way.upstream.name, way.upstream.trouble() or _FULL) for way in self._ways)
+        told = "; ".join(f"{name}: {reason}" for name, reason in reasons)
         return Refusal(
             "model_unavailable",
             f"{self.told_model!r} can't be had from any upstream now ({told}).",

@@ -26,7 +26,8 @@ _MOST_BESIDE: Final = 1 << 16
 
 class Passage(Struct, frozen=True, tag="passage", tag_field="type"):
     """A request that goes to the server of a command as it came, once it may run. Its text is the
-    server's address, and it runs until `Traffic.passed` ends it.
+    mark of the server's processes, "@", and the address of `Ready`. It runs until `Traffic.passed`
+    ends it.
     """
 
     request_id: str

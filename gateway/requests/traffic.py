@@ -324,8 +324,8 @@ class Traffic:
         now = self._loop.time()
         request.start(now)
         if isinstance(message, Passage):
-            address = Delta(message.request_id, (), (Text(connection.address),))
-            if request.deliver(address, now):
+            place = Text(f"{connection.fingerprint}@{connection.address}")
+            if request.deliver(Delta(message.request_id, (), (place,)), now):
                 request.tell(now)
         if not terms.probe:
             self.meter.sent(request.timing, now)

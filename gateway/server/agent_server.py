@@ -311,5 +311,8 @@ async def _serve(
 def _capacity() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return capacity(
-        _MOST_CONNECTIONS, sys.maxsize if files == resource.RLIM_INFINITY else files, MOST_RANKS
+        _MOST_CONNECTIONS,
+        sys.maxsize if files == resource.RLIM_INFINITY else files,
+        MOST_RANKS,
+        passes=False,
     )

@@ -248,4 +248,5 @@ def _capacity(fleet: Fleet) -> int:
         settings.gateway.max_connections,
         sys.maxsize if files == resource.RLIM_INFINITY else files,
         len(settings.models) + settings.workers.spare,
+        passes=fleet.roster.has_commands or bool(fleet.upstreams.by_name),
     )

@@ -106,7 +106,10 @@ class GatewayServer:
             await self._takeover.close()
         if departure is None:
             # Gateways before this one may have sent usage until now.
-            await self._parts.keys.keep_accounts()
+            try:
+                await self._parts.keys.keep_accounts()
+            except OSError as error:
+                logger.warning("%s", error)
             logger.info("Stopped")
 
     # The start

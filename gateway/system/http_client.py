@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from enum import Enum
 from typing import Final, NamedTuple, TypeAlias, cast
 
 import httptools
@@ -26,6 +27,7 @@ _MOST_HELD_BYTES: Final = 256 << 10
 # Servers close a connection that is idle for long; most wait for 5 s or more.
 _IDLE_S: Final = 4.0
 _MOST_IDLE: Final = 64
+_LAST_STATUS: Final = 599
 
 
 class Server(NamedTuple):
@@ -45,14 +47,14 @@ class Server(NamedTuple):
 
 class Question(NamedTuple):
     """A request. `target` is the path with the query. The headers have neither a host nor a length.
-    A body of pieces has `length` bytes; None: nobody knows how many.
+    A body of pieces has `length` bytes.
     """
 
     method: bytes
     target: bytes
     headers: Sequence[tuple[bytes, bytes]] = ()
     body: bytes | bytearray | AsyncIterator[bytes] = b""
-    length: int | None = None
+    length: int = 0
 
 
 class AnswerError(Exception):
@@ -67,11 +69,17 @@ class AnswerError(Exception):
 
 
 class HttpClient:
-    """Asks one server."""
+    """Asks one server. `vouch` tells for each new connection whether that server listens."""
 
-    def __init__(self, server: Server, connect_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        server: Server,
+        connect_s: float = 5.0,
+        vouch: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         self.server = server
         self._connect_s = connect_s
+        self._vouch = vouch
         self._idle: list[_Connection] = []
         self._closed = False
 
@@ -148,6 +156,9 @@ class HttpClient:
                 else f"shows a certificate that isn't trusted ({doubt})"
             )
             raise AnswerError(reason, sent=False) from error
+        if self._vouch is not None and not await self._vouch():
+            connection.abort()
+            raise AnswerError("doesn't listen at its port, but another program does", sent=False)
         return connection
 
 
@@ -188,6 +199,20 @@ class Answer:
             connection.abort()
 
 
+class _State(Enum):
+    """A connection rests, is asked, has a head, and rests again, until it is lost."""
+
+    RESTS = "has no question, or the whole answer to it"
+    ASKED = "has a question, and no head of its answer"
+    HEADED = "has a head, and not the whole body"
+    LOST = "has broken off"
+
+
+_OPEN: Final = (_State.ASKED, _State.HEADED)
+# Their answers end with the head, whatever length it tells (RFC 9112, 6.3).
+_BODILESS: Final = (204, 304)
+
+
 class _Connection(asyncio.Protocol):
     """A connection, with at most one question at a time. `heard`: the server has sent any byte
     since the question.
@@ -196,20 +221,21 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.status = 0
         self.headers: Headers = []
-        self.heard = False
+        self.heard = self.framed = False
         self.idle_since = 0.0
-        self._transport: asyncio.Transport
         self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
-        self._asked = self._headed = self._ended = self._uploading = False
-        self.framed = self._persists = False
-        self._head_bytes = 0
-        self._held = bytearray()
+        self._state = _State.RESTS
         self._failure: AnswerError | None = None
+        # Done once the answer has a head, or the connection is lost.
+        self._head: asyncio.Future[None] = self._loop.create_future()
+        self._head_bytes = 0
+        self._bodiless = self._persists = self._uploading = self._paused = False
+        self._held = bytearray()
         self._news = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
-        self._paused = False
         self._sink: Sink | None = None
         self._heard_at = 0.0
 
@@ -219,52 +245,45 @@ class _Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return self.usable and self._ended and self._persists and not self._uploading
+        rests = self._state is _State.RESTS and not (self._held or self._uploading)
+        return rests and self._persists and not self._transport.is_closing()
 
     def abort(self) -> None:
         self._transport.abort()
 
     async def exchange(self, question: Question, authority: bytes, head_s: float) -> None:
         """Send the question, and wait for the head of its answer. Raises: AnswerError."""
+        self._state = _State.ASKED
         self.headers = []
-        self.heard = self._headed = self._ended = self.framed = False
+        self.heard = self.framed = False
+        self._head = self._loop.create_future()
         self._head_bytes = 0
-        self._asked = True
+        self._bodiless = question.method == b"HEAD"
         lines = [b"%b %b HTTP/1.1" % (question.method, question.target), b"host: " + authority]
         lines += [b"%b: %b" % header for header in question.headers]
-        if isinstance(question.body, bytes | bytearray):
-            if question.body or question.method in (b"POST", b"PUT", b"PATCH"):
-                lines.append(b"content-length: %d" % len(question.body))
-            self._transport.writelines((b"\r\n".join(lines), b"\r\n\r\n", question.body))
-            await self._until_headed(head_s)
+        body = question.body
+        if isinstance(body, bytes | bytearray):
+            if body or question.method in (b"POST", b"PUT", b"PATCH"):
+                lines.append(b"content-length: %d" % len(body))
+            self._transport.writelines((b"\r\n".join(lines), b"\r\n\r\n", body))
+            await self._headed(head_s)
             return
-        chunked = question.length is None
-        lines.append(
-            b"transfer-encoding: chunked"
-            if question.length is None
-            else b"content-length: %d" % question.length
-        )
-        self._transport.write(b"\r\n".join(lines) + b"\r\n\r\n")
+        framing = b"content-length: %d" % question.length
+        self._transport.write(b"\r\n".join((*lines, framing, b"", b"")))
         # A server may answer before it has the whole body, as when it refuses the body.
         self._uploading = True
-        upload = self._loop.create_task(self._upload(question.body, head_s, chunked=chunked))
-        headed = self._loop.create_task(self._news.wait())
+        upload = self._loop.create_task(self._upload(body, head_s))
         try:
-            await asyncio.wait((upload, headed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((upload, self._head), return_when=asyncio.FIRST_COMPLETED)
             if upload.done():
                 upload.result()
-                await self._until_headed(head_s)
-            else:
-                await self._until_headed(0)
+            await self._headed(head_s)
         finally:
-            headed.cancel()
-            if not upload.done():
-                upload.cancel()
-                await asyncio.gather(upload, return_exceptions=True)
+            upload.cancel()
+            await asyncio.gather(upload, return_exceptions=True)
 
-    async def _upload(
-        self, pieces: AsyncIterator[bytes], silence_s: float, *, chunked: bool
-    ) -> None:
+    async def _upload(self, pieces: AsyncIterator[bytes], silence_s: float) -> None:
+        """Raises: AnswerError: the server takes no more. Exception: reading a piece has failed."""
         async for piece in pieces:
             try:
                 async with asyncio.timeout(silence_s):
@@ -272,28 +291,20 @@ class _Connection(asyncio.Protocol):
             except TimeoutError:
                 reason = f"took no more of the body for {silence_s:g} s"
                 raise AnswerError(reason, late=True) from None
-            if self._failure is not None:
-                return
-            if piece:
-                framed = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
-                self._transport.writelines(framed)
-        if chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._transport.write(piece)
         self._uploading = False
 
-    async def _until_headed(self, head_s: float) -> None:
+    async def _headed(self, head_s: float) -> None:
         try:
-            async with asyncio.timeout(head_s or None):
-                while not self._headed:
-                    self._check()
-                    await self._news.wait()
-                    self._news.clear()
+            async with asyncio.timeout(head_s):
+                await self._head
         except TimeoutError:
             raise AnswerError(f"sent no answer within {head_s:g} s", late=True) from None
+        self._check()
 
     async def read(self, silence_s: float, sink: Sink | None) -> bytes:
         self._heard_at = self._loop.time()
-        while not self._held and not self._ended:
+        while not self._held and self._state is not _State.RESTS:
             self._check()
             left_s = self._heard_at + silence_s - self._loop.time()
             if left_s <= 0:
@@ -317,11 +328,19 @@ class _Connection(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
 
-    def _fail(self, reason: str) -> None:
-        if self._failure is None:
+    def _lose(self, reason: str) -> None:
+        """End the connection. `reason` tells why an answer that hasn't ended breaks off."""
+        if self._state in _OPEN:
             self._failure = AnswerError(reason)
+            self._turn(_State.LOST)
         self._writable.set()
+        self.abort()
+
+    def _turn(self, state: _State) -> None:
+        self._state = state
         self._news.set()
+        if not self._head.done():
+            self._head.set_result(None)
 
     # From the transport
 
@@ -330,43 +349,38 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._asked or self._ended:
-            self._fail("sent an answer to no question")
+        if self._state not in _OPEN:
+            # That is an answer to no question.
             self.abort()
             return
         self.heard = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"sent an answer that is no HTTP: {error}")
-            self.abort()
-        if not self._headed:
+            self._lose(f"sent an answer that is no HTTP: {error}")
+            return
+        if self._state is _State.ASKED:
             self._head_bytes += len(data)
             if self._head_bytes > _MOST_HEAD_BYTES:
-                self._fail(f"sent a head of more than {_MOST_HEAD_BYTES >> 10} KiB")
-                self.abort()
+                self._lose(f"sent a head of more than {_MOST_HEAD_BYTES >> 10} KiB")
             return
         if self._held and self._sink is not None and self._sink(bytes(self._held)):
             self._held.clear()
-            if not self._ended:
-                return
-        elif len(self._held) > _MOST_HELD_BYTES and not self._paused:
+        if len(self._held) > _MOST_HELD_BYTES and not self._paused:
             self._paused = True
             self._transport.pause_reading()
-        self._news.set()
+        if self._held or self._state is not _State.HEADED:
+            self._news.set()
 
     def eof_received(self) -> bool:
         # A body without a length ends with the connection.
-        if self._headed and not self.framed:
-            self._ended = True
-            self._news.set()
+        if self._state is _State.HEADED and not self.framed:
+            self._turn(_State.RESTS)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._ended:
-            told = "" if error is None else f": {error}"
-            self._fail(f"closed the connection before its answer was complete{told}")
-        self._writable.set()
+        told = "" if error is None else f": {error}"
+        self._lose(f"closed the connection before its answer was complete{told}")
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -377,27 +391,31 @@ class _Connection(asyncio.Protocol):
     # From the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._headed:
-            return  # A trailer.
-        name = name.lower()
-        self.headers.append((name, value))
-        if name in (b"content-length", b"transfer-encoding"):
-            self.framed = True
+        if self._state is _State.ASKED:  # Else it is a trailer.
+            name = name.lower()
+            self.headers.append((name, value))
+            self.framed |= name in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self.status < 200:
             self.headers = []
             return
-        self._headed = True
         self._persists = self._parser.should_keep_alive()
-        self._news.set()
+        if self.status > _LAST_STATUS:
+            self._lose(f"answered with {self.status}, which is no status of HTTP")
+        elif self._bodiless or self.status in _BODILESS:
+            # The parser doesn't know the question, and would wait for a body.
+            self.framed, self._persists = True, False
+            self._turn(_State.RESTS)
+        else:
+            self._turn(_State.HEADED)
 
     def on_body(self, body: bytes) -> None:
-        self._heard_at = self._loop.time()
-        self._held += body
+        if self._state is _State.HEADED:
+            self._heard_at = self._loop.time()
+            self._held += body
 
     def on_message_complete(self) -> None:
-        if self._headed:
-            self._ended = True
-            self._asked = False
+        if self._state is _State.HEADED:
+            self._turn(_State.RESTS)

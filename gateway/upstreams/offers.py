@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from protocol.life import Ability
 
@@ -14,6 +14,11 @@ MOST_MODELS: Final = 1000
 # of ways grows with each one more.
 MOST_GATEWAYS: Final = 4
 _LONGEST_NAME: Final = 300
+
+
+_LONGEST_REASON: Final = 1000
+# A larger number is no count, and couldn't be written.
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
 class Offer(Struct, frozen=True):
@@ -26,11 +31,11 @@ class Offer(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     state: str | None = None
     reason: str | None = None
-    max_model_len: int | None = None
+    max_model_len: _Count | None = None
     input_modalities: tuple[str, ...] | None = None
     abilities: tuple[Ability, ...] | None = None
-    active_requests: int | None = None
-    queue_depth: int | None = None
+    active_requests: _Count | None = None
+    queue_depth: _Count | None = None
     via: tuple[str, ...] = ()
 
     @property
@@ -76,7 +81,7 @@ def read_offers(body: bytes, own: str) -> list[Offer]:
     if any(each.via[:1] == (own,) for each in found):
         raise CycleError
     return [
-        each
+        msgspec.structs.replace(each, reason=each.reason and each.reason[:_LONGEST_REASON])
         for each in found
         if own not in each.via
         and len(each.via) <= MOST_GATEWAYS

@@ -95,6 +95,11 @@ class Upstream:
         """Why requests to it are refused now; None: they aren't."""
         return self.health.trouble(self._loop.time())
 
+    @property
+    def full(self) -> bool:
+        """Whether as many requests from here run there as may at once."""
+        return self.running.total() >= self.settings.max_concurrency
+
     def wait_s(self) -> float:
         """Seconds until a refused request is worth another try."""
         return self.health.wait_s(self._loop.time())

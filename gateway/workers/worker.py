@@ -471,6 +471,6 @@ def _clear_up(mark: str, address: str) -> bool:
     Raises: OSError: the socket can't be removed.
     """
     ended = kill_marked(mark, _KILL_S)
-    if address.startswith("/"):
-        Path(address).unlink(missing_ok=True)
+    if (path := address.partition("@")[2]).startswith("/"):
+        Path(path).unlink(missing_ok=True)
     return ended

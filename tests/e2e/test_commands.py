@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support.commands import all_gone, guarded, serving, table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
+from tests.support.raw_http import HOST, RawResponse, ask, connect, get, post, read_all, send
 
 MEMORY = {"memory": "200MB"}
 
@@ -25,11 +27,18 @@ def gateway() -> Iterator[Gateway]:
         table("plain", "--child", name="there", paths=["/own"], **MEMORY)
         + table("pipe", place="--socket={socket}", **MEMORY)
         + table("slow", "--slow-start", "3", **MEMORY)
+        + table("late", "--slow-start", "600", **MEMORY)
         + table("flood", "--flood", **MEMORY)
         + table("daemon", "--daemon", **MEMORY)
         + table("stubborn", "--ignore-sigterm", "--child", **MEMORY)
         + table("broken", "--fail", **MEMORY)
-        + table("one", max_concurrency=1, environment={"OWN": "at {port}"}, **MEMORY)
+        + table(
+            "one",
+            max_concurrency=1,
+            paths=["/own"],
+            environment={"OWN": "at {port}", "KEY": "{key}"},
+            **MEMORY,
+        )
     )
     secret = {"BULKHEAD_ADMIN_KEY": "secret-1", "SOME_TOKEN": "secret-2"}
     with serving(config, environment=secret) as gateway:
@@ -108,24 +117,82 @@ def test_a_form_streams_through_within_bounds_of_its_own(gateway: Gateway) -> No
 
 
 def test_a_server_is_asked_on_its_own_paths_and_no_others(gateway: Gateway) -> None:
-    headers = {"authorization": "Bearer x", "cookie": "a=b", "x-own": "kept"}
+    headers = {
+        "authorization": "Bearer x",
+        "cookie": "a=b",
+        "accept-language": "kept",
+        "x-original-url": "/",
+    }
     answer = gateway.client.get("/servers/plain/own/a%20b?c=d", headers=headers)
     assert answer.headers["content-security-policy"] == "sandbox"
     got = answer.json()
     assert got["path"] == "/own/a%20b?c=d"
     names = {each.lower() for each in got["headers"]}
-    assert "x-own" in names
-    assert "cookie" not in names
-    assert got["headers"]["authorization"] == "Bearer bulkhead", "a key, and not the client's"
-    for other in ("/servers/plain/health", "/servers/plain/own/../health", "/servers/no/own"):
-        assert gateway.client.get(other).status_code == 404
-    assert gateway.client.get("/servers/plain/ownership").status_code == 404
+    assert "accept-language" in names
+    assert not names & {"cookie", "x-original-url"}
+    kind, key = got["headers"]["authorization"].split()
+    assert (kind, len(key)) == ("Bearer", 43), "a key of this start, and not the client's"
+    for other in ("plain/health", "plain/ownership", "no/own", "plain/%2fown", "plain%2f..%2fown"):
+        assert _got(gateway, f"/servers/{other}").status == 404, other
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"model": "plain", "a": ' + b"[" * 200_000,
+        b'{"model": "plain", "a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"model": "plain", "\xff": 1}',
+        b'{"a": "\xff", "model": "plain"}',
+        b'{"model": "plain"',
+        b"[]",
+    ],
+    ids=["deep, open", "deep", "a key", "a text", "cut off", "a list"],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech"])
+def test_a_body_that_is_no_json_is_refused(gateway: Gateway, path: str, text: bytes) -> None:
+    answer = gateway.client.post(path, content=text)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "invalid_request_error"
+
+
+def _got(gateway: Gateway, path: str) -> RawResponse:
+    return ask(gateway, get(path, "Connection: close"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../own", "%2f..%2fhealth", "%2e%2e/health", "..;/health", ".;x/health", "..%5chealth"),
+        *("a%5c..%5chealth", "%252e%252e/health", "/health", "%00", "%ff", "a%09"),
+    ],
+)
+def test_a_path_has_one_meaning(gateway: Gateway, path: str) -> None:
+    assert _got(gateway, f"/servers/plain/own/{path}").status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("/servers/plain/own%2fsecret", "/own/secret"),
+        ("/%73ervers/plain/own/x", "/own/x"),
+        ("/servers/pl%61in/own/x", "/own/x"),
+        ("/servers/plain%2fown/x", "/own/x"),
+        ("/servers/plain/%6fwn/x?a=%2e%2e", "/own/x?a=%2e%2e"),
+        ("/servers/plain/own/100%25%20'+@:", "/own/100%25%20'+@:"),
+    ],
+)
+def test_the_server_gets_the_path_that_was_checked(
+    gateway: Gateway, path: str, target: str
+) -> None:
+    assert json.loads(_got(gateway, path).body)["path"] == target
 
 
 def test_a_command_gets_no_secret_and_its_own_variables(gateway: Gateway) -> None:
     gateway.load("one")
     environment = guarded(gateway, "one")[0].environ()
     assert environment["OWN"].startswith("at ")
+    got = gateway.client.get("/servers/one/own").json()
+    assert got["headers"]["authorization"] == f"Bearer {environment['KEY']}"
     assert not [name for name, each in environment.items() if "secret-" in each]
     assert "HF_HUB_OFFLINE" not in environment or "HF_HUB_OFFLINE" in os.environ
 
@@ -320,3 +387,66 @@ def test_a_port_that_is_taken_is_no_place(gateway: Gateway) -> None:
         ]
         ports.add(port)
     assert len(ports) == 2
+
+
+def _speak(gateway: Gateway, pause_s: float) -> socket.socket:
+    """A client that has the first piece of an answer in plain bytes."""
+    body = {"model": "one", "input": "x", "pause_s": pause_s}
+    connection = connect(gateway)
+    send(connection, post("/v1/audio/speech", body))
+    got = b""
+    while b"RIFF" not in got:
+        got += connection.recv(65536)
+    return connection
+
+
+def _is_free(gateway: Gateway) -> bool:
+    return gateway.model("one")["active_requests"] == 0
+
+
+def test_a_plain_answer_that_pauses_ends_with_its_client(gateway: Gateway) -> None:
+    _speak(gateway, pause_s=300.0).close()
+    eventually(lambda: _is_free(gateway))
+
+
+def test_a_client_that_only_stops_sending_gets_the_rest(gateway: Gateway) -> None:
+    with _speak(gateway, pause_s=3.0) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        rest = read_all(connection)
+    assert b"RIFF" in rest
+    assert rest.endswith(b"0\r\n\r\n")
+
+
+def test_an_answer_to_head_gives_its_place_back(gateway: Gateway) -> None:
+    got = ask(gateway, b"HEAD /servers/one/own HTTP/1.1\r\n%bConnection: close\r\n\r\n" % HOST)
+    assert (got.status, got.body) == (200, b"")
+    eventually(lambda: _is_free(gateway))
+
+
+def test_a_form_that_fails_on_a_kept_connection_gives_its_place_back(gateway: Gateway) -> None:
+    _speak(gateway, pause_s=0.2).close()
+    eventually(lambda: _is_free(gateway))
+    part = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    form = part % (b"model", b"one") + part % (b"file", b"x" * 300_000) + part % (b"model", b"y")
+    kind = "Content-Type: multipart/form-data; boundary=b"
+    for _ in range(2):
+        path = "/v1/audio/transcriptions"
+        refused = ask(gateway, post(path, form + b"--b--\r\n", kind, "Connection: close"))
+        assert refused.status == 400
+        eventually(lambda: _is_free(gateway))
+
+
+def test_another_program_at_the_port_gets_nothing(gateway: Gateway) -> None:
+    gateway.order("load", "late", wait=False).raise_for_status()
+    eventually(lambda: gateway.model("late")["worker"] is not None)
+    eventually(lambda: len(guarded(gateway, "late")) > 0)
+    command = guarded(gateway, "late")[0].cmdline()
+    port = int(next(each for each in command if "--port=" in each).removeprefix("--port="))
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        listening.settimeout(START_S)
+        for _ in range(3):
+            with listening.accept()[0] as connection:
+                connection.settimeout(START_S)
+                assert connection.recv(1000) == b""
+    assert gateway.model("late")["state"] == "loading"
+    gateway.order("unload", "late", force=True).raise_for_status()

@@ -46,6 +46,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._json({"data": []})
 
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "7")
+        self.end_headers()
+
     def do_POST(self) -> None:
         body = self._body()
         kind = self.headers.get("content-type", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 
 from protocol.life import RunCommand
 from protocol.process import grace_s
-from protocol.process_tree import MARK, below, held_bytes, marked, send
+from protocol.process_tree import MARK, below, held_bytes, listens, marked, send
 from worker.guard.bonds import bound_to
 from worker.guard.output import Output
 
@@ -44,6 +45,7 @@ class CommandServer:
         told = " ".join((*order.command, *order.environment.values()))
         self._socket = socket_path if "{socket}" in told else None
         self._port = 0 if self._socket else _spare_port()
+        self._key = secrets.token_urlsafe(32)
         read, write = os.pipe()
         try:
             self._first = subprocess.Popen(
@@ -68,11 +70,15 @@ class CommandServer:
         self._strays: list[psutil.Process] = []
 
     def _filled(self, text: str) -> str:
-        return text.replace("{port}", str(self._port)).replace("{socket}", self._socket or "")
+        places = {"{port}": str(self._port), "{socket}": self._socket or "", "{key}": self._key}
+        for name, value in places.items():
+            text = text.replace(name, value)
+        return text
 
     @property
     def address(self) -> str:
-        return self._socket or f"127.0.0.1:{self._port}"
+        """As in `Ready`."""
+        return f"{self._key}@{self._socket or f'127.0.0.1:{self._port}'}"
 
     # Its processes
 
@@ -94,17 +100,23 @@ class CommandServer:
             return True
         if not self._everyone():
             return False
-        return self._listens() if ready else code == 0
-
-    def _listens(self) -> bool:
+        if not ready:
+            return code == 0
         connection = _Connection(self._socket, self._port, _CONNECT_S)
+        with contextlib.closing(connection):
+            return self._reaches(connection)
+
+    def _reaches(self, connection: _Connection) -> bool:
+        """Connect. Returns whether that leads to the server: another account's program may have
+        bound the port first.
+        """
         try:
             connection.connect()
         except OSError:
             return False
-        finally:
-            connection.close()
-        return True
+        if not self._port or any(listens(each, self._port) for each in below(os.getpid())):
+            return True
+        return any(listens(each, self._port) for each in marked(self._mark))
 
     def _everyone(self) -> list[psutil.Process]:
         self.reap()
@@ -157,13 +169,15 @@ class CommandServer:
         in time.
         """
         connection = _Connection(self._socket, self._port, timeout_s)
-        try:
-            connection.request("GET", self._health or "/", headers={"Connection": "close"})
-            return connection.getresponse().status
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
+        headers = {"Connection": "close", "Authorization": f"Bearer {self._key}"}
+        with contextlib.closing(connection):
+            if not self._reaches(connection):
+                return None
+            try:
+                connection.request("GET", self._health or "/", headers=headers)
+                return connection.getresponse().status
+            except (OSError, http.client.HTTPException):
+                return None
 
     def is_ready(self, status: int | None) -> bool:
         if status is None:

@@ -226,7 +226,12 @@ def test_one_request_has_a_bound_of_its_own() -> None:
 def test_connections_leave_descriptors_to_workers(
     most: int, files: int, workers: int, expected: int
 ) -> None:
-    assert capacity(most, files, workers) == expected
+    assert capacity(most, files, workers, passes=False) == expected
+
+
+def test_requests_that_are_passed_on_take_two_descriptors() -> None:
+    assert capacity(2048, 1120, 4, passes=False) == 960
+    assert capacity(2048, 1120, 4, passes=True) == 480
 
 
 def _complaint(http_1_0: bool = False, **headers: str) -> str | None:

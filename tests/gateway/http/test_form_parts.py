@@ -43,7 +43,7 @@ def read(body: bytes, step: int) -> tuple[bytes, bytes, bool]:
         [CHEAP],
         [(MODEL.replace(b'"', b""), b"cheap"), (b"content-disposition:form-data;name=x", b"")],
         [(FILE % b"a; name=model;.wav", b"\0\r\n\r\n--A\r\n-B --B\r"), CHEAP],
-        [CHEAP, (FILE % b"C:\\a.wav", b"\r\n--" * 500), (MODEL[:-6] + b'models[]"', b"x")],
+        [CHEAP, (FILE % b"C:\\a.wav", b"\r\n--" * 500), (MODEL[:-6] + b'modes[]"', b"x")],
         [CHEAP, (FILE % "ä".encode() + b"; charset=x", MODEL + b"\r\n\r\ndear")],
         [CHEAP, (NO_NAME + b"; name=f; filename=%22.wav; filename*=UTF-8''%22", b"")],
     ],

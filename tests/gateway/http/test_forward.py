@@ -14,15 +14,10 @@ import uvicorn
 
 from gateway.http.access_log import begin_record, record_of
 from gateway.http.answer import EVENTS, LINES, Framing
-from gateway.http.forward import (
-    EventsWithoutUsage,
-    Forwarded,
-    OllamaUsageReader,
-    UsageReader,
-    WholeEvents,
-    passed_back,
-    passed_on,
-)
+from gateway.http.forward import Forwarded
+from gateway.http.passed_events import EventsWithoutUsage, WholeEvents
+from gateway.http.passed_headers import passed_back, passed_on
+from gateway.http.passed_usage import OllamaUsageReader, UsageReader
 from gateway.system.http_client import HttpClient, Question, Server
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
@@ -39,6 +34,7 @@ class Relay:
         self.framing = framing
         self.before: Refusal | asyncio.Event | None = None
         self.usage: Usage | None = None
+        self.silence_s = 10.0
         self.closed = asyncio.Event()
 
     @asynccontextmanager
@@ -63,7 +59,11 @@ class Relay:
         while (await receive()).get("more_body"):
             pass
         forwarded = Forwarded(
-            self.opened(), "The server", UsageReader(), silence_s=10.0, framing=self.framing
+            self.opened(),
+            "The server",
+            UsageReader(),
+            silence_s=self.silence_s,
+            framing=self.framing,
         )
         await forwarded(scope, receive, send)
         self.usage = record_of(scope).usage
@@ -164,6 +164,43 @@ async def test_another_answer_that_breaks_off_is_cut() -> None:
             await client.get(url)
 
 
+async def test_a_stream_of_a_told_length_that_breaks_off_ends_with_an_error_event() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(b"data: 1\n\n" + b"x" * 90, EVENT_STREAM)[:-80])
+        await writer.drain()
+        writer.close()
+
+    async with relaying(answer) as (_, url), httpx.AsyncClient(timeout=60) as client:
+        response = await client.get(url)
+        assert response.status_code == 200
+        assert "bad_gateway" in response.text
+
+
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+async def test_an_answer_without_a_body_may_tell_a_length(status: bytes) -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: 9\r\netag: x\r\n\r\n" % status)
+
+    async with relaying(answer) as (_, url), httpx.AsyncClient(timeout=60) as client:
+        response = await client.get(url)
+        assert str(response.status_code).encode() == status[:3]
+        assert response.headers["etag"] == "x"
+
+
+async def test_a_stream_of_comments_ends() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(CHUNKED % EVENT_STREAM + chunk(b"data: 1\n\n"))
+        while not writer.is_closing():
+            writer.write(chunk(b": wait\n\n"))
+            await asyncio.sleep(0.05)
+
+    async with relaying(answer) as (relay, url), httpx.AsyncClient(timeout=60) as client:
+        relay.silence_s = 0.5
+        text = (await client.get(url)).text
+        assert text.startswith("data: 1\n\n: wait\n\n")
+        assert "deadline_exceeded" in text
+
+
 async def test_nonsense_is_a_bad_gateway() -> None:
     async def answer(head, reader, writer) -> None:
         writer.write(b"hello\r\n\r\n")
@@ -240,15 +277,25 @@ async def test_a_client_that_leaves_lets_the_server_go() -> None:
             await relay.closed.wait()
 
 
-def test_secrets_and_cookies_stay_here() -> None:
-    kept = [(b"content-type", b"a/b"), (b"x-own", b"1"), (b"x-priority", b"2")]
-    dropped = b"authorization x-api-key cookie host content-length x-forwarded-for sec-fetch-mode"
-    named = [(b"connection", b"close, X-Hop"), (b"x-hop", b"1")]
-    headers = [*kept, *((name, b"secret") for name in dropped.split()), *named]
-    assert passed_on([*headers, (b"via", b"1.1 a")], "b") == [*kept, (b"via", b"1.1 a, 1.1 b")]
-    back = passed_back([*kept, (b"set-cookie", b"a=b"), (b"access-control-allow-origin", b"*")])
-    assert back[: len(kept)] == kept
-    assert {name for name, _ in back[len(kept) :]} == {
+def test_only_what_is_known_passes() -> None:
+    kept = [(b"content-type", b"a/b"), (b"cache-control", b"no-cache")]
+    both = b"cookie set-cookie host via x-forwarded-for connection trailer x-litellm-tags x-own"
+    to_server = b"authorization x-api-key forwarded x-real-ip x-original-url sec-fetch-mode origin"
+    to_server += b" x-http-method-override x-portkey-config cf-connecting-ip content-length"
+    to_client = b"alt-svc nel report-to refresh location server date x-bulkhead-left-out link"
+    to_client += b" access-control-allow-origin x-request-id x-ratelimit-limit-requests"
+    named = [(b"connection", b"close, Range"), (b"range", b"1")]
+
+    def among(names: bytes) -> list[tuple[bytes, bytes]]:
+        return [*kept, *((name, b"other") for name in names.split()), *named]
+
+    on = passed_on(among(both + b" " + to_server), "b")
+    assert on == [*kept, (b"via", b"other, 1.1 b")]
+    sent = [(b"content-length", b"3"), *among(both + b" " + to_client)]
+    assert passed_back(sent, 200, framed=True)[:-2] == sent[:3]
+    assert {name for name, _ in passed_back(sent, 200, framed=False)} == {
+        b"content-type",
+        b"cache-control",
         b"content-security-policy",
         b"x-content-type-options",
     }
@@ -266,6 +313,32 @@ def test_usage_is_found_however_the_answer_is_cut(size: int) -> None:
     for begin in range(0, len(stream), size):
         reader.read(stream[begin : begin + size])
     assert reader.usage == Usage(3, 5)
+
+
+@pytest.mark.parametrize(
+    "count", [b"-1", b"1e3", b"4294967297", b"9" * 4300, b'"3"', b"[]", b"true"]
+)
+def test_what_is_no_count_of_tokens_is_left_out(count: bytes) -> None:
+    reader = UsageReader()
+    reader.read(b'{"usage": {"prompt_tokens": 1, "completion_tokens": %b}}' % count)
+    assert reader.usage is None
+    ollama = OllamaUsageReader()
+    ollama.read(b'{"done": true, "eval_count": %b}\n' % count)
+    assert ollama.usage is None
+
+
+def test_a_stream_that_its_client_leaves_has_a_token_for_each_delta() -> None:
+    reader = UsageReader(prompt_bytes=400)
+    reader.count_deltas(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n')
+    assert reader.usage is None
+    for _ in range(3):
+        reader.count_deltas(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
+    reader.count_deltas(b'data: {"type": "content_block_delta", "delta": {"text": "x"}}\n\n')
+    assert reader.usage == Usage(100, 4)
+    reader.read(b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}\n\n')
+    assert reader.usage == Usage(7, 4), "the larger of both"
+    reader.read(b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 9}}\n\n')
+    assert reader.usage == Usage(7, 9)
 
 
 @pytest.mark.parametrize(

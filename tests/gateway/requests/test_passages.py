@@ -16,7 +16,9 @@ from protocol.message import Message
 from protocol.requests import Generate, Sampling, TextPrompt
 from tests.gateway.requests.test_traffic import Waiting, taken
 
-ADDRESS = "127.0.0.1:1"
+ADDRESS = "key@127.0.0.1:1"
+# With the mark, which is the fingerprint.
+PLACE = f"f@{ADDRESS}"
 
 
 def _traffic() -> Traffic:
@@ -48,12 +50,12 @@ async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     for each in (first, last, urgent):
         traffic.submit(each)
         traffic.dispatch()
-    assert await _address(first) == ADDRESS
+    assert await _address(first) == PLACE
     assert (traffic.queue.running, traffic.queue.waiting) == (1, 2)
     traffic.passed(first, Usage(3, 4))
-    assert await _address(urgent) == ADDRESS
+    assert await _address(urgent) == PLACE
     traffic.passed(urgent, None)
-    assert await _address(last) == ADDRESS
+    assert await _address(last) == PLACE
     assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 4)
     assert traffic.use.keep_alive_s is None
     traffic.passed(last, None)
@@ -71,8 +73,8 @@ async def test_what_runs_ends_with_the_server_and_what_waits_stays() -> None:
     with pytest.raises(Refusal, match="send the request again") as caught:
         await taken(running)
     assert (caught.value.status, caught.value.lasting) == (502, False)
-    traffic.connect(_connection(_nothing_is_sent, "127.0.0.1:2"))
-    assert await _address(waiting) == "127.0.0.1:2"
+    traffic.connect(_connection(_nothing_is_sent, "key@127.0.0.1:2"))
+    assert await _address(waiting) == "f@key@127.0.0.1:2"
 
 
 async def test_prompts_do_not_pass_and_passages_are_not_computed() -> None:

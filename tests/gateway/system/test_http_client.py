@@ -135,8 +135,7 @@ async def test_a_sink_gets_the_pieces_that_come_while_the_reader_waits() -> None
         begun.close()
 
 
-@pytest.mark.parametrize("length", [None, 6])
-async def test_a_body_of_pieces_goes_as_it_comes(length: int | None) -> None:
+async def test_a_body_of_pieces_goes_as_it_comes() -> None:
     got = asyncio.Queue[bytes]()
 
     async def answer(head, reader, writer) -> None:
@@ -150,10 +149,10 @@ async def test_a_body_of_pieces_goes_as_it_comes(length: int | None) -> None:
         yield b"three"
 
     async with serving(answer) as (_, server):
-        question = Question(b"POST", b"/", (), pieces(), length)
+        question = Question(b"POST", b"/", (), pieces(), 6)
         status, head = await _read(HttpClient(server), question)
         assert status == 200
-        assert (b"chunked" in head) == (length is None)
+        assert b"content-length: 6\r\n" in head
 
 
 async def test_an_answer_may_come_before_the_whole_body() -> None:
@@ -165,7 +164,7 @@ async def test_an_answer_may_come_before_the_whole_body() -> None:
         await asyncio.Event().wait()
 
     async with serving(answer) as (_, server):
-        question = Question(b"POST", b"/", (), pieces())
+        question = Question(b"POST", b"/", (), pieces(), 9)
         assert await _read(HttpClient(server), question) == (413, b"too large")
 
 
@@ -198,3 +197,78 @@ async def test_a_unix_socket_does_as_well(short_path) -> None:
     assert await _read(client, GET) == (200, b"x")
     client.close()
     listening.close()
+
+
+async def test_a_body_that_fails_ends_its_question_on_a_kept_connection() -> None:
+    async def answer(head, reader, writer) -> None:
+        if b"/first" in head:
+            # The head and the body come apart.
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            writer.write(b"x")
+        else:
+            await reader.read()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        await asyncio.sleep(0.05)
+        raise ValueError("ambiguous")
+
+    async with serving(answer) as (raw, server):
+        client = HttpClient(server)
+        assert await _read(client, Question(b"GET", b"/first")) == (200, b"x")
+        async with asyncio.timeout(HEAD_S):
+            with pytest.raises(ValueError, match="ambiguous"):
+                await client.ask(Question(b"POST", b"/", (), pieces(), 6), HEAD_S)
+        assert raw.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        (b"HEAD", b"200 OK\r\ncontent-length: 7"),
+        (b"HEAD", b"200 OK\r\ntransfer-encoding: chunked"),
+        (b"GET", b"204 No Content\r\ncontent-length: 7"),
+        (b"GET", b"304 Not Modified\r\ncontent-length: 7"),
+    ],
+)
+async def test_an_answer_without_a_body_ends_with_its_head(method: bytes, head: bytes) -> None:
+    async def answer(head_, reader, writer) -> None:
+        writer.write(b"HTTP/1.1 " + head + b"\r\n\r\n")
+
+    async with serving(answer) as (_, server):
+        client = HttpClient(server)
+        for _ in range(2):
+            async with asyncio.timeout(HEAD_S):
+                assert (await _read(client, Question(method, b"/")))[1] == b""
+
+
+@pytest.mark.parametrize("status", [b"600", b"999"])
+async def test_a_status_that_http_does_not_have_is_no_answer(status: bytes) -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(b"", status=status + b" Odd"))
+
+    async with serving(answer) as (_, server):
+        with pytest.raises(AnswerError, match=f"answered with {status.decode()}"):
+            await _read(HttpClient(server), GET)
+
+
+async def test_a_listener_that_nobody_vouches_for_gets_nothing() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(b"x"))
+
+    vouched = [True, False]
+
+    async def vouch() -> bool:
+        return vouched.pop(0)
+
+    async with serving(answer) as (raw, server):
+        client = HttpClient(server, vouch=vouch)
+        assert await _read(client, GET) == (200, b"x")
+        kept = await client.ask(GET, HEAD_S)
+        with pytest.raises(AnswerError, match="another program") as caught:
+            await client.ask(GET, HEAD_S)
+        assert not caught.value.sent
+        assert len(raw.heads) == 2
+        kept.close()

@@ -97,9 +97,17 @@ class TestOffers:
         )
         assert [each.id for each in read_offers(body, "a")] == ["near"]
 
+    def test_a_long_reason_is_cut(self) -> None:
+        (offer,) = read_offers(_listing({"id": "m", "reason": "x" * 100_000}), "a")
+        assert offer.reason == "x" * 1000
+
     @pytest.mark.parametrize(
         "body",
         [
+            *(
+                b'{"data": [{"id": "m", "queue_depth": %b}]}' % each
+                for each in (b"-1", b"9" * 4300)
+            ),
             *(b"", b"<html>", b"[]", b'{"data": 1}', b'{"data": [{"id": 1}]}', b'{"data": [{}]}'),
             b"[" * 100_000,
             _listing(*({"id": str(each)} for each in range(MOST_MODELS + 1))),

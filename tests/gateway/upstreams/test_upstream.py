@@ -96,6 +96,14 @@ async def _trouble(handler: Handler) -> str:
         return trouble
 
 
+async def test_as_many_requests_run_there_as_may() -> None:
+    upstream = _upstream(free_port(), max_concurrency=1)
+    assert not upstream.full
+    with upstream.asking("m"):
+        assert upstream.full
+    assert not upstream.full
+
+
 async def test_nobody_there() -> None:
     upstream = _upstream(free_port())
     await upstream.look()
