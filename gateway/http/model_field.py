@@ -14,7 +14,7 @@ from msgspec import Raw
 from gateway.http.errors import invalid
 
 # Go's servers ignore the case of a field's name, and PHP's and Node's take brackets for a list.
-_SPELLINGS: Final = re.compile(r"\s*model\s*(\[.*)?", re.I | re.S)
+_SPELLINGS: Final = re.compile(r"[\s\[]*model\s*([\[\]].*)?", re.I | re.S)
 
 # With these OpenRouter and LiteLLM are told of other models, addresses and keys.
 _OTHERS: Final = (
@@ -46,5 +46,7 @@ def check_other(field: str) -> None:
 def check_query(query: bytes) -> None:
     """Raises: Refusal: the query string names a model."""
     for each in re.split("[&;]", query.decode("latin-1")):
-        if may_mean_model(unquote_plus(each.partition("=")[0])):
+        name = unquote_plus(each.partition("=")[0])
+        check_other(name)
+        if may_mean_model(name):
             raise invalid("The address has a parameter model: name the model in the body.", "model")

@@ -49,11 +49,4 @@ def passed_back(headers: Headers, status: int, *, framed: bool) -> Headers:
 
 
 def _allowed(headers: Headers, names: Collection[bytes], kinds: tuple[bytes, ...]) -> Headers:
-    # Those that Connection names are of one connection alone (RFC 9110, 7.6.1).
-    connection = b",".join(value for name, value in headers if name == b"connection")
-    named = {each.strip().lower() for each in connection.split(b",")}
-    return [
-        each
-        for each in headers
-        if (each[0] in names or each[0].startswith(kinds)) and each[0] not in named
-    ]
+    return [each for each in headers if each[0] in names or each[0].startswith(kinds)]

@@ -266,7 +266,7 @@ def _refusal_of(error: AnswerError, upstream: Upstream) -> Refusal:
 
 def _retry_after_s(headers: Headers) -> float | None:
     text = dict(headers).get(b"retry-after", b"")
-    return min(_LONGEST_PATIENCE_S, float(text)) if text[:9].isdigit() else None
+    return min(_LONGEST_PATIENCE_S, float(text)) if text.isdigit() and len(text) < 10 else None
 
 
 async def _first_event(answer: Answer, silence_s: float) -> bytes:

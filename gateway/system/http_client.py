@@ -397,6 +397,10 @@ class _Connection(asyncio.Protocol):
             self.framed |= name in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
+        if self._state is not _State.ASKED:
+            # An answer to no question, behind the one that was asked for.
+            self._persists = False
+            return
         self.status = self._parser.get_status_code()
         if self.status < 200:
             self.headers = []

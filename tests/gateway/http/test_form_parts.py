@@ -166,7 +166,7 @@ def test_no_other_field_names_a_model() -> None:
     for name in ("Model", "models", "fallbacks"):
         with pytest.raises(Refusal, match=name):
             set_model({"model": Raw(b"1"), name: Raw(b"2")}, "m")
-    check_query(b"api-version=1&models=2&x=model")
+    check_query(b"api-version=1&modes=2&x=model")
     for each in (b"model=x", b"a=b&Model=x", b"a;model=x", b"%6dodel=x", b"model[]=x", b"model"):
         with pytest.raises(Refusal, match="model"):
             check_query(each)

@@ -244,6 +244,20 @@ async def test_an_answer_without_a_body_ends_with_its_head(method: bytes, head: 
                 assert (await _read(client, Question(method, b"/")))[1] == b""
 
 
+async def test_an_answer_to_no_question_changes_nothing() -> None:
+    async def answer(head, reader, writer) -> None:
+        writer.write(whole(b"x") + whole(b"other", b"a/b", b"999 Odd"))
+
+    async with serving(answer) as (raw, server):
+        client = HttpClient(server)
+        answered = await client.ask(GET, HEAD_S)
+        assert (answered.status, len(answered.headers)) == (200, 2)
+        assert await answered.read(HEAD_S) == b"x"
+        answered.close()
+        assert (await _read(client, GET))[0] == 200
+        assert raw.connections == 2
+
+
 @pytest.mark.parametrize("status", [b"600", b"999"])
 async def test_a_status_that_http_does_not_have_is_no_answer(status: bytes) -> None:
     async def answer(head, reader, writer) -> None:
