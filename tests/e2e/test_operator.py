@@ -92,6 +92,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "last_exit",
         "repeated_deaths",
         "guesses",
+        "sharers",
     }
     assert set(model["worker"]) == {
         "pid",
