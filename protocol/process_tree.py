@@ -17,6 +17,10 @@ import psutil
 # The variable whose value marks the processes of a command.
 MARK: Final = "BULKHEAD_COMMAND"
 _LOOK_S: Final = 0.02
+# While a process listens at one of them, no other account's process can listen at the other one.
+# That isn't so of "::", which many programs take for IPv6 alone.
+_LOOPBACK: Final = "127.0.0.1"
+_ANY: Final = "0.0.0.0"  # noqa: S104
 
 
 def below(pid: int) -> list[psutil.Process]:
@@ -50,11 +54,12 @@ def is_living(process: psutil.Process) -> bool:
 
 
 def listens(process: psutil.Process, port: int) -> bool:
-    """Whether the process listens at this TCP port. Blocks for some milliseconds."""
+    """Whether the process listens at this TCP port of 127.0.0.1. Blocks for some milliseconds."""
     with contextlib.suppress(psutil.Error, OSError):
         return any(
-            each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
-            for each in process.net_connections("tcp")
+            each.status == psutil.CONN_LISTEN
+            and (each.laddr.ip, each.laddr.port) in ((_LOOPBACK, port), (_ANY, port))
+            for each in process.net_connections("tcp4")
         )
     return False
 

@@ -228,6 +228,14 @@ class ModelSettings(Section, frozen=True):
             "paths, as /system_stats",
         ),
     ] = ()
+    fields: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Fields of requests that the command's server gets of every caller, beside those that "
+            "this gateway knows. Operators may send any.",
+            "names of fields, as voice_clone",
+        ),
+    ] = ()
     silence_s: Annotated[
         float,
         time(
@@ -281,7 +289,8 @@ COMPUTED_KEYS: Final = (
     *("reasoning_fields", "python"),
 )
 COMMAND_KEYS: Final = (
-    *("environment", "folder", "health", "name", "paths", "silence_s", "memory", "files"),
+    *("environment", "folder", "health", "name", "paths", "fields", "silence_s", "memory"),
+    "files",
 )
 
 
@@ -342,6 +351,14 @@ class UpstreamSettings(Section, frozen=True):
             unset="the authorities that this machine trusts",
         ),
     ] = None
+    fields: Annotated[
+        tuple[Text, ...],
+        texts(
+            "Fields of requests that pass for every caller, beside those that this gateway knows. "
+            "Operators may send any.",
+            "names of fields, as voice_clone",
+        ),
+    ] = ()
     silence_s: Annotated[
         float, time("An answer may be silent for so long, and its beginning may take so long.", 1.0)
     ] = 600.0

@@ -38,7 +38,7 @@ _PAGE_ORIGIN: Final = re.compile(
 )
 _AGENT: Final = re.compile(r"https://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 _AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PATH: Final = re.compile(r"/[!-~]*")
+_PATH: Final = re.compile(r"/(?!/)[!-\"$-~]*")
 _UPSTREAM: Final = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[!-~]*)?"
 )
@@ -231,6 +231,7 @@ _PLACES: Final = ("{port}", "{socket}")
 # Less like a place are words that the program itself may know, as {host}.
 _MISSPELT: Final = 0.8
 _BRACED: Final = re.compile(r"\{[a-z]+\}")
+_PLAIN_PATH: Final = re.compile(r"(?:/(?!\.{0,2}/|\.{1,2}$)[^/\0-\x1f*%?#;\\\x7f]*)+")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -261,10 +262,16 @@ def _commands(settings: Settings) -> Iterator[Complaint]:
             if not _VARIABLE.fullmatch(name) or name.startswith("BULKHEAD_"):
                 yield (*at, "environment", name), f"{toml_text(name)} is no name for a variable"
         for index, path in enumerate(model.paths):
-            if not path.startswith("/"):
-                yield (*at, "paths", index), f"{toml_text(path)} doesn't begin with /"
+            if not _PLAIN_PATH.fullmatch(path):
+                yield (
+                    (*at, "paths", index),
+                    f"{toml_text(path)} is no path: it begins with /, and has neither steps such "
+                    'as "..", nor //, nor any of *%?#;\\. All below a path is passed on, too',
+                )
         if model.health is not None and not _PATH.fullmatch(model.health):
             yield (*at, "health"), f"{toml_text(model.health)} is no path that begins with /"
+        if model.name is not None and not (model.name.strip() and model.name.isprintable()):
+            yield (*at, "name"), f"{toml_text(model.name)} is no name"
         for key, files in (("folder", (model.folder,)), ("files", model.files)):
             for index, each in enumerate(files):
                 if each is not None and not expand_home(each).is_absolute():

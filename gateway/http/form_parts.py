@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.http.errors import invalid
-from gateway.http.model_field import check_other, may_mean_model
+from gateway.http.passed_fields import check_other, may_mean_model
 from gateway.system.refusal import Refusal
 
 _TOKEN: Final = rb"[\w!#$%&'*+.^`|~-]++"
@@ -51,7 +51,7 @@ def boundary_of(content_types: Sequence[str]) -> bytes:
 
 class FormParts:
     """A form as it comes. `span` is the place of the model's name in what is held, once that has
-    come. `closed`: the form has ended.
+    come. `names` are those of the fields. `closed`: the form has ended.
     """
 
     def __init__(self, boundary: bytes) -> None:
@@ -63,13 +63,13 @@ class FormParts:
         # What is before `_checked` has been checked. A part's content begins at `_content`.
         self._checked = self._content = 0
         self._model_begin: int | None = None
-        self._parts = 0
+        self.names: list[str] = []
 
     def add(self, piece: bytes) -> None:
         """Raises: Refusal: the form names a second model, or is ambiguous."""
         held, mark = self.held, self._mark
         held += piece
-        if not self._parts and not (b"\r\n" + mark).startswith(held[: 2 + len(mark)]):
+        if not self.names and not (b"\r\n" + mark).startswith(held[: 2 + len(mark)]):
             raise _ambiguous("it doesn't begin with its boundary")
         while not self.closed:
             # What is searched for begins with a byte that it has once, so any text takes linear
@@ -108,10 +108,10 @@ class FormParts:
             raise _ambiguous("the head of a part is too long")
         if end < 0:
             return False
-        self._parts += 1
-        if self._parts > _MOST_PARTS:
+        if len(self.names) == _MOST_PARTS:
             raise invalid(f"The form has more than {_MOST_PARTS} parts.", "body")
-        if _names_model(bytes(self.held[after + 2 : end])):
+        self.names.append(_name(bytes(self.held[after + 2 : end])))
+        if self.names[-1] == "model":
             if self._model_begin is not None:
                 raise invalid("The form has several fields model: send one.", "model")
             self._model_begin = end + 4
@@ -129,8 +129,8 @@ class FormParts:
         return taken
 
 
-def _names_model(head: bytes) -> bool:
-    """Whether a part is the field `model`. Raises: Refusal: servers may disagree about that."""
+def _name(head: bytes) -> str:
+    """The name of the field that a part is. Raises: Refusal: servers may disagree about that."""
     dispositions = []
     # What is beyond the last one is no header.
     for line in head.split(b"\r\n", _MOST_HEADERS):
@@ -153,12 +153,11 @@ def _names_model(head: bytes) -> bool:
     field: bytes = quoted or bare
     if _NAME.fullmatch(field) is None:
         raise _ambiguous(f"{_shown(field)} is no plain name of a field")
-    check_other(field.decode("ascii"))
-    if not may_mean_model(field.decode("ascii")):
-        return False
-    if field != b"model" or len(keys) > 1:
+    plain = field.decode("ascii")
+    check_other(plain)
+    if may_mean_model(plain) and (plain != "model" or len(keys) > 1):
         raise _ambiguous(f"{_shown(disposition)} may mean the model: its name is model alone")
-    return True
+    return plain
 
 
 def _shown(text: bytes) -> str:

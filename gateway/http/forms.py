@@ -93,8 +93,8 @@ class Form:
             raise invalid("model: the name is too long.", "model")
         return held[begin:end].decode("utf-8", "replace").strip()
 
-    async def read(self) -> None:
-        """Read the rest. Call `model` first.
+    async def read(self) -> set[str]:
+        """Read the rest. Call `model` first. Returns the names of all fields, without `[]`.
 
         Raises:
             Refusal: the form is too large, names a second model, is ambiguous, or finds no room.
@@ -108,6 +108,7 @@ class Form:
         if not parts.closed:
             raise invalid("The form breaks off before its last boundary.", "body")
         await self._keep(bytes(parts.held))
+        return {each.removesuffix("[]") for each in parts.names}
 
     async def _read_more(self) -> bool:
         """Returns whether there was more."""

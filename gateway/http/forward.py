@@ -53,7 +53,8 @@ class Forwarded(Response):
 
     `opened` waits until the answer may come, asks for it, and lets everything go at the end, also
     when the client leaves. It raises Refusal if there is no answer. A client that asked for a
-    stream, framed as in `framing`, is told meanwhile that time passes.
+    stream, framed as in `framing`, is told meanwhile that time passes. `own_headers` are added to
+    those of the answer.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Forwarded(Response):
         self._usage = usage
         self._events = EventsWithoutUsage if hides_usage else WholeEvents
         self._started = False
+        self.own_headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
@@ -203,6 +205,8 @@ class Forwarded(Response):
     async def _start(self, status: int, headers: Headers, send: Send) -> None:
         if not self._started:
             self._started = True
+            own = [(name.encode(), value.encode()) for name, value in self.own_headers.items()]
+            headers = [*headers, *own]
             await send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:

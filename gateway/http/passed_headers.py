@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from gateway.system.http_client import Headers
@@ -12,14 +12,19 @@ from gateway.system.http_client import Headers
 _TO_SERVERS: Final = frozenset(
     b"accept accept-language cache-control content-type http-referer idempotency-key if-match "
     b"if-modified-since if-none-match if-range if-unmodified-since range traceparent tracestate "
-    b"user-agent x-priority x-request-id x-title".split()
+    b"user-agent x-request-id x-title "
+    b"anthropic-beta anthropic-dangerous-direct-browser-access anthropic-version "
+    b"openai-beta".split()
 )
-_KINDS_TO_SERVERS: Final = (b"anthropic-", b"openai-", b"x-stainless-")
+_KINDS_TO_SERVERS: Final = (b"x-stainless-",)
+# The order of others' requests, and who pays of an upstream's account, is nothing that every caller
+# may change.
+_OF_OPERATORS: Final = {b"x-priority", b"openai-organization", b"openai-project"}
 _TO_CLIENTS: Final = frozenset(
     b"accept-ranges age allow cache-control content-disposition content-encoding content-language "
-    b"content-length content-range content-type etag expires last-modified retry-after vary".split()
+    b"content-length content-range content-type etag expires last-modified retry-after vary "
+    b"openai-model openai-processing-ms openai-version".split()
 )
-_KINDS_TO_CLIENTS: Final = (b"anthropic-", b"openai-")
 # A page of another server has this gateway's origin. In a sandbox it can't act as the operator.
 _HARMLESS: Final = [
     (b"content-security-policy", b"sandbox"),
@@ -28,13 +33,14 @@ _HARMLESS: Final = [
 _BODILESS: Final = (204, 304)
 
 
-def passed_on(headers: Iterable[tuple[bytes, bytes]], via: str) -> Headers:
-    """The headers of a client's request that another server gets, with `via` as this gateway's name
-    in Via.
+def passed_on(headers: Iterable[tuple[bytes, bytes]], via: str, *, operator: bool) -> Headers:
+    """The headers that another server gets of a client's request, or of an operator's, with `via`
+    as this gateway's name in Via.
     """
     headers = list(headers)
     before = [value for name, value in headers if name == b"via"]
-    kept = _allowed(headers, _TO_SERVERS, _KINDS_TO_SERVERS)
+    names = _TO_SERVERS | _OF_OPERATORS if operator else _TO_SERVERS
+    kept = [each for each in headers if each[0] in names or each[0].startswith(_KINDS_TO_SERVERS)]
     return [*kept, (b"via", b", ".join([*before, b"1.1 " + via.encode()]))]
 
 
@@ -42,11 +48,7 @@ def passed_back(headers: Headers, status: int, *, framed: bool) -> Headers:
     """The headers of a server's answer that the client gets. `framed`: the body goes on as it came,
     so its length is the one that they tell.
     """
-    kept = _allowed(headers, _TO_CLIENTS, _KINDS_TO_CLIENTS)
+    kept = [each for each in headers if each[0] in _TO_CLIENTS]
     if not framed or status in _BODILESS:
         kept = [each for each in kept if each[0] != b"content-length"]
     return kept + _HARMLESS
-
-
-def _allowed(headers: Headers, names: Collection[bytes], kinds: tuple[bytes, ...]) -> Headers:
-    return [each for each in headers if each[0] in names or each[0].startswith(kinds)]

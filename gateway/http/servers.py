@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import quote
@@ -25,11 +25,13 @@ from gateway.http.command_clients import CommandClients
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
 from gateway.http.forward import Forwarded
+from gateway.http.messages_bodies import named
 from gateway.http.model_call import ModelCall
-from gateway.http.model_field import check_query, set_model
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
+from gateway.http.passed_fields import check_query, set_model, unknown
 from gateway.http.passed_headers import passed_on
 from gateway.http.passed_usage import UsageReader
+from gateway.http.pictures import left_out_header
 from gateway.http.upstream_calls import UpstreamCall
 from gateway.models.fleet import Fleet
 from gateway.models.roster import LATEST
@@ -47,11 +49,17 @@ routes = Routes("OpenAI")
 
 
 class PassedCall(Protocol):
-    """A call that passes a request on, with the body that `rewrite` makes of the client's JSON."""
+    """A call that passes a request on, to a server that calls the model `told_model`. `fields` are
+    those that pass by the configuration, and `adapt` changes the fields of a JSON body.
+    """
 
     http: HttpRequest
+    fields: Collection[str]
 
-    def rewrite(self, body: bytearray) -> bytearray: ...
+    @property
+    def told_model(self) -> str: ...
+
+    def adapt(self, fields: dict[str, Raw]) -> None: ...
 
     def forward(
         self, target: bytes, body: bytes | bytearray, form: Form | None = None
@@ -160,12 +168,29 @@ def _peek(body: bytearray) -> _Peeked:
 
 
 async def _pass_json(call: PassedCall, body: bytearray) -> Response:
-    body = await beside_the_loop(len(body), call.rewrite, body)
+    told, left_out = await beside_the_loop(len(body), _told, call, body)
     # A server that takes forms too might find other fields in the same text.
     scope = call.http.scope
     kept = [each for each in scope["headers"] if each[0] != b"content-type"]
     scope["headers"] = [*kept, (b"content-type", b"application/json")]
-    return call.forward(_own_target(call.http), body)
+    forwarded = call.forward(_own_target(call.http), told)
+    forwarded.own_headers = left_out_header({named(each, "field") for each in left_out})
+    return forwarded
+
+
+def _told(call: PassedCall, body: bytearray) -> tuple[bytes, set[str]]:
+    """The body that the server gets, without any field twice, and the fields that it doesn't get.
+
+    Raises:
+        Refusal: the body is no JSON object, or asks for what doesn't pass.
+    """
+    fields = decode_json(body, dict[str, Raw], share_of(call.http.scope))
+    set_model(fields, call.told_model)
+    left_out = set() if caller_of(call.http).admin else unknown(fields, call.fields)
+    for each in left_out:
+        del fields[each]
+    call.adapt(fields)
+    return msgspec.json.encode(fields), left_out
 
 
 def _target(path: str, query: bytes) -> bytes:
@@ -188,7 +213,7 @@ def _target(path: str, query: bytes) -> bytes:
 def _own_target(http: HttpRequest) -> bytes:
     """The same for a path of this gateway. Raises: Refusal: the query names a model."""
     query: bytes = http.scope["query_string"]
-    check_query(query)
+    check_query(query, operator=caller_of(http).admin)
     return _target(http.scope["path"], query)
 
 
@@ -199,21 +224,15 @@ class _CommandCall(ModelCall):
         """Raises: Refusal: the caller may not use the model, or it is no command."""
         super().__init__(http, asked, passes=True)
         self._stream = stream
+        self.fields: Collection[str] = self.model.settings.fields
 
     @property
     def told_model(self) -> str:
         """The model's name at the server."""
         return self.model.settings.name or self.model.id
 
-    def rewrite(self, body: bytearray) -> bytearray:
-        """The body with the model's name at the server, without any field twice.
-
-        Raises:
-            Refusal: it is no JSON object, or may name another model.
-        """
-        fields = decode_json(body, dict[str, Raw], share_of(self.http.scope))
-        set_model(fields, self.told_model)
-        return bytearray(msgspec.json.encode(fields))
+    def adapt(self, fields: dict[str, Raw]) -> None:
+        pass
 
     def forward(
         self, target: bytes, body: bytes | bytearray, form: Form | None = None
@@ -279,10 +298,11 @@ class _CommandCall(ModelCall):
         bearer = b"Bearer " + client.key.encode()
         told = self.told_model
         via = via_name(self.fleet.upstreams.instance)
+        passed = passed_on(self.http.scope["headers"], via, operator=self.caller.admin)
         question = Question(
             self.http.method.encode(),
             target,
-            [*passed_on(self.http.scope["headers"], via), (b"authorization", bearer)],
+            [*passed, (b"authorization", bearer)],
             body if form is None else form.body(told),
             0 if form is None else form.length(told),
         )
@@ -345,7 +365,13 @@ async def _pass_form(http: HttpRequest) -> Response:
     form = Form(http, http.app.state.form_files)
     model = await form.model()
     call = await _passed(http, model) or _CommandCall(http, model)
-    await form.read()
+    names = await form.read()
+    if not caller_of(http).admin and (others := unknown(names, call.fields)):
+        raise invalid(
+            f"The field {min(others)} isn't passed on: leave it out, or have the operator name it "
+            "in `fields` of the model.",
+            min(others),
+        )
     return call.forward(target, b"", form)
 
 

@@ -4,9 +4,10 @@ fails before it has begun to answer.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -17,15 +18,12 @@ from starlette.requests import Request as HttpRequest
 from gateway.http.access_log import REQUEST_ID, record_of
 from gateway.http.answer import EVENTS, Framing, framing_of
 from gateway.http.auth import caller_of, take_places
-from gateway.http.bodies import decode_json
 from gateway.http.errors import invalid
 from gateway.http.forms import Form
 from gateway.http.forward import Forwarded, Opened, refusal_of
-from gateway.http.model_field import set_model
 from gateway.http.passed_headers import passed_on
 from gateway.http.passed_usage import OllamaUsageReader, UsageReader
 from gateway.models.fleet import Fleet
-from gateway.requests.share import share_of
 from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
 from gateway.system.refusal import Refusal
 from gateway.upstreams.route import via_name
@@ -68,23 +66,19 @@ class UpstreamCall:
         self._ways = list(ways)
         self._framing = framing
         self._hides_usage = False
+        self.fields: Collection[str] = set.intersection(
+            *({*each.upstream.settings.fields} for each in ways)
+        )
 
     @property
     def told_model(self) -> str:
         """The model's name at the upstreams."""
         return self._ways[0].told
 
-    def rewrite(self, body: bytearray) -> bytearray:
-        """The body that the upstream gets.
-
-        Raises:
-            Refusal: the body is no JSON object, asks for a response that the upstream stores, or
-                may name another model.
-        """
-        fields = decode_json(body, dict[str, Raw], share_of(self.http.scope))
+    def adapt(self, fields: dict[str, Raw]) -> None:
+        """Raises: Refusal: the request asks for a response that the upstream stores."""
         if self.http.url.path.startswith(_RESPONSES):
             _store_nothing(fields)
-        set_model(fields, self.told_model)
         caller = caller_of(self.http)
         if not caller.admin:
             # The order of others' requests, and how long their models stay loaded, is nothing that
@@ -93,7 +87,6 @@ class UpstreamCall:
                 fields.pop(each, None)
         if caller.name is not None and self._framing is EVENTS:
             self._ask_for_usage(fields)
-        return bytearray(msgspec.json.encode(fields))
 
     def _ask_for_usage(self, fields: dict[str, Raw]) -> None:
         """Have a stream of OpenAI's tell its usage, which counts for the client's key."""
@@ -187,9 +180,10 @@ class UpstreamCall:
 
     def _headers(self, upstream: Upstream) -> Headers:
         fleet: Fleet = self.http.app.state.fleet
-        passed = passed_on(self.http.scope["headers"], via_name(fleet.upstreams.instance))
-        dropped = {REQUEST_ID} if caller_of(self.http).admin else {REQUEST_ID, b"x-priority"}
-        kept = [each for each in passed if each[0] not in dropped]
+        instance = via_name(fleet.upstreams.instance)
+        operator = caller_of(self.http).admin
+        passed = passed_on(self.http.scope["headers"], instance, operator=operator)
+        kept = [each for each in passed if each[0] != REQUEST_ID]
         request_id = record_of(self.http.scope).id.encode()
         return [*kept, (REQUEST_ID, request_id), *upstream.secrets()]
 
@@ -274,10 +268,14 @@ async def _first_event(answer: Answer, silence_s: float) -> bytes:
     before.
 
     Raises:
-        AnswerError: the stream broke off before.
+        AnswerError: the stream broke off before, or had no event for `silence_s`.
     """
     text = b""
+    loop = asyncio.get_running_loop()
+    over_at = loop.time() + silence_s
     while piece := await answer.read(silence_s):
+        if loop.time() > over_at:
+            raise AnswerError(f"completed no event for {silence_s:g} s", late=True)
         text = _NOTHING.sub(b"", text + piece, count=1)
         if len(text) > _MOST_WAITING_BYTES or (
             not text.startswith(b":") and len(text) >= len(_FAILED)

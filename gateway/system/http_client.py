@@ -27,6 +27,7 @@ _MOST_HELD_BYTES: Final = 256 << 10
 # Servers close a connection that is idle for long; most wait for 5 s or more.
 _IDLE_S: Final = 4.0
 _MOST_IDLE: Final = 64
+_FIRST_REFUSAL: Final = 300
 _LAST_STATUS: Final = 599
 
 
@@ -232,6 +233,7 @@ class _Connection(asyncio.Protocol):
         self._head: asyncio.Future[None] = self._loop.create_future()
         self._head_bytes = 0
         self._bodiless = self._persists = self._uploading = self._paused = False
+        self._upload: asyncio.Task[None] | None = None
         self._held = bytearray()
         self._news = asyncio.Event()
         self._writable = asyncio.Event()
@@ -249,6 +251,8 @@ class _Connection(asyncio.Protocol):
         return rests and self._persists and not self._transport.is_closing()
 
     def abort(self) -> None:
+        if self._upload is not None:
+            self._upload.cancel()
         self._transport.abort()
 
     async def exchange(self, question: Question, authority: bytes, head_s: float) -> None:
@@ -270,19 +274,18 @@ class _Connection(asyncio.Protocol):
             return
         framing = b"content-length: %d" % question.length
         self._transport.write(b"\r\n".join((*lines, framing, b"", b"")))
-        # A server may answer before it has the whole body, as when it refuses the body.
         self._uploading = True
-        upload = self._loop.create_task(self._upload(body, head_s))
-        try:
-            await asyncio.wait((upload, self._head), return_when=asyncio.FIRST_COMPLETED)
-            if upload.done():
-                upload.result()
-            await self._headed(head_s)
-        finally:
+        upload = self._upload = self._loop.create_task(self._send_pieces(body, head_s))
+        upload.add_done_callback(self._sent)
+        await asyncio.wait((upload, self._head), return_when=asyncio.FIRST_COMPLETED)
+        if upload.done() and not upload.cancelled():
+            upload.result()
+        await self._headed(head_s)
+        # A server may answer before it has the whole body: it refuses the body, or goes on reading.
+        if self.status >= _FIRST_REFUSAL:
             upload.cancel()
-            await asyncio.gather(upload, return_exceptions=True)
 
-    async def _upload(self, pieces: AsyncIterator[bytes], silence_s: float) -> None:
+    async def _send_pieces(self, pieces: AsyncIterator[bytes], silence_s: float) -> None:
         """Raises: AnswerError: the server takes no more. Exception: reading a piece has failed."""
         async for piece in pieces:
             try:
@@ -293,6 +296,10 @@ class _Connection(asyncio.Protocol):
                 raise AnswerError(reason, late=True) from None
             self._transport.write(piece)
         self._uploading = False
+
+    def _sent(self, upload: asyncio.Task[None]) -> None:
+        if not upload.cancelled() and (error := upload.exception()) is not None:
+            self._lose(f"didn't get the whole body: {error}")
 
     async def _headed(self, head_s: float) -> None:
         try:

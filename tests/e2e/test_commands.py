@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ def gateway() -> Iterator[Gateway]:
         + table("pipe", place="--socket={socket}", **MEMORY)
         + table("slow", "--slow-start", "3", **MEMORY)
         + table("late", "--slow-start", "600", **MEMORY)
+        + table("aside", "--slow-start", "2", "--host=127.0.0.2", **MEMORY)
         + table("flood", "--flood", **MEMORY)
         + table("daemon", "--daemon", **MEMORY)
         + table("stubborn", "--ignore-sigterm", "--child", **MEMORY)
@@ -436,17 +438,27 @@ def test_a_form_that_fails_on_a_kept_connection_gives_its_place_back(gateway: Ga
         eventually(lambda: _is_free(gateway))
 
 
-def test_another_program_at_the_port_gets_nothing(gateway: Gateway) -> None:
-    gateway.order("load", "late", wait=False).raise_for_status()
-    eventually(lambda: gateway.model("late")["worker"] is not None)
-    eventually(lambda: len(guarded(gateway, "late")) > 0)
-    command = guarded(gateway, "late")[0].cmdline()
+@pytest.mark.parametrize("model", ["late", "aside"])
+def test_another_program_at_the_port_gets_nothing(gateway: Gateway, model: str) -> None:
+    gateway.order("load", model, wait=False).raise_for_status()
+    eventually(lambda: gateway.model(model)["worker"] is not None)
+    eventually(lambda: len(guarded(gateway, model)) > 0)
+    command = guarded(gateway, model)[0].cmdline()
     port = int(next(each for each in command if "--port=" in each).removeprefix("--port="))
     with socket.create_server(("127.0.0.1", port)) as listening:
         listening.settimeout(START_S)
+        if model == "aside":
+            # Its server comes to another address of the same port.
+            eventually(lambda: _listens_aside(port))
         for _ in range(3):
             with listening.accept()[0] as connection:
                 connection.settimeout(START_S)
                 assert connection.recv(1000) == b""
-    assert gateway.model("late")["state"] == "loading"
-    gateway.order("unload", "late", force=True).raise_for_status()
+    assert gateway.model(model)["state"] == "loading"
+    gateway.order("unload", model, force=True).raise_for_status()
+
+
+def _listens_aside(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.2", port), START_S):
+        return True
+    return False

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.commands import serving
 from tests.support.gateway import Gateway, eventually
-from tests.support.raw_server import whole
+from tests.support.raw_server import CHUNKED, chunk, whole
 from tests.support.upstreams import listed, stand_ins
 
 FILE = ("file", ("a.wav", b"\0" * 3_000_000))
@@ -24,7 +24,7 @@ def field(value: str) -> tuple[str, tuple[None, str]]:
 
 class Provider:
     """Has two models. `bodies` are those of its requests, as far as they came; it answers those
-    that came as a whole, and of `dear` that there is none.
+    that came as a whole, and of `dear` that there is none. It may be busy, or send comments alone.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,14 @@ class Provider:
             if not piece:
                 return
             body += piece
-        if b"dear" in body:
+        if b"comments" in body:
+            writer.write(CHUNKED % b"text/event-stream")
+            while not writer.is_closing():
+                writer.write(chunk(b": wait\n\n"))
+                await asyncio.sleep(0.1)
+        elif b"busy" in body:
+            writer.write(whole(b"{}", status=b"503 Busy\r\nretry-after: 123456789x"))
+        elif b"dear" in body:
             writer.write(whole(b'{"error": {"message": "none"}}', status=b"404 Not Found"))
         else:
             writer.write(whole(b'{"text": "heard"}'))
@@ -76,7 +83,7 @@ def running(provider: Provider) -> Iterator[str]:
 def keyed() -> Iterator[tuple[Gateway, Provider, dict[str, str]]]:
     """A gateway, its upstream, and a key for the upstream's cheap model."""
     provider = Provider()
-    with running(provider) as tables, serving(tables) as gateway:
+    with running(provider) as tables, serving(f"{tables}silence_s = 2\n") as gateway:
         eventually(lambda: len(listed(gateway)) == 2)
         body = {"name": "cheap", "models": ["prov/cheap"]}
         key = gateway.client.post("/admin/v1/keys", json=body).raise_for_status().json()["key"]
@@ -100,6 +107,7 @@ def test_no_form_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
         (field("prov/cheap"), field("dear"), FILE),
         (field("prov/cheap"), ("Model", (None, "dear")), FILE),
         (field("prov/cheap"), FILE, field("dear")),
+        (field("prov/cheap"), ("base_model", (None, "dear")), FILE),
     ):
         refused = send(*fields)
         assert refused.status_code == 400, refused.text
@@ -112,11 +120,12 @@ def test_no_form_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
 
 def test_no_json_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
     gateway, provider, key = keyed
-    twice = '{"model": "prov/dear", "model": "prov/cheap", "x": "&model=other&"}'
+    twice = '{"model": "prov/dear", "model": "prov/cheap", "input": "&model=other&", "route": 1}'
     headers = key | {"content-type": "application/x-www-form-urlencoded"}
     answer = gateway.client.post("/v1/audio/speech", content=twice, headers=headers)
     assert answer.status_code == 200, answer.text
-    assert provider.bodies[-1] == b'{"model":"cheap","x":"&model=other&"}'
+    assert provider.bodies[-1] == b'{"model":"cheap","input":"&model=other&"}'
+    assert answer.headers["x-bulkhead-left-out"] == "route"
     assert b"content-type: application/json" in provider.heads[-1]
     for name, value, param in (
         ("MODEL", "dear", "model"),
@@ -126,6 +135,16 @@ def test_no_json_gets_a_second_model_past_the_key(keyed: Keyed) -> None:
         both = {"model": "prov/cheap", name: value}
         refused = gateway.client.post("/v1/audio/speech", json=both, headers=key)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_what_an_upstream_says_to_pass_the_time_is_bounded(keyed: Keyed) -> None:
+    gateway, _, key = keyed
+    asked = {"model": "prov/cheap", "stream": True}
+    busy = gateway.client.post("/v1/audio/speech", json=asked | {"input": "busy"}, headers=key)
+    assert busy.status_code == 503, busy.text
+    late = gateway.client.post("/v1/audio/speech", json=asked | {"input": "comments"}, headers=key)
+    assert "completed no event for 2 s" in late.text
+    assert "deadline_exceeded" in late.text
 
 
 def test_what_is_served_counts_under_its_path_and_with_its_outcome(keyed: Keyed) -> None:

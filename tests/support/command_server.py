@@ -199,6 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--socket")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--slow-start", type=float, default=0.0)
     parser.add_argument("--eat", type=int, default=0, help="megabytes, before it is ready")
     for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "fail"):
@@ -229,7 +230,7 @@ def main() -> None:
     server = (
         UnixServer(flags.socket, Handler)
         if flags.socket
-        else Server(("127.0.0.1", flags.port), Handler)
+        else Server((flags.host, flags.port), Handler)
     )
     print("serves", flush=True)
     server.serve_forever()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
 import os
 import secrets
 import signal
@@ -20,6 +21,8 @@ from protocol.process import grace_s
 from protocol.process_tree import MARK, below, held_bytes, listens, marked, send
 from worker.guard.bonds import bound_to
 from worker.guard.output import Output
+
+logger = logging.getLogger("guard")
 
 # How often all processes are looked through for marked ones, which takes longer than the others.
 _MARKED_S: Final = 10.0
@@ -67,6 +70,7 @@ class CommandServer:
             os.close(write)
         self._output = Output(read)
         self._looked_at = 0.0
+        self._warned = False
         self._strays: list[psutil.Process] = []
 
     def _filled(self, text: str) -> str:
@@ -116,7 +120,16 @@ class CommandServer:
             return False
         if not self._port or any(listens(each, self._port) for each in below(os.getpid())):
             return True
-        return any(listens(each, self._port) for each in marked(self._mark))
+        if any(listens(each, self._port) for each in marked(self._mark)):
+            return True
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "Another program listens at 127.0.0.1:%d, or the server doesn't listen at "
+                "127.0.0.1 itself: nothing is sent there",
+                self._port,
+            )
+        return False
 
     def _everyone(self) -> list[psutil.Process]:
         self.reap()

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from anthropic.types.beta import message_create_params
 from msgspec import Raw
+from openai.types import (
+    audio,
+    chat,
+    completion_create_params,
+    embedding_create_params,
+    image_edit_params,
+    image_generate_params,
+    responses,
+)
 
 from gateway.http.form_parts import FormParts, boundary_of
-from gateway.http.model_field import check_query, set_model
+from gateway.http.passed_fields import check_query, set_model, unknown
 from gateway.system.refusal import Refusal
 
 NO_NAME = b"Content-Disposition: form-data"
@@ -166,7 +176,50 @@ def test_no_other_field_names_a_model() -> None:
     for name in ("Model", "models", "fallbacks"):
         with pytest.raises(Refusal, match=name):
             set_model({"model": Raw(b"1"), name: Raw(b"2")}, "m")
-    check_query(b"api-version=1&modes=2&x=model")
+    check_query(b"api-version=1&modes=2&x=model", operator=True)
     for each in (b"model=x", b"a=b&Model=x", b"a;model=x", b"%6dodel=x", b"model[]=x", b"model"):
         with pytest.raises(Refusal, match="model"):
-            check_query(each)
+            check_query(each, operator=True)
+
+
+def test_of_other_callers_only_known_fields_pass() -> None:
+    known = ("model", "messages", "file", "image", "top_n_sigma", "output_config")
+    assert unknown([*known, "voice_clone"], ["voice_clone"]) == set()
+    odd = ("extra_body", "litellm_params", "engine", "pre\u017fet", "models ", "\ufeffmodel", "")
+    assert unknown([*known, *odd], ["engines"]) == {*odd}
+    check_query(b"", operator=False)
+    check_query(b"api-version=1&beta=true", operator=False)
+    for each in (b"model%00x=1", b"mo%u0064el=1", b"route=1", b"beta=1&key=2"):
+        check_query(each, operator=True)
+        with pytest.raises(Refusal, match="isn't passed on"):
+            check_query(each, operator=False)
+
+
+def _fields(params: type) -> set[str]:
+    return {name for each in params.__mro__ for name in getattr(each, "__annotations__", ())}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        chat.completion_create_params.CompletionCreateParamsBase,
+        completion_create_params.CompletionCreateParamsBase,
+        embedding_create_params.EmbeddingCreateParams,
+        image_generate_params.ImageGenerateParamsBase,
+        image_edit_params.ImageEditParamsBase,
+        responses.response_create_params.ResponseCreateParamsBase,
+        audio.speech_create_params.SpeechCreateParams,
+        audio.transcription_create_params.TranscriptionCreateParamsBase,
+        message_create_params.MessageCreateParamsBase,
+    ],
+)
+def test_the_fields_of_clients_are_known(params: type) -> None:
+    """But for those that may cost more than the model, or of which no server knows yet."""
+    fields = _fields(params)
+    assert len(fields) > 4
+    of_one_provider = {
+        *("access_programs", "billing_policy", "fallback_credit_token", "fallbacks"),
+        *("user_profile_id", "workspace_id", "betas", "thread", "markup", "svg", "complexity"),
+        *("frame_count", "frame_duration_ms"),
+    }
+    assert unknown(fields, of_one_provider) == set()

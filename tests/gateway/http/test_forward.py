@@ -283,6 +283,7 @@ def test_only_what_is_known_passes() -> None:
     to_server = b"authorization x-api-key forwarded x-real-ip x-original-url sec-fetch-mode origin"
     to_server += b" x-http-method-override x-portkey-config cf-connecting-ip content-length"
     to_client = b"alt-svc nel report-to refresh location server date x-bulkhead-left-out link"
+    to_client += b" openai-organization anthropic-organization-id"
     to_client += b" access-control-allow-origin x-request-id x-ratelimit-limit-requests"
     # All that may pass is of the whole way, whatever Connection names.
     named = [(b"connection", b"close, content-type")]
@@ -290,7 +291,11 @@ def test_only_what_is_known_passes() -> None:
     def among(names: bytes) -> list[tuple[bytes, bytes]]:
         return [*kept, *((name, b"other") for name in names.split()), *named]
 
-    on = passed_on(among(both + b" " + to_server), "b")
+    of_operators = b"openai-organization openai-project x-priority"
+    names = both + b" " + to_server + b" " + of_operators
+    by_operator = passed_on(among(names), "b", operator=True)
+    assert {name for name, _ in by_operator} >= {*of_operators.split()}
+    on = passed_on(among(names), "b", operator=False)
     assert on == [*kept, (b"via", b"other, 1.1 b")]
     sent = [(b"content-length", b"3"), *among(both + b" " + to_client)]
     assert passed_back(sent, 200, framed=True)[:-2] == sent[:3]

@@ -168,6 +168,54 @@ async def test_an_answer_may_come_before_the_whole_body() -> None:
         assert await _read(HttpClient(server), question) == (413, b"too large")
 
 
+async def test_a_server_that_answers_early_may_read_on() -> None:
+    headed = asyncio.Event()
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na")
+        await reader.readexactly(6)
+        writer.write(b"bc")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"o"
+        await headed.wait()
+        yield b"three"
+
+    async with serving(answer) as (raw, server):
+        client = HttpClient(server)
+        for _ in range(2):
+            headed.clear()
+            early = await client.ask(Question(b"POST", b"/", (), pieces(), 6), HEAD_S)
+            assert await early.read(HEAD_S) == b"a"
+            headed.set()
+            assert await early.read(HEAD_S) == b"bc"
+            assert await early.read(HEAD_S) == b""
+            early.close()
+        assert raw.connections == 1
+        client.close()
+
+
+async def test_a_body_that_fails_after_the_head_ends_the_answer() -> None:
+    headed = asyncio.Event()
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"x"
+        await headed.wait()
+        raise OSError("the disk is gone")
+
+    async def answer(head, reader, writer) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na")
+        await reader.read()
+
+    async with serving(answer) as (_, server):
+        early = await HttpClient(server).ask(Question(b"POST", b"/", (), failing(), 6), HEAD_S)
+        assert await early.read(HEAD_S) == b"a"
+        headed.set()
+        with pytest.raises(AnswerError, match="the disk is gone"):
+            await early.read(HEAD_S)
+        early.close()
+
+
 async def test_a_slow_reader_slows_the_server() -> None:
     written = 0
 
