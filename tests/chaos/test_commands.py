@@ -160,7 +160,7 @@ def test_two_commands_take_turns_within_a_budget_for_one(
         assert ended.status_code == 502
         assert gateway.say("hi", "a") == "a", "it takes nobody along for long"
         kinds = Counter(each["event"] for each in gateway.events())
-        assert kinds["evict"] >= turns - 1
+        assert kinds["evict"] >= min(turns - 1, 50), "older events aren't kept"
         assert kinds["overgrown"] == 1
         refused = gateway.chat("hi", "large")
         assert refused.status_code == 507

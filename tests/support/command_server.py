@@ -97,6 +97,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return found
 
     def _answer_form(self, body: bytes) -> None:
+        time.sleep(float(self._field(body, "speed") or 0))
         stream = self._field(body, "stream") == "true"
         if self.path.endswith("/images/edits"):
             self._draw("image_edit", stream)
