@@ -42,7 +42,7 @@ _OF_CHATS: Final = """
     moderation n n_keep n_predict n_probs num_draft_tokens options output_config
     parallel_tool_calls parse_tool_calls personality prediction presence_context_size
     presence_penalty previous_response_id priority prompt prompt_cache_key prompt_cache_options
-    prompt_cache_retention prompt_embeds prompt_logprobs raw reasoning reasoning_effort
+    prompt_cache_retention prompt_logprobs raw reasoning reasoning_effort
     reasoning_format repeat_last_n repeat_penalty repetition_context_size repetition_detection
     repetition_penalty request_id response_format return_token_ids return_tokens_as_token_ids
     safety_identifier seed service_tier session_id skip_special_tokens
