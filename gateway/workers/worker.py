@@ -96,15 +96,18 @@ class Worker:
         incarnation: int,
         keys: Keys | None = None,
         mark: str | None = None,
+        files: tuple[str, ...] = (),
     ) -> None:
         """Listen at `path`, and `start` the process. `keys` are those of a worker that an earlier
-        gateway hands over; None: the worker is new. The processes of a command have a `mark`.
+        gateway hands over; None: the worker is new. The processes of a command have a `mark`, and
+        load these `files`.
 
         Raises:
             OSError: the process can't be started.
         """
         self.incarnation = incarnation
         self.mark = mark
+        self._files = files
         # A guard that was killed may leave processes.
         self._cleared = mark is None
         self._clearing = False
@@ -138,7 +141,11 @@ class Worker:
         except BaseException:
             self._link.close()
             raise
-        self._footprint = FootprintGauge(self.pid) if mark is None else TreeGauge(self.pid, mark)
+        self._footprint = (
+            FootprintGauge(self.pid)
+            if mark is None
+            else TreeGauge(self.pid, mark, files, lambda: self.memory.is_loaded)
+        )
         self.descendants = Descendants(self.pid, self._lane)
 
     @property
@@ -173,6 +180,7 @@ class Worker:
             sampling=self.report.sampling,
             clears=len(self._clears),
             mark=self.mark,
+            files=self._files,
             address=self.report.address,
             alone=self.report.alone,
         )

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import http.server
 import json
+import mmap
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ import threading
 import time
 from typing import Any
 
-EATEN: list[bytearray] = []
+EATEN: list[bytearray | mmap.mmap] = []
 
 
 def eat(megabytes: int) -> None:
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--socket")
     parser.add_argument("--slow-start", type=float, default=0.0)
+    parser.add_argument("--map", help="a file, of which all pages are read through a mapping")
     parser.add_argument("--eat", type=int, default=0, help="megabytes, before it is ready")
     for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "fail"):
         parser.add_argument(f"--{flag}", action="store_true")
@@ -221,6 +223,10 @@ def main() -> None:
         threading.Thread(target=flood, daemon=True).start()
     if flags.eat:
         eat(flags.eat)
+    if flags.map:
+        with open(flags.map, "rb") as file:  # noqa: PTH123
+            EATEN.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        sum(EATEN[0][::4096])
     time.sleep(flags.slow_start)
     while flags.never:
         time.sleep(1)
