@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.system.memory import FootprintGauge, mapped_bytes
 from gateway.system.memory_reading import Footprint, FootprintError
-from protocol.process_tree import below, marked
+from protocol.process_tree import CommandProcesses
 
 # How often all processes are looked through for those that have lost their parents, and for what
 # they have mapped.
@@ -20,20 +20,24 @@ _LOOK_S: Final = 10.0
 
 
 class TreeGauge:
-    """Reads the footprint of a guard and of its command's processes, which carry `mark`. Of the
-    command's `files` it counts what they have mapped once the command is `ready`: a server that
+    """Reads the footprint of a guard and of the processes of its `command`. Of the command's
+    `files` it counts what they have mapped once the command is `ready`: a server that
     reads through a mapping into memory of its own needs no mapped page again.
     """
 
     def __init__(
-        self, guard_pid: int, mark: str, files: tuple[str, ...], ready: Callable[[], bool]
+        self,
+        guard_pid: int,
+        command: CommandProcesses,
+        files: tuple[str, ...],
+        ready: Callable[[], bool],
     ) -> None:
         self._guard_pid = guard_pid
         self._named = files
         self._ready = ready
         self._mapped_bytes = 0
         self._mapped_at = -math.inf
-        self._mark = mark
+        self._command = command
         self._gauges = {guard_pid: FootprintGauge(guard_pid)}
         self._strays: set[int] = set()
         self._looked_at = -math.inf
@@ -69,8 +73,8 @@ class TreeGauge:
         now = time.monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            self._strays = {each.pid for each in marked(self._mark)}
-        others = self._strays | {each.pid for each in below(self._guard_pid)}
+            self._strays = {each.pid for each in self._command.all()}
+        others = self._strays | {each.pid for each in self._command.below()}
         self._gauges = {
             pid: gauge
             for pid, gauge in self._gauges.items()

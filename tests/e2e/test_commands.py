@@ -331,6 +331,23 @@ def test_the_memory_of_a_command_is_learned() -> None:
         assert 420_000_000 < learned < 600_000_000, "the peak"
 
 
+@pytest.mark.parametrize("end", ["unload", "guard", "gateway"])
+def test_what_hides_its_environment_and_leaves_its_parent_ends_too(end: str) -> None:
+    gateway = Gateway(config=table("hidden", "--hide", **MEMORY), models=())
+    try:
+        gateway.load("hidden")
+        left = guarded(gateway, "hidden")
+        assert len([each for each in left if each.name() == "sleep"]) == 2
+        if end == "unload":
+            gateway.order("unload", "hidden").raise_for_status()
+        else:
+            victim = gateway.pid if end == "gateway" else gateway.worker_pid("hidden")
+            os.kill(victim, signal.SIGKILL)
+        eventually(lambda: all_gone(left))
+    finally:
+        gateway.stop()
+
+
 def test_files_that_a_command_has_mapped_are_asked_for_at_its_next_start(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.write_bytes(bytes(64 << 20))

@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--slow-start", type=float, default=0.0)
     parser.add_argument("--map", help="a file, of which all pages are read through a mapping")
     parser.add_argument("--eat", type=int, default=0, help="megabytes, before it is ready")
-    for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "fail"):
+    for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "hide", "fail"):
         parser.add_argument(f"--{flag}", action="store_true")
     flags = parser.parse_args()
     if flags.fail:
@@ -213,6 +213,9 @@ def main() -> None:
     if flags.child:
         # In a session of its own, without the environment of its parent's session leader.
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    if flags.hide:
+        # As Apple's own programs do: its environment can't be read, and it leaves its parent.
+        subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 &"], env={}).wait()
     if flags.daemon and os.fork():
         os._exit(0)
     if flags.daemon:

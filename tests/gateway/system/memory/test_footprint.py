@@ -14,6 +14,7 @@ from gateway.system.memory import FootprintGauge, footprint
 from gateway.system.memory_darwin import LibProc, RusageInfoV4
 from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.system.memory_tree import TreeGauge
+from protocol.process_tree import CommandProcesses
 from tests.support.gateway import eventually, gone
 from tests.support.platforms import linux_only
 from tests.support.stub import compile_stub
@@ -191,7 +192,12 @@ sys.stdin.read()
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        gauge = TreeGauge(process.pid, "none", (str(weights.parent),), lambda: ready)
+        gauge = TreeGauge(
+            process.pid,
+            CommandProcesses(process.pid, "none"),
+            (str(weights.parent),),
+            lambda: ready,
+        )
         before_bytes = gauge.read().current_bytes
         ready = True
         eventually(lambda: abs(gauge.read().current_bytes - before_bytes - (64 << 20)) < 10 << 20)
