@@ -45,6 +45,7 @@ $(INSTALLED): pyproject.toml
 	  echo "$(VENV) has another back end of MLX ($$other), and the two install the same files: run make clean first." >&2; exit 1; \
 	done
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 15) else "Bulkhead needs Python 3.11 to 3.14, this is %d.%d: run make PYTHON=/path/to/python3.x" % v)'
+	@$(PYTHON) -c 'import platform, sys; m = platform.machine(); sys.exit("%s is of %s, and MLX needs a Python of arm64: run make PYTHON=/path/to/python3" % (sys.executable, m) if sys.platform == "darwin" and m != "arm64" else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '$(TARGET)'

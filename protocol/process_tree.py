@@ -1,15 +1,18 @@
-"""The processes of a command: those below its guard, and those that carry its mark.
+"""The processes of a command: those below its guard, those that carry its mark, and all others in
+the sessions of these.
 
-On Linux a process without its parent gets the guard as its parent. On macOS such a process is only
-found by its mark, a variable that processes inherit.
+On Linux a process without its parent gets the guard as its parent. On macOS such a process is found
+by its mark, a variable that processes inherit, or by its session: Apple's own programs, as sh, curl
+and git, hide their environment (xnu bsd/kern/kern_sysctl.c).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import psutil
@@ -21,6 +24,8 @@ _LOOK_S: Final = 0.02
 # That isn't so of "::", which many programs take for IPv6 alone.
 _LOOPBACK: Final = "127.0.0.1"
 _ANY: Final = "0.0.0.0"  # noqa: S104
+# As Linux says of a session whose leader can't be seen from here.
+_NO_SESSION: Final = 0
 
 
 def below(pid: int) -> list[psutil.Process]:
@@ -31,9 +36,54 @@ def below(pid: int) -> list[psutil.Process]:
         return []
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """All living processes with this mark. Blocks for some ten milliseconds."""
-    return _living(each for each in psutil.process_iter() if _mark_of(each) == mark)
+class CommandProcesses:
+    """The processes of a command, which carry `mark`. Sessions are remembered from one look to the
+    next as long as they have processes: their numbers may be used again afterwards.
+    """
+
+    def __init__(self, guard_pid: int, mark: str) -> None:
+        self._guard_pid = guard_pid
+        self._mark = mark
+        self._sessions: set[int] = set()
+
+    def below(self) -> list[psutil.Process]:
+        """Those below the guard."""
+        found = below(self._guard_pid)
+        self._sessions |= _sessions(found) - {_session(self._guard_pid)}
+        return found
+
+    def all(self) -> list[psutil.Process]:
+        """All of them. Blocks for some ten milliseconds."""
+        children = self.below()
+        others = marked(self._mark, self._sessions)
+        self._sessions = _sessions(others)
+        return list({each.pid: each for each in (*others, *children)}.values())
+
+    def kill(self, seconds: float) -> bool:
+        """As `kill_marked`, also by the sessions that were seen. The guard has ended."""
+        return kill_marked(self._mark, seconds, self._sessions)
+
+
+def marked(mark: str, sessions: Collection[int] = ()) -> list[psutil.Process]:
+    """All living processes with this mark, and those of their sessions and of these `sessions`.
+    Blocks for some ten milliseconds.
+    """
+    everyone = list(psutil.process_iter())
+    having = [each for each in everyone if _mark_of(each) == mark]
+    theirs = _sessions(having) | set(sessions)
+    return _living({*having, *(each for each in everyone if _session(each.pid) in theirs)})
+
+
+def _sessions(processes: Iterable[psutil.Process]) -> set[int]:
+    """The sessions of these processes, without that of the calling process."""
+    return {_session(each.pid) for each in processes} - {_session(0), _NO_SESSION}
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return _NO_SESSION
 
 
 def _mark_of(process: psutil.Process) -> str | None:
@@ -72,12 +122,12 @@ def send(processes: Iterable[psutil.Process], *signals: signal.Signals) -> None:
                 each.send_signal(number)
 
 
-def kill_marked(mark: str, seconds: float) -> bool:
-    """Kill all processes with this mark, also those that are started meanwhile. Blocks until there
-    are none, and returns True, or until `seconds` have passed.
+def kill_marked(mark: str, seconds: float, sessions: Collection[int] = ()) -> bool:
+    """Kill all processes that `marked` finds, also those that are started meanwhile. Blocks until
+    there are none, and returns True, or until `seconds` have passed.
     """
     deadline = time.monotonic() + seconds
-    while found := marked(mark):
+    while found := marked(mark, sessions):
         send(found, signal.SIGKILL)
         if time.monotonic() >= deadline:
             return False

@@ -218,7 +218,8 @@ def _kill_after_first_words(gateway: GatewayClient) -> tuple[int, str]:
             answer += piece
             if pid is None and paragraph.words >= _WORDS_BEFORE_KILL:
                 pid = _worker(gateway).pid
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
                 paragraph.end_line()
                 _say(f"*** SIGKILL to the worker (pid {pid}) ***")
     if pid is None:

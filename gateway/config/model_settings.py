@@ -248,7 +248,7 @@ class ModelSettings(Section, frozen=True):
         Size | None,
         byte_size(
             "The memory to ask for before the command starts; else as an earlier run has held, and "
-            "before the first by the size of the files.",
+            "by the size of the files until a run has held more than that.",
             example="8GB",
             unset="as measured before",
         ),
@@ -256,8 +256,8 @@ class ModelSettings(Section, frozen=True):
     files: Annotated[
         tuple[Text, ...],
         texts(
-            "Files and folders that the command loads. Their size is asked for before its first "
-            "run.",
+            "Files and folders that the command loads. Their size is asked for at least, until a "
+            "run has held more.",
             "files and folders",
         ),
     ] = ()

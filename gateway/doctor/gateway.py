@@ -204,18 +204,22 @@ def look_at_workers(installation: Installation) -> Iterator[Finding]:
     if running.holder is None:
         yield ok("workers", "There are none, as no gateway runs.")
         return
-    stopped = []
+    stopped, nice = [], {}
     for record in WorkerRecords(installation.state_dir.workers).recorded():
         pid = record.process.pid
         with contextlib.suppress(psutil.Error):
             if not alive(record.process) or psutil.Process(pid).ppid() != running.holder.pid:
                 continue
+            nice[pid] = psutil.Process(pid).nice()
             if is_stopped(pid):
                 stopped.append(StoppedWorker(pid, running.models.get(pid)))
-    yield from judge_workers(stopped)
+    yield from judge_workers(stopped, nice)
 
 
-def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
+def judge_workers(stopped: Collection[StoppedWorker], nice: Mapping[int, int]) -> Iterator[Finding]:
+    """`nice` has the nice values of all workers by their pids. macOS 27 refuses what a process asks
+    of the GPU beside one of higher priority (omlx#3706).
+    """
     for each in stopped:
         name = "of no model" if each.model is None else each.model
         other = "" if each.model is None else f", `bulkhead restart {each.model}` replaces it"
@@ -224,8 +228,15 @@ def judge_workers(stopped: Collection[StoppedWorker]) -> Iterator[Finding]:
             f"Worker {each.pid} ({name}) was stopped, so it computes nothing.",
             f"`kill -CONT {each.pid}` lets it go on{other}.",
         )
-    if not stopped:
-        yield ok("workers", "None was stopped.")
+    if len(set(nice.values())) > 1:
+        values = ", ".join(f"{value} (worker {pid})" for pid, value in nice.items())
+        yield warning(
+            "workers",
+            f"Their nice values differ: {values}. The GPU may refuse those of lower priority.",
+            "`bulkhead restart MODEL` gives its worker the gateway's own nice value.",
+        )
+    elif not stopped:
+        yield ok("workers", "None was stopped, and their priorities are equal.")
 
 
 def look_at_deaths(installation: Installation) -> Iterator[Finding]:

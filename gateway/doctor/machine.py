@@ -167,9 +167,10 @@ def judge_memory(
         sound = False
         yield warning(
             "memory",
-            f"{format_size(stranded_bytes)} are wired and belong to no process: a killed worker "
-            "has stranded them.",
-            "Only a restart of the machine frees them.",
+            f"{format_size(stranded_bytes)} are wired and belong to no process: a worker that "
+            "ended has stranded them.",
+            "Only a restart of the machine frees them (`purge` doesn't). Until then each end of a "
+            "worker may strand more: pin the models that matter, so that they aren't unloaded.",
         )
     if sound:
         yield ok("memory", evidence)

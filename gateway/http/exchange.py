@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -169,10 +170,21 @@ _HEARD_S: Final = 0.05
 _PATIENCE_S: Final = 30.0
 # How much of an answer the system may buffer. The default is megabytes for each client that doesn't
 # read.
-_UNSENT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _UNSENT_BYTES: Final = 128 << 10
 # For SO_LINGER: on, with a time of 0.
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
+
+
+def bound_unsent(connected: socket.socket, platform: str = sys.platform) -> None:
+    """Bound the bytes that the system takes and hasn't sent. macOS's TCP_NOTSENT_LOWAT only says
+    when to write more: there the whole buffer is bounded, with the bytes that are under way.
+
+    Raises: OSError.
+    """
+    if platform == "darwin":
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
+    else:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 class Peer:
@@ -182,9 +194,8 @@ class Peer:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
-        if _UNSENT is not None:
-            with contextlib.suppress(OSError):
-                self._socket.setsockopt(socket.IPPROTO_TCP, _UNSENT, _UNSENT_BYTES)
+        with contextlib.suppress(OSError):
+            bound_unsent(self._socket)
 
     @property
     def encrypted(self) -> bool:

@@ -53,7 +53,7 @@ class CommandEstimate(Struct, frozen=True):
             case "measured":
                 return "the most that an earlier run has held"
             case "files":
-                return "the size of its files, and more for the program"
+                return "the size of its files, and more for the program, as no run has held more"
             case "assumed":
                 return "an assumption, as it has neither run yet nor names its memory or files"
 
@@ -69,13 +69,16 @@ def estimate_of_command(settings: ModelSettings, learned: Learned) -> CommandEst
     held_bytes = max(ready_bytes or 0, learned.fixed_bytes(loading_key(key)) or 0)
     if settings.memory_bytes is not None:
         return CommandEstimate(settings.memory_bytes, "configured", key, held_bytes)
-    found = CommandEstimate(_ASSUMED_BYTES, "assumed", key)
-    if ready_bytes is None and settings.files:
+    measured = CommandEstimate(held_bytes, "measured", key)
+    if settings.files:
         file_bytes = sum(_size(expand_home(each)) for each in settings.files)
-        found = CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
-    if ready_bytes is not None or held_bytes > found.bytes:
-        return CommandEstimate(held_bytes, "measured", key)
-    return found
+        # Less than the files: they are mapped, and macOS counts no mapped file as a process's own.
+        if ready_bytes is None or ready_bytes <= file_bytes:
+            found = CommandEstimate(file_bytes + _PROGRAM_BYTES, "files", key)
+            return max(found, measured, key=lambda each: each.bytes)
+    elif ready_bytes is None and held_bytes <= _ASSUMED_BYTES:
+        return CommandEstimate(_ASSUMED_BYTES, "assumed", key)
+    return measured
 
 
 def loading_key(key: str) -> str:

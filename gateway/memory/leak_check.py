@@ -1,17 +1,17 @@
-"""Finds stranded memory: memory of a killed worker that stays wired for no process until a boot.
+"""Finds stranded memory: memory of an ended worker that stays wired for no process until a boot.
 
-macOS only (omlx#2184). The rule uses only the machine's wired pages and the workers' footprints:
+macOS only (omlx#2184; after an unload in order omlx#2855). The rule uses only the machine's wired
+pages and the workers' footprints:
 
 1. Once no model has been loaded for some seconds, the wired pages are those of the system and of
    other programs.
 2. A worker had wired at most its footprint. It also had wired at most the wired pages less those
    of rule 1 and less the footprints of the other workers.
-3. If a worker was killed or crashed, and half of its wired pages or more stay wired for a minute,
-   the part that neither other programs nor living workers can have wired is stranded.
+3. If half of the wired pages of an ended worker or more stay wired for a minute, the part that
+   neither other programs nor living workers can have wired is stranded.
 
-An exit in order needs no check: the worker unwires its memory before it ends. The check may find
-less than is stranded: living workers count with their whole footprints, and pages that another
-program or worker unwires in that minute count as freed.
+The check may find less than is stranded: living workers count with their whole footprints, and
+pages that another program or worker unwires in that minute count as freed.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def leak_check_at_start(
 
 
 class _Watch:
-    """A killed worker: it had at most `held_bytes` wired while the machine had `before_bytes`."""
+    """An ended worker: it had at most `held_bytes` wired while the machine had `before_bytes`."""
 
     def __init__(self, model_id: str, held_bytes: int, before_bytes: int, since: float) -> None:
         self.model_id = model_id
@@ -148,7 +148,7 @@ class LeakCheck:
 
     def __init__(self, total_bytes: int, record: StrandedRecord) -> None:
         """`total_bytes` is the machine's memory. `record` is that of an earlier gateway, with which
-        the workers of its `claims` were killed.
+        the workers of its `claims` ended.
         """
         self.bytes = max(0, record.bytes)
         self._unloaded_bytes = record.unloaded_bytes
@@ -161,12 +161,12 @@ class LeakCheck:
 
     @property
     def undecided_bytes(self) -> int:
-        """Bytes of killed workers that are still wired, and may yet be freed within a minute."""
+        """Bytes of ended workers that are still wired, and may yet be freed within a minute."""
         missing_bytes = sum(each.missing_bytes for each in self._watches)
         return min(missing_bytes, self._unowned_bytes(self._recent[-1])) if self._recent else 0
 
     def ended(self, pid: int, now: float) -> None:
-        """Note that a worker was killed or has crashed."""
+        """Note that a worker has ended, however that was."""
         lives = [each for each in self._recent if pid in each.workers]
         if lives and self._unloaded_bytes is not None:
             before_bytes = max(each.wired_bytes for each in lives)

@@ -205,19 +205,17 @@ class MemoryScheduler:
         self.admission.ending(model_id)
         self.decide_soon()
 
-    def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
-        """Note that a model's process has ended, with status 0 if `clean`; `pid` None: the model
-        had no process.
-        """
+    def gone(self, model_id: str, pid: int | None) -> None:
+        """Note that a model's process has ended; `pid` None: the model had no process."""
         self.admission.gone(model_id)
         self._execution.gone(model_id)
         self._estimator.gone(model_id)
-        if self._leak_check is not None and pid is not None and not clean:
+        if self._leak_check is not None and pid is not None:
             self._leak_check.ended(pid, self._clock.now())
         self.decide_soon()
 
     def check_leaks(self, wired_bytes: int, workers: dict[int, LoadedWorker]) -> None:
-        """Look for memory that killed workers have stranded. `workers` are the living workers by
+        """Look for memory that ended workers have stranded. `workers` are the living workers by
         their pids. To be called every second.
         """
         check, ledger = self._leak_check, self.admission.ledger

@@ -140,12 +140,10 @@ class ModelMemory:
             case _:
                 pass
 
-    def gone(self, pid: int | None, *, clean: bool) -> None:
-        """Note that the model's process has ended, with exit code 0 if `clean`. `pid` None: no
-        process could be started.
-        """
+    def gone(self, pid: int | None) -> None:
+        """Note that the model's process has ended. `pid` None: no process could be started."""
         self._worker = None
-        self._scheduler.gone(self.model.id, pid, clean=clean)
+        self._scheduler.gone(self.model.id, pid)
 
     @property
     def wanted_along(self) -> bool:

@@ -195,7 +195,7 @@ class Recovery:
             signal=status.signal,
             reason=reason,
         )
-        self._model_memory.gone(worker.pid, clean=status.code == 0)
+        self._model_memory.gone(worker.pid)
         if ordered:
             self._condition.handle(ModelEvent.EXIT)
         else:
@@ -210,7 +210,7 @@ class Recovery:
 
     def not_started(self, error: Exception) -> None:
         """Tell the life cycle what follows if no worker's process could be started."""
-        self._model_memory.gone(None, clean=True)
+        self._model_memory.gone(None)
         if isinstance(error, FileNotFoundError | PermissionError):
             reason = f"no worker can be started: {error}"
             refusal = Refusal("model_unavailable", f"{self._model_id!r}: {reason}", lasting=True)

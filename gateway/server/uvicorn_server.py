@@ -15,6 +15,7 @@ from typing import Final
 import uvicorn
 
 from gateway.http.connection import Connection
+from gateway.system.listening import is_listened_at
 
 _START_S: Final = 10.0
 # The signals that uvicorn handles on macOS and Linux.
@@ -116,6 +117,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         # create_server would say of an unknown name only the number of the failure.
         socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+        if port and is_listened_at(host, port):
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         return socket.create_server(
             (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
         )

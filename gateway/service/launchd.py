@@ -1,7 +1,8 @@
 """The service in launchd, by launchctl(1): a LaunchAgent, or a LaunchDaemon of the system.
 
 launchctl's output is no interface, so only its exit statuses are read. These are errno values, or
-numbers of launchd: 113 is an unknown service, 125 a domain that doesn't exist.
+numbers of launchd: 113 is an unknown service, 112 and 125 a domain that doesn't exist. They differ
+between versions of macOS, and 0 may mean that nothing was done: so domains and jobs are looked for.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from gateway.service.definition import (
     template,
     unreadable,
 )
-from gateway.service.init_system import Done, run
+from gateway.service.init_system import run
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify
 from gateway.system.state_dir import StateDir
 
-_NO_DOMAIN: Final = 125
-# Statuses of bootstrap while an earlier job of the label exists, or is ending.
+# Statuses of bootstrap where the domain went away, and while an earlier job of the label exists, or
+# is ending.
+_NO_DOMAIN: Final = (112, 125)
 _IN_THE_WAY: Final = (5, 17, 36, 37)
 _LOOK_S: Final = 0.2
 # Seconds for launchd itself, beyond the time for the end of the process.
@@ -96,7 +98,7 @@ class Launchd:
             raise unreadable(self.path, repr(error)) from error
 
     def probe(self) -> None:
-        if not any(run("launchctl", "print", each).status == 0 for each in self._domains):
+        if not any(map(_answers, self._domains)):
             raise self._no_domain()
 
     def domains(self) -> list[str]:
@@ -106,7 +108,7 @@ class Launchd:
         return self._domain() is not None
 
     def beginning(self) -> list[str]:
-        domain = self._domains[0]
+        domain = next(filter(_answers, self._domains), self._domains[0])
         return [
             shlex.join(["launchctl", "enable", f"{domain}/{LABEL}"]),
             shlex.join(["launchctl", "bootstrap", domain, str(self.path)]),
@@ -156,15 +158,14 @@ class Launchd:
             state_dir = StateDir(installed.state_dir)
             make_private_folder(state_dir.logs, self._owner)
             make_private_file(state_dir.crash_log_path, self._owner)
-        for domain in self._domains:
+        failed = self._no_domain()
+        for domain in filter(_answers, self._domains):
             # After an earlier `launchctl disable`, bootstrap would fail with error 119.
             run("launchctl", "enable", f"{domain}/{LABEL}")
-            done = self._bootstrap_in(domain)
-            if done.status == 0:
+            if (why := self._bootstrap_in(domain)) is None:
                 return None if domain == self._domains[0] else _HEADLESS
-            if done.status != _NO_DOMAIN:
-                raise done.failed()
-        raise self._no_domain()
+            failed = why
+        raise failed
 
     def _no_domain(self) -> ServiceError:
         if self.system:
@@ -174,17 +175,24 @@ class Launchd:
             "the service with `sudo bulkhead service install --system`."
         )
 
-    def _bootstrap_in(self, domain: str) -> Done:
-        """Bootstrap the job. An earlier job of the label is started, or its end is waited for."""
+    def _bootstrap_in(self, domain: str) -> ServiceError | None:
+        """Bootstrap the job. An earlier job of the label is started, or its end is waited for, as
+        long as launchd has the domain. Returns why another domain is to be tried, if it is.
+
+        Raises: ServiceError.
+        """
         deadline = time.monotonic() + _SETTLES_S
         while True:
             done = run("launchctl", "bootstrap", domain, str(self.path))
-            if done.status not in _IN_THE_WAY:
-                return done
-            if self._domain() == domain and _kickstart(domain):
-                return Done(done.command, 0, "", "")
-            if time.monotonic() >= deadline:
-                return done
+            if done.status == 0:
+                silent = f"`{done.command}` says nothing, but launchd doesn't have the job."
+                return None if _knows(domain) else ServiceError(silent)
+            if done.status in _NO_DOMAIN or not _answers(domain):
+                return self._no_domain()
+            if done.status not in _IN_THE_WAY or time.monotonic() >= deadline:
+                raise done.failed()
+            if _knows(domain) and _kickstart(domain):
+                return None
             time.sleep(_LOOK_S)
 
     def _boot_out(self, domain: str) -> None:
@@ -194,6 +202,11 @@ class Launchd:
             if time.monotonic() >= deadline:
                 raise done.failed()
             time.sleep(_LOOK_S)
+
+
+def _answers(domain: str) -> bool:
+    """Whether launchd has this domain."""
+    return run("launchctl", "print", domain).status == 0
 
 
 def _knows(domain: str) -> bool:

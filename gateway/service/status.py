@@ -25,6 +25,7 @@ from gateway.service.definition import (
     stop_s,
 )
 from gateway.service.init_system import InitSystem, ServiceJob, duplicates, jobs, run
+from gateway.system.listening import is_listened_at
 from gateway.system.machine import volume_of
 from gateway.system.notation import url
 from gateway.system.state_dir import near_url
@@ -55,6 +56,8 @@ def listening_at(pid: int) -> list[tuple[str, int]]:
 
 def port_is_free(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if is_listened_at(host, port):
+        return False
     try:
         socket.create_server((host, port), family=family).close()
     except OSError:

@@ -31,6 +31,7 @@ else:
 
 FootprintGauge = system_memory.FootprintGauge
 footprint = system_memory.footprint
+mapped_bytes = system_memory.mapped_bytes
 wired_limit_mb = system_memory.wired_limit_mb
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import math
 import re
 import resource
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from gateway.system.memory_reading import Footprint, FootprintError, HostError, 
 
 # The fields that make up a footprint. Clean file pages are left out, as in phys_footprint.
 _COUNTED: Final = ("Pss_Anon", "Pss_Shmem", "SwapPss")
+# A mapping and its path (proc_pid_smaps(5)).
+_MAPPING: Final = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(.*)$")
 # The device files of NVIDIA's driver, and of WSL's. A driver may be loaded at its first use.
 _DRIVERS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 # A gauge ignores a smaller change of the kernel's counters, but only for some seconds.
@@ -61,6 +64,24 @@ class FootprintGauge:
             self._host_bytes = _host_bytes(self._pid)
             self._counted_bytes, self._read_at = counted_bytes, now
         return _footprint(self._pid, self._host_bytes)
+
+
+def mapped_bytes(pid: int, files: Collection[str]) -> int:
+    """The resident pages that a process has mapped of these files, given by their real paths; a
+    page that several processes have is shared out among them. 0: there is no such process, or it
+    may not be read. Takes as long as a footprint.
+    """
+    found, counts = 0, False
+    try:
+        with Path(f"/proc/{pid}/smaps").open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if (mapping := _MAPPING.match(line)) is not None:
+                    counts = mapping[1] in files
+                elif counts and line.startswith("Pss:"):
+                    found += int(line.split()[1]) * 1024
+    except OSError:
+        return 0
+    return found
 
 
 def has_driver() -> bool:

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
-from gateway.system.memory import FootprintGauge
+from gateway.system.memory import FootprintGauge, mapped_bytes
 from gateway.system.memory_reading import Footprint, FootprintError
-from protocol.process_tree import below, marked
+from protocol.process_tree import CommandProcesses
 
-# How often all processes are looked through for those that have lost their parents.
-_MARKED_S: Final = 10.0
+# How often all processes are looked through for those that have lost their parents, and for what
+# they have mapped.
+_LOOK_S: Final = 10.0
 
 
 class TreeGauge:
-    """Reads the footprint of a guard and of its command's processes, which carry `mark`."""
+    """Reads the footprint of a guard and of the processes of its `command`. Of the command's
+    `files` it counts what they have mapped once the command is `ready`: a server that
+    reads through a mapping into memory of its own needs no mapped page again.
+    """
 
-    def __init__(self, guard_pid: int, mark: str) -> None:
+    def __init__(
+        self,
+        guard_pid: int,
+        command: CommandProcesses,
+        files: tuple[str, ...],
+        ready: Callable[[], bool],
+    ) -> None:
         self._guard_pid = guard_pid
-        self._mark = mark
+        self._named = files
+        self._ready = ready
+        self._mapped_bytes = 0
+        self._mapped_at = -math.inf
+        self._command = command
         self._gauges = {guard_pid: FootprintGauge(guard_pid)}
         self._strays: set[int] = set()
         self._looked_at = -math.inf
@@ -33,25 +50,42 @@ class TreeGauge:
         """
         guard = self._gauges[self._guard_pid].read()
         found = [guard]
-        for pid in self._others():
+        others = self._others()
+        for pid in others:
             # Processes end while they are looked at.
             with contextlib.suppress(FootprintError):
                 found.append(self._gauges.setdefault(pid, FootprintGauge(pid)).read())
         return Footprint(
-            host_bytes=sum(each.host_bytes for each in found),
+            host_bytes=sum(each.host_bytes for each in found) + self._mapped(others),
             host_peak_bytes=None,
             card_bytes=sum(each.card_bytes for each in found),
         )
 
+    def _mapped(self, pids: set[int]) -> int:
+        now = time.monotonic()
+        if self._named and self._ready() and now - self._mapped_at >= _LOOK_S:
+            self._mapped_at = now
+            files = set(_real_files(self._named))
+            self._mapped_bytes = sum(mapped_bytes(pid, files) for pid in pids)
+        return self._mapped_bytes
+
     def _others(self) -> set[int]:
         now = time.monotonic()
-        if now - self._looked_at >= _MARKED_S:
+        if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
-            self._strays = {each.pid for each in marked(self._mark)}
-        others = self._strays | {each.pid for each in below(self._guard_pid)}
+            self._strays = {each.pid for each in self._command.all()}
+        others = self._strays | {each.pid for each in self._command.below()}
         self._gauges = {
             pid: gauge
             for pid, gauge in self._gauges.items()
             if pid == self._guard_pid or pid in others
         }
         return others
+
+
+def _real_files(named: tuple[str, ...]) -> Iterator[str]:
+    """The files, and those in the folders, without links: as the system names what is mapped."""
+    for place in named:
+        yield os.path.realpath(place)
+        for folder, _, names in os.walk(place):
+            yield from (os.path.realpath(Path(folder) / name) for name in names)

@@ -20,7 +20,7 @@ from gateway.system.memory_reading import FootprintError
 from gateway.system.processes import ProcessIdentity, alive, descendants, send
 from gateway.system.state_file import read_state, write_state
 from gateway.workers import ladder
-from protocol.process_tree import kill_marked
+from protocol.process_tree import CommandProcesses, kill_marked
 
 
 class WorkerRecord(Struct, frozen=True):
@@ -114,6 +114,9 @@ def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Swept:
     process = record.process
     logger.warning("Ending worker %d of an earlier gateway (%s)", process.pid, record.name)
     began = time.monotonic()
+    command = None if record.mark is None else CommandProcesses(process.pid, record.mark)
+    if command is not None:
+        command.below()
     for rung in ladder.orphaned(_footprint_bytes(process.pid)):
         if rung.step is ladder.LadderStep.TERMINATE:
             send(process, signal.SIGTERM, signal.SIGCONT)
@@ -123,8 +126,8 @@ def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Swept:
             break
     for child in children:
         send(child, signal.SIGKILL)
-    if record.mark is not None:
-        kill_marked(record.mark, _MARKED_S)
+    if command is not None:
+        command.kill(_MARKED_S)
     seconds = time.monotonic() - began
     ended = not alive(process)
     if ended:

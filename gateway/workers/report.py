@@ -281,5 +281,6 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     # The number of orders to drop prompts that the worker hasn't answered yet.
     clears: int
     mark: str | None = None
+    files: tuple[str, ...] = ()
     address: str = ""
     alone: str = ""

@@ -13,6 +13,7 @@ import zmq
 from msgspec import Struct
 
 from gateway.config.model import Model
+from gateway.config.model_folders import expand_home
 from gateway.config.model_settings import LOCAL
 from gateway.config.tables import InForce
 from gateway.memory.estimate import Estimate
@@ -101,7 +102,13 @@ class Starter:
         adopted = self.spares.take() if python is None and not model.is_command else None
         if model.is_command:
             worker = self._new(
-                None, log, supervisor, name=model.id, mark=secrets.token_hex(8), spare=False
+                None,
+                log,
+                supervisor,
+                name=model.id,
+                spare=False,
+                mark=secrets.token_hex(8),
+                files=tuple(str(expand_home(each)) for each in model.settings.files),
             )
             kind: Kind = "start"
         elif adopted is None:
@@ -145,6 +152,7 @@ class Starter:
             incarnation=state.incarnation,
             keys=Keys(channel.workers_key, channel.gateways_key),
             mark=state.mark,
+            files=state.files,
         )
         worker.restore(state)
         return worker
@@ -192,8 +200,9 @@ class Starter:
         name: str,
         spare: bool,
         mark: str | None = None,
+        files: tuple[str, ...] = (),
     ) -> Worker:
-        """With `mark` the worker guards the server of a command."""
+        """With `mark` the worker guards the server of a command, which loads `files`."""
         _check_room()
         incarnation = next(self._incarnations)
 
@@ -214,7 +223,15 @@ class Starter:
             return WorkerProcess(order, log, self._records, on_exit)
 
         path = self._state_dir.socket_path(incarnation)
-        return Worker(self._context, path, supervisor, start, incarnation=incarnation, mark=mark)
+        return Worker(
+            self._context,
+            path,
+            supervisor,
+            start,
+            incarnation=incarnation,
+            mark=mark,
+            files=files,
+        )
 
 
 def _check_room() -> None:

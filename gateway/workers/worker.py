@@ -45,7 +45,7 @@ from protocol.life import (
 from protocol.message import Message
 from protocol.messages import ProtocolError, VersionError, WorkerMessage
 from protocol.process import DUMP_STACKS
-from protocol.process_tree import kill_marked
+from protocol.process_tree import CommandProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -96,15 +96,18 @@ class Worker:
         incarnation: int,
         keys: Keys | None = None,
         mark: str | None = None,
+        files: tuple[str, ...] = (),
     ) -> None:
         """Listen at `path`, and `start` the process. `keys` are those of a worker that an earlier
-        gateway hands over; None: the worker is new. The processes of a command have a `mark`.
+        gateway hands over; None: the worker is new. The processes of a command have a `mark`, and
+        load these `files`.
 
         Raises:
             OSError: the process can't be started.
         """
         self.incarnation = incarnation
         self.mark = mark
+        self._files = files
         # A guard that was killed may leave processes.
         self._cleared = mark is None
         self._clearing = False
@@ -138,7 +141,12 @@ class Worker:
         except BaseException:
             self._link.close()
             raise
-        self._footprint = FootprintGauge(self.pid) if mark is None else TreeGauge(self.pid, mark)
+        self._command = None if mark is None else CommandProcesses(self.pid, mark)
+        self._footprint = (
+            FootprintGauge(self.pid)
+            if self._command is None
+            else TreeGauge(self.pid, self._command, files, lambda: self.memory.is_loaded)
+        )
         self.descendants = Descendants(self.pid, self._lane)
 
     @property
@@ -173,6 +181,7 @@ class Worker:
             sampling=self.report.sampling,
             clears=len(self._clears),
             mark=self.mark,
+            files=self._files,
             address=self.report.address,
             alone=self.report.alone,
         )
@@ -413,10 +422,10 @@ class Worker:
 
     async def _clear(self) -> None:
         """Kill the processes of the command that the guard has left, and remove their socket."""
-        assert self.mark is not None
+        assert self._command is not None
         self._clearing = True
         try:
-            kill = functools.partial(_clear_up, self.mark, self.report.address)
+            kill = functools.partial(_clear_up, self._command, self.report.address)
             if not await self._lane.run(kill, _KILL_S * 2, "the list of processes"):
                 logger.error(
                     "Processes that worker %d has guarded survived SIGKILL",
@@ -465,12 +474,12 @@ class Worker:
         self._supervisor.worker_ended(self, status)
 
 
-def _clear_up(mark: str, address: str) -> bool:
+def _clear_up(command: CommandProcesses, address: str) -> bool:
     """Kill what a guard has left, and remove the server's socket. Returns whether all have ended.
 
     Raises: OSError: the socket can't be removed.
     """
-    ended = kill_marked(mark, _KILL_S)
+    ended = command.kill(_KILL_S)
     if (path := address.partition("@")[2]).startswith("/"):
         Path(path).unlink(missing_ok=True)
     return ended

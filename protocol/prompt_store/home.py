@@ -10,11 +10,13 @@ import random
 import secrets
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+from protocol.prompt_store.backups import keep_out_of_backups
 from protocol.prompt_store.index import DamagedError, Index, Transaction
 from protocol.prompt_store.payloads import Payloads, blocks_of, key_of
 
@@ -58,6 +60,9 @@ class Home:
                 _set_aside(folder)
                 self.index = _open(inside)
         self.payloads = Payloads(inside)
+        if sys.platform == "darwin":
+            with contextlib.suppress(OSError):
+                keep_out_of_backups(inside)
 
 
 def drop(folder: Path, index: Index) -> None:

@@ -16,7 +16,7 @@ from gateway.config.settings import Flags, MemorySettings
 from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.files import judge_disk
 from gateway.doctor.finding import Check, Finding, Severity, error, findings, ok, warning, worst
-from gateway.doctor.gateway import Leftover, judge_deaths, judge_leftovers
+from gateway.doctor.gateway import Leftover, judge_deaths, judge_leftovers, judge_workers
 from gateway.doctor.installation import Installation
 from gateway.doctor.machine import (
     judge_device,
@@ -192,6 +192,14 @@ class TestMachine:
     def test_disk(self) -> None:
         judged = [judge_disk(Path("/"), size) for size in (2 * GB, GB // 2, GB // 1000)]
         assert _severities(judged) == ["ok", "warning", "error"]
+
+
+def test_workers_of_different_priorities() -> None:
+    (found,) = judge_workers([], {7: 0, 8: 0})
+    assert found.severity == "ok"
+    (found,) = judge_workers([], {7: 0, 8: 10})
+    assert found.severity == "warning"
+    assert "0 (worker 7), 10 (worker 8)" in found.evidence
 
 
 def test_leftovers_beside_a_gateway_that_runs() -> None:

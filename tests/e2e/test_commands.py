@@ -9,12 +9,14 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import psutil
 import pytest
 
+from tests.support import platforms
 from tests.support.commands import all_gone, guarded, serving, table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, RawResponse, ask, connect, get, post, read_all, send
@@ -329,6 +331,39 @@ def test_the_memory_of_a_command_is_learned() -> None:
         gateway.order("unload", "w").raise_for_status()
         learned = gateway.load("w")["floor_bytes"]
         assert 420_000_000 < learned < 600_000_000, "the peak"
+
+
+@pytest.mark.parametrize("end", ["unload", "guard", "gateway"])
+def test_what_hides_its_environment_and_leaves_its_parent_ends_too(end: str) -> None:
+    gateway = Gateway(config=table("hidden", "--hide", **MEMORY), models=())
+    try:
+        gateway.load("hidden")
+        left = guarded(gateway, "hidden")
+        assert len([each for each in left if each.name() == "sleep"]) == 2
+        if end == "unload":
+            gateway.order("unload", "hidden").raise_for_status()
+        else:
+            victim = gateway.pid if end == "gateway" else gateway.worker_pid("hidden")
+            os.kill(victim, signal.SIGKILL)
+        eventually(lambda: all_gone(left))
+    finally:
+        gateway.stop()
+
+
+def test_files_that_a_command_has_mapped_are_asked_for_at_its_next_start(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(bytes(64 << 20))
+    config = table("w", "--map", str(weights), files=[str(weights)])
+    with serving(config) as gateway:
+        asked = gateway.load("w")["floor_bytes"]
+        assert asked == (64 << 20) + 500_000_000
+        if platforms.LINUX:
+            eventually(
+                lambda: gateway.model("w")["worker"]["peak_footprint_bytes"] > asked - 500_000_000
+            )
+        gateway.order("unload", "w").raise_for_status()
+        learned = gateway.load("w")["floor_bytes"]
+        assert learned == asked or asked - 500_000_000 < learned < 300_000_000
 
 
 @pytest.mark.slow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +108,32 @@ def test_each_gnu_program_is_found(command: str, name: str) -> None:
 def test_what_make_381_knows_is_let_pass() -> None:
     known = "test: export A :=\nB ?= $(or $(C),x)\nd:: e\n\t[ a != b ] && x::=y\n# private"
     assert _found(NEWER_MAKE, known) == set()
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "refused"),
+    [("darwin", "x86_64", True), ("darwin", "arm64", False), ("linux", "x86_64", False)],
+)
+def test_a_python_of_intel_is_refused_by_name_on_a_mac(
+    tmp_path: Path, system: str, machine: str, refused: bool
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import platform, sys\nsys.platform = {system!r}\nplatform.machine = lambda: {machine!r}\n"
+    )
+    arguments = ["make", "--dry-run", f"PYTHON={sys.executable}", f"VENV={tmp_path}", "install"]
+    recipe = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    checks = [line for line in recipe.splitlines() if line.startswith(f"{sys.executable} -c")]
+    assert len(checks) == 2
+    done = [
+        subprocess.run(
+            ["sh", "-c", check],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for check in checks
+    ]
+    assert [each.returncode for each in done] == [0, int(refused)]
+    if refused:
+        assert f"{sys.executable} is of x86_64, and MLX needs a Python of arm64" in done[1].stderr

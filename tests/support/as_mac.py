@@ -1,9 +1,10 @@
 """A Mac as far as Linux can show one: `pytest -p tests.support.as_mac`.
 
 Temporary folders lie behind links and have long paths, `/proc` isn't there for the tests and their
-helpers, nor are Linux's functions of `os`, `resource` and `psutil`, nor GNU's programs. Gateways
-and workers are Linux's still, as are programs that a test starts: those meet paths and programs
-alone. What is Linux's own is skipped, and the documents' commands are run as typed into zsh.
+helpers, nor are Linux's functions of `os`, `resource` and `psutil`, nor GNU's programs, and zombies
+take no signal. Gateways and workers are Linux's still, as are programs that a test starts: those
+meet paths and programs alone. What is Linux's own is skipped, and the documents' commands are run
+as typed into zsh.
 """
 
 from __future__ import annotations
@@ -148,7 +149,25 @@ def _absent(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def _is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _of_the_living(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    @wraps(kill)
+    def checked(pid: int, number: int) -> None:
+        if _by_tests() and pid > 0 and _is_zombie(pid):
+            raise ProcessLookupError(3, "A Mac's zombies can't be signalled")
+        kill(pid, number)
+
+    return checked
+
+
 platforms.LINUX = False
+os.kill = _of_the_living(os.kill)
 message.MAX_SOCKET_PATH_BYTES = _SOCKET_PATH  # type: ignore[misc]
 for owner, name in _READS:
     setattr(owner, name, _without_proc(getattr(owner, name)))

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import http.server
 import json
+import mmap
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ import threading
 import time
 from typing import Any
 
-EATEN: list[bytearray] = []
+EATEN: list[bytearray | mmap.mmap] = []
 
 
 def eat(megabytes: int) -> None:
@@ -202,8 +203,9 @@ def main() -> None:
     parser.add_argument("--socket")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--slow-start", type=float, default=0.0)
+    parser.add_argument("--map", help="a file, of which all pages are read through a mapping")
     parser.add_argument("--eat", type=int, default=0, help="megabytes, before it is ready")
-    for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "fail"):
+    for flag in ("flood", "daemon", "child", "nonsense", "never", "ignore-sigterm", "hide", "fail"):
         parser.add_argument(f"--{flag}", action="store_true")
     flags = parser.parse_args()
     if flags.fail:
@@ -213,6 +215,9 @@ def main() -> None:
     if flags.child:
         # In a session of its own, without the environment of its parent's session leader.
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    if flags.hide:
+        # As Apple's own programs do: its environment can't be read, and it leaves its parent.
+        subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 &"], env={}).wait()
     if flags.daemon and os.fork():
         os._exit(0)
     if flags.daemon:
@@ -223,6 +228,10 @@ def main() -> None:
         threading.Thread(target=flood, daemon=True).start()
     if flags.eat:
         eat(flags.eat)
+    if flags.map:
+        with open(flags.map, "rb") as file:  # noqa: PTH123
+            EATEN.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        sum(EATEN[0][::4096])
     time.sleep(flags.slow_start)
     while flags.never:
         time.sleep(1)

@@ -54,6 +54,8 @@ _LAUNCHCTL = """
 import plistlib
 
 verb, *rest = arguments
+headless_path = FOLDER / "headless"
+headless = json.loads(headless_path.read_text()) if headless_path.exists() else None
 jobs = FOLDER / "jobs"
 jobs.mkdir(exist_ok=True)
 
@@ -91,8 +93,8 @@ if verb == "bootstrap":
     domain, path = rest
     keys = plistlib.loads(Path(path).read_bytes())
     target = f"{domain}/{keys['Label']}"
-    if domain.startswith("gui/") and (FOLDER / "headless").exists():
-        end(125, "Bootstrap failed: 125: Domain does not support specified action")
+    if domain.startswith("gui/") and headless:
+        end(headless[1], f"Bootstrap failed: {headless[1]}" if headless[1] else "")
     if domain.startswith("user/") and "Background" not in keys["LimitLoadToSessionType"]:
         end(134, "Service cannot load in requested session")
     if known(target):
@@ -101,7 +103,7 @@ if verb == "bootstrap":
     end(0)
 target = rest[-1]
 if verb == "print" and "io.bulkhead" not in target:
-    end(125 if target.startswith("gui/") and (FOLDER / "headless").exists() else 0)
+    end(headless[0] if target.startswith("gui/") and headless else 0)
 found = known(target)
 if verb == "print":
     end(0 if found else 113, "state = running" if found else "Could not find service")
@@ -256,12 +258,15 @@ class ServiceManagers:
         rule = {"call": call, "status": status, "says": says, "times": times}
         (self.folder / "rules").write_text(json.dumps([rule]), "utf-8")
 
-    def be_headless(self, headless: bool = True) -> None:
-        """Whether nobody is logged in at the screen."""
-        if headless:
-            (self.folder / "headless").touch()
-        else:
-            (self.folder / "headless").unlink()
+    def be_headless(self, prints: int = 125, bootstraps: int = 125) -> None:
+        """Nobody is logged in at the screen, which gives these exit statuses: they differ between
+        versions of macOS. If `bootstraps` is 0, nothing is done and nothing said.
+        """
+        (self.folder / "headless").write_text(json.dumps([prints, bootstraps]), "utf-8")
+
+    def log_in(self) -> None:
+        """Somebody logs in at the screen."""
+        (self.folder / "headless").unlink()
 
     @property
     def booted_out_running(self) -> bool:

@@ -32,7 +32,7 @@ if sys.platform == "linux":
 else:
 
     def adopt_orphans() -> None:
-        """Do nothing: orphans become children of launchd, and are found by their mark."""
+        """Do nothing: orphans become children of launchd, and are found by mark and session."""
 
     def bound_to(guard_pid: int) -> Callable[[], None] | None:
         """None: macOS binds no child to its parent. The gateway kills what a guard has left."""

@@ -18,7 +18,15 @@ import psutil
 
 from protocol.life import RunCommand
 from protocol.process import grace_s
-from protocol.process_tree import MARK, below, held_bytes, listens, marked, send
+from protocol.process_tree import (
+    MARK,
+    CommandProcesses,
+    below,
+    held_bytes,
+    listens,
+    marked,
+    send,
+)
 from worker.guard.bonds import bound_to
 from worker.guard.output import Output
 
@@ -72,6 +80,7 @@ class CommandServer:
         self._looked_at = 0.0
         self._warned = False
         self._strays: list[psutil.Process] = []
+        self._processes = CommandProcesses(os.getpid(), mark)
 
     def _filled(self, text: str) -> str:
         places = {"{port}": str(self._port), "{socket}": self._socket or "", "{key}": self._key}
@@ -92,8 +101,8 @@ class CommandServer:
         now = time.monotonic()
         if now - self._looked_at >= _MARKED_S:
             self._looked_at = now
-            self._strays = marked(self._mark)
-        found = {each.pid: each for each in (*self._strays, *below(os.getpid()))}
+            self._strays = self._processes.all()
+        found = {each.pid: each for each in (*self._strays, *self._processes.below())}
         return [each for each in found.values() if each.is_running()]
 
     def alive(self, *, ready: bool) -> bool:
@@ -133,8 +142,7 @@ class CommandServer:
 
     def _everyone(self) -> list[psutil.Process]:
         self.reap()
-        found = {each.pid: each for each in (*marked(self._mark), *below(os.getpid()))}
-        return list(found.values())
+        return self._processes.all()
 
     def reap(self) -> None:
         """Take the exit statuses of adopted processes. Popen takes that of the first process."""

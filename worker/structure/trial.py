@@ -1,4 +1,5 @@
-"""The trial of a grammar, in a process of its own, under limits that the kernel enforces.
+"""The trial of a grammar, in a process of its own. The kernel enforces its limits, except that of
+memory on macOS.
 
 llguidance's own limits bound the size of a compiled grammar and not the time of compiling: a
 multiple of a large number takes minutes, and thousands of optional properties take twenty seconds.
@@ -14,7 +15,10 @@ import importlib
 import resource
 import signal
 import sys
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import subprocess
 
 # llguidance's limits for a grammar: about 20 MB for states of the lexer, milliseconds for a step.
 LIMITS: Final = {
@@ -31,6 +35,7 @@ _CPU_S: Final = 0.5
 # The longest wait for the process, however slow the machine is.
 _LONGEST_S: Final = 20.0
 _MEMORY_BYTES: Final = 2 << 30
+_LOOK_S: Final = 0.02
 # Compiled before the grammar that is measured: the first grammar of a process takes memory that
 # all later grammars use, too.
 _FIRST: Final = '{"type":"object","properties":{"a":{"pattern":"^[a-z]{1,9}$"},"b":{"enum":[1]}}}'
@@ -50,25 +55,52 @@ def try_grammar(grammar: str) -> TrialOutcome:
 
     import llguidance
 
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", __file__, str(Path(llguidance.__file__).parent)],
-            input=grammar.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_LONGEST_S,
-            check=False,
-            # Otherwise CPython forks. On macOS, a process that has used Metal must not fork.
-            close_fds=False,
-        )
-    except subprocess.TimeoutExpired:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(Path(llguidance.__file__).parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # Otherwise CPython forks. On macOS, a process that has used Metal must not fork.
+        close_fds=False,
+    ) as process:
+        try:
+            said = _watched(process, grammar.encode())
+        except BaseException:
+            process.kill()
+            raise
+    if said is None:
         return TrialOutcome("it takes too long to compile")
-    if done.returncode == 0:
-        taken_bytes, _, refusal = done.stdout.decode(errors="replace").partition("\n")
+    if process.returncode == 0:
+        taken_bytes, _, refusal = said.decode(errors="replace").partition("\n")
         return TrialOutcome(refusal or None, int(taken_bytes))
-    if done.returncode == -signal.SIGPROF:
+    if process.returncode == -signal.SIGPROF:
         return TrialOutcome(f"it is too complex, and takes more than {_CPU_S:g} s to compile")
     return TrialOutcome("it is too complex, and takes too much memory to compile")
+
+
+def _watched(process: subprocess.Popen[bytes], grammar: bytes) -> bytes | None:
+    """What the process writes about the grammar. None: it takes too long. The process is killed if
+    it does, or if it takes too much memory.
+    """
+    import contextlib
+    import subprocess
+    import time
+
+    import psutil
+
+    over_at = time.monotonic() + _LONGEST_S
+    unsent: bytes | None = grammar
+    while time.monotonic() < over_at:
+        try:
+            return process.communicate(unsent, _LOOK_S)[0]
+        except subprocess.TimeoutExpired:
+            unsent = None
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(process.pid).memory_info().rss > _MEMORY_BYTES:
+                process.kill()
+    process.kill()
+    process.communicate()
+    return None
 
 
 def main(folder: str) -> None:
@@ -80,7 +112,7 @@ def main(folder: str) -> None:
     library = importlib.import_module("_lib")
     grammar = sys.stdin.buffer.read().decode()
     if sys.platform == "linux":
-        # macOS has no such limit.
+        # macOS has no such limit: there it is only watched.
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The signal ends the process even inside llguidance.

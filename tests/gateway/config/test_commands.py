@@ -111,9 +111,27 @@ def test_the_memory_is_as_told_else_as_measured_else_of_the_files(tmp_path: Path
     assert size > 1000
     assert found("")[0] == "assumed"
     (model,) = models_of(_read(tmp_path, command + files))
-    learned.put(estimate_of_command(model.settings, learned).key, 77)
-    assert found(files) == ("measured", 77)
+    learned.put(estimate_of_command(model.settings, learned).key, 1001)
+    assert found(files) == ("measured", 1001)
     assert found("")[0] == "assumed", "another command has other measurements"
+
+
+def test_a_run_that_held_less_than_its_files_has_mapped_them(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    with weights.open("wb") as file:
+        file.truncate(40_000_000_000)
+    command = f'command = ["sh", "{{port}}"]\nfiles = ["{weights}"]'
+    learned = Learned(tmp_path / "learned.json")
+    (model,) = models_of(_read(tmp_path, command))
+    first = estimate_of_command(model.settings, learned)
+
+    learned.put(first.key, 1_500_000_000)
+    assert estimate_of_command(model.settings, learned) == first
+    assert first.bytes == 40_500_000_000
+    learned.put(loading_key(first.key), 41_000_000_000)
+    assert estimate_of_command(model.settings, learned).bytes == 41_000_000_000
+    learned.put(first.key, 42_000_000_000)
+    assert estimate_of_command(model.settings, learned).basis == "measured"
 
 
 def test_what_a_broken_start_has_held_only_raises_the_estimate(tmp_path: Path) -> None:

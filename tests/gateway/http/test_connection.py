@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import re
+import socket
+import sys
 
+import pytest
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -14,6 +18,7 @@ from uvicorn.server import ServerState
 
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import ConnectionLimiter
+from gateway.http.exchange import bound_unsent
 
 UPGRADES = (
     # As Java's HttpClient and `curl --http2` send it.
@@ -82,3 +87,28 @@ def test_an_upgrade_that_closes_is_the_last_request() -> None:
 def test_a_tunnel_is_refused() -> None:
     received = _answers(b"CONNECT there:443 HTTP/1.1\r\nHost: there:443\r\n\r\nrest", 100)
     assert received.startswith("HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_a_client_that_does_not_read_gets_few_bytes_ahead(platform: str) -> None:
+    def taken(bound: bool) -> int:
+        """The bytes that the system takes for a client that has room for few."""
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listening,
+            socket.socket() as client,
+        ):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+            client.connect(listening.getsockname())
+            connected, _ = listening.accept()
+            with connected:
+                connected.setblocking(False)
+                if bound:
+                    bound_unsent(connected, platform)
+                sent = 0
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        sent += connected.send(bytes(1 << 14))
+                return sent
+
+    assert taken(True) < 600_000
+    assert taken(False) > 600_000 or sys.platform == "darwin"

@@ -79,7 +79,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self.asked: ModelMemory | None = None
-        self.gone_pids: list[tuple[int | None, bool]] = []
+        self.gone_pids: list[int | None] = []
 
     def ask(self, model_memory: ModelMemory) -> None:
         self.asked = model_memory
@@ -87,8 +87,8 @@ class _Memory:
     def withdraw(self, model_id: str) -> None:
         self.asked = None
 
-    def gone(self, model_id: str, pid: int | None, *, clean: bool) -> None:
-        self.gone_pids.append((pid, clean))
+    def gone(self, model_id: str, pid: int | None) -> None:
+        self.gone_pids.append(pid)
 
     def ready(self, model_memory: ModelMemory) -> None: ...
 

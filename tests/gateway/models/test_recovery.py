@@ -256,7 +256,7 @@ async def test_an_end_that_was_ordered_is_no_death(world: ModelWorld) -> None:
     assert recovery.restarts == 0
     assert started_by(world) == {"operator": 1}
     assert [each["expected"] for each in world.told("exit")] == [True]
-    assert world.memory.gone_pids == [(1001, True)]
+    assert world.memory.gone_pids == [1001]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
     (told,) = world.told("exit")
     assert (told["pid"], told["incarnation"], told["expected"]) == (1001, 1, False)
     assert (told["code"], told["signal"]) == (None, "SIGSEGV")
-    assert world.memory.gone_pids == [(1001, False)]
+    assert world.memory.gone_pids == [1001]
 
 
 async def test_what_a_worker_did_wrong_is_the_reason_of_its_end(world: ModelWorld) -> None:
@@ -374,7 +374,7 @@ async def test_what_can_never_be_started_is_told_at_once(world: ModelWorld) -> N
     assert world.state is State.FAILED
     assert failure(world).lasting
     assert "no such interpreter" in failure(world).message
-    assert world.memory.gone_pids[-1] == (None, True)
+    assert world.memory.gone_pids[-1] is None
     assert recovery.retry_after_s is None
     world.workers.failure = None
     world.compartment.load()

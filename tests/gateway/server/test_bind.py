@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 
 import pytest
 
 from gateway.server.uvicorn_server import PortTakenError, bind
+from gateway.service.status import port_is_free
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1"])
@@ -21,3 +23,39 @@ def test_a_port_that_another_has() -> None:
         pytest.raises(PortTakenError, match=r"Address already in use.*--port"),
     ):
         bind("127.0.0.1", other.getsockname()[1])
+
+
+@pytest.fixture
+def as_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There SO_REUSEADDR lets an address be bound beside all, as here SO_REUSEPORT does."""
+    real = socket.create_server
+    monkeypatch.setattr(socket, "create_server", functools.partial(real, reuse_port=True))
+
+
+@pytest.mark.usefixtures("as_on_a_mac")
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("::", "::1"),
+        ("127.0.0.1", "::"),
+    ],
+)
+def test_a_port_that_another_has_at_other_addresses(theirs: str, ours: str) -> None:
+    v6 = theirs == "::"
+    family = socket.AF_INET6 if v6 else socket.AF_INET
+    with socket.create_server((theirs, 0), family=family, dualstack_ipv6=v6) as other:
+        port = other.getsockname()[1]
+        assert not port_is_free(ours, port)
+        with pytest.raises(PortTakenError, match=r"Address already in use.*--port"):
+            bind(ours, port)
+    assert port_is_free(ours, port)
+    bind(ours, port).close()
+
+
+def test_a_name_is_of_the_version_that_is_bound() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as other:
+        port = other.getsockname()[1]
+        bind("localhost", port).close()

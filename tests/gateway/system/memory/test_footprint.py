@@ -13,6 +13,8 @@ import pytest
 from gateway.system.memory import FootprintGauge, footprint
 from gateway.system.memory_darwin import LibProc, RusageInfoV4
 from gateway.system.memory_reading import Footprint, FootprintError
+from gateway.system.memory_tree import TreeGauge
+from protocol.process_tree import CommandProcesses
 from tests.support.gateway import eventually, gone
 from tests.support.platforms import linux_only
 from tests.support.stub import compile_stub
@@ -162,6 +164,43 @@ class TestMacOS:
         for pid in (403, 404):
             with pytest.raises(FootprintError):
                 libproc.started(pid)
+
+
+@linux_only("maps a file into /proc's account")
+def test_what_a_command_has_mapped_of_its_files_counts_once_it_is_ready(tmp_path: Path) -> None:
+    weights = tmp_path / "folder" / "weights"
+    weights.parent.mkdir()
+    weights.symlink_to(tmp_path / "blob")
+    weights.write_bytes(bytes(64 << 20))
+    (tmp_path / "other").write_bytes(bytes(64 << 20))
+    code = f"""
+import mmap, os, sys
+held = []
+for path in ({str(weights)!r}, {str(tmp_path / "other")!r}):
+    with open(path, "rb") as file:
+        held.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+child = os.fork()
+read = [sum(each[::4096]) for each in held]
+if not child:
+    print("held", flush=True)
+sys.stdin.read()
+"""
+    guard = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    ready = False
+    with subprocess.Popen(
+        [sys.executable, "-c", guard, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        gauge = TreeGauge(
+            process.pid,
+            CommandProcesses(process.pid, "none"),
+            (str(weights.parent),),
+            lambda: ready,
+        )
+        before_bytes = gauge.read().current_bytes
+        ready = True
+        eventually(lambda: abs(gauge.read().current_bytes - before_bytes - (64 << 20)) < 10 << 20)
 
 
 def test_a_gauge_sees_what_a_process_takes_and_gives_back() -> None:

@@ -1,0 +1,31 @@
+"""Whether a program listens at an address of this machine."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+_ANSWER_S: Final = 1.0
+# What connects to these on macOS may reach another address of the machine.
+_ANY: Final = {"0.0.0.0": ("127.0.0.1",), "::": ("::1", "127.0.0.1")}  # noqa: S104
+
+
+def is_listened_at(host: str, port: int) -> bool:
+    """Connect to find out; blocks for a second or two at most. Binding doesn't tell: on macOS an
+    address can be bound beside all addresses (`*:8642`) of the same account, whose clients it
+    would take.
+    """
+    return any(_is_listened_at(each, port) for each in _ANY.get(host, (host,)))
+
+
+def _is_listened_at(host: str, port: int) -> bool:
+    # Of the names of a host only those of the version that would be bound.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as asking:
+            asking.settimeout(_ANSWER_S)
+            asking.connect((host, port))
+            # A port that the system gave this very connection is connected to itself.
+            return bool(asking.getsockname() != asking.getpeername())
+    except OSError:
+        return False
