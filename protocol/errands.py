@@ -41,19 +41,28 @@ class Examine(Struct, frozen=True):
 
 class Measure(Struct, frozen=True):
     """Load a model, and generate `tokens` tokens after a prompt, greedily and with no other
-    request, `times` times.
+    request, `times` times. Then compute a prompt of `long_tokens` tokens half as often, or of
+    fewer tokens, if so many would take longer than `long_s`.
     """
 
     source: str
     prompt: str
     tokens: int
     times: int
+    long_tokens: int
+    long_s: float
 
 
 class Measured(Struct, frozen=True):
-    """The time from the first token to the last token in the quickest run."""
+    """The times of the quickest runs: from the first token of an answer to the last, and until the
+    first token after a long prompt of `long_tokens` tokens. `prompt_ids` are the tokens of the
+    short prompt, which the long prompt repeats.
+    """
 
     seconds: float
+    prompt_ids: tuple[int, ...]
+    long_tokens: int
+    long_seconds: float
 
 
 class Order(Struct, frozen=True, tag_field="order"):
