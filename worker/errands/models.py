@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Final, NamedTuple
 
-from protocol.errands import Examine, Examined, Measure, Measured
+from protocol.errands import Examine, Examined, Generated, Measure, Measured, SameText
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom
@@ -114,3 +114,28 @@ def _generate(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> _Times
     ended = time.monotonic()
     engine.close()
     return _Times(first - began, ended - first)
+
+
+def compare(errand: Errand) -> None:
+    """Answer how many greedy texts are the same alone and in a batch."""
+    errand.begin()
+    asked = errand.read(Generated)
+    loaded = load(asked.source, lambda _done, _total: None, lambda: False)
+    prompts = [list(loaded.tokenizer.encode(each)) for each in asked.prompts]
+    alone = [_texts(loaded, [each], asked.tokens)[0] for each in prompts]
+    together = _texts(loaded, prompts, asked.tokens)
+    errand.answer(SameText(sum(map(list.__eq__, alone, together)), len(prompts)))
+
+
+def _texts(loaded: LoadedModel, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """The tokens that follow each prompt, made in one batch."""
+    rows = len(prompts)
+    engine = BatchedEngine(loaded.model, (), rows, CacheRoom(measure_caches(loaded.model)))
+    texts: dict[str, list[int]] = {str(row): [] for row in range(rows)}
+    for row, prompt in zip(texts, prompts, strict=True):
+        engine.add(Sequence(row, prompt, tokens, sampling=None, ignore_eos=True))
+    while any(len(each) < tokens for each in texts.values()):
+        for token in engine.step():
+            texts[token.request_id].append(token.token_id)
+    engine.close()
+    return list(texts.values())
