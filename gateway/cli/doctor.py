@@ -161,10 +161,10 @@ def _print_mac(*, as_json: bool) -> None:
         click.echo(printable(each))
 
 
-def _look_at_upgrade(_within_s: float) -> Iterator[Seen]:
+def _look_at_upgrade(within_s: float) -> Iterator[Seen]:
     with child_gateway("--model", "demo") as child:
         try:
-            yield from look_at_upgrade(child.address())
+            yield from look_at_upgrade(child.address(), within_s)
         except CommandError as error:
             raise ProbeError(error.message) from error
 

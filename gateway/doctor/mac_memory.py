@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
@@ -103,7 +104,7 @@ input()
 """
 
 
-def look_at_mapped_file(_within_s: float) -> Iterator[Seen]:
+def look_at_mapped_file(within_s: float) -> Iterator[Seen]:
     """Have a child map a file, and wire the pages, as a GPU does with a server's mapped weights."""
     size = room_bytes(_MAPPED_BYTES)
     with tempfile.NamedTemporaryFile() as file:
@@ -119,6 +120,8 @@ def look_at_mapped_file(_within_s: float) -> Iterator[Seen]:
         ) as child:
             assert child.stdin is not None
             assert child.stdout is not None
+            late = threading.Timer(within_s, child.kill)
+            late.start()
             child.stdout.readline()
             before, wired_before = _footprint_bytes(child.pid), host_memory().wired_bytes
             child.stdin.write("\n")
@@ -127,6 +130,7 @@ def look_at_mapped_file(_within_s: float) -> Iterator[Seen]:
             time.sleep(_SETTLES_S)
             rise = _footprint_bytes(child.pid) - before
             wired_after = host_memory().wired_bytes
+            late.cancel()
             child.kill()
     text = f"{format_size(size)} mapped and {wired}: footprint +{format_size(rise)}"
     if wired != "wired" or wired_before is None or wired_after is None:

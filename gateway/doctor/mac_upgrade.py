@@ -25,11 +25,11 @@ class _Upgraded(Struct, frozen=True):
     still_s: float
 
 
-def look_at_upgrade(url: str) -> Iterator[Seen]:
+def look_at_upgrade(url: str, within_s: float) -> Iterator[Seen]:
     """Replace the gateway at `url`, of which the caller ends the first process, in mid-answer."""
     successors: list[psutil.Process] = []
     try:
-        yield asyncio.run(_look(url, successors))
+        yield asyncio.run(asyncio.wait_for(_look(url, successors), within_s))
     finally:
         for each in successors:
             each.terminate()
@@ -43,9 +43,8 @@ async def _look(url: str, successors: list[psutil.Process]) -> Seen:
         )
         streams = [_Stream(client, each) for each in range(_STREAMS)]
         texts = asyncio.gather(*(each.text() for each in streams))
-        async with asyncio.timeout(_ANSWER_S):
-            for each in streams:
-                await each.begun.wait()
+        for each in streams:
+            await each.begun.wait()
         answer = (await client.post("/admin/v1/upgrade")).raise_for_status()
         upgraded = msgspec.json.decode(answer.content, type=_Upgraded)
         successors.append(psutil.Process(upgraded.pid))

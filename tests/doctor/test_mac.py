@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from gateway.cli import doctor
 from gateway.doctor import errands as process
-from gateway.doctor import mac_memory, mac_processes
+from gateway.doctor import mac, mac_memory, mac_processes
 from gateway.doctor.errands import Probe, ProbeError
 from gateway.doctor.mac import PROBES, MacProbe, Row, anonymous, line, rows
 from gateway.doctor.seen import Seen
@@ -174,6 +176,24 @@ def test_each_row_names_code_that_is_there() -> None:
     for each in (*PROBES, doctor._UPGRADE):
         for path in each.relied_on_by.split(", "):
             assert list(ROOT.glob(path)), path
+
+
+def test_the_page_and_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mac, "PROBES", (_probe("first", _seen),))
+    monkeypatch.setattr(mac, "head", lambda: iter(("### Head",)))
+    monkeypatch.setattr(doctor, "_UPGRADE", _probe("last", _seen))
+    monkeypatch.setattr(doctor, "end_in_order", lambda: None)
+    page = CliRunner().invoke(doctor.doctor_command, ["--mac"])
+    assert (page.exit_code, page.output.splitlines()[0]) == (0, "### Head")
+    assert [each[:8] for each in page.output.splitlines()[1:]] == ["| first ", "| last |"]
+    told = CliRunner().invoke(doctor.doctor_command, ["--mac", "--json"])
+    assert json.loads(told.output)["probes"][1] == {
+        "probe": "last",
+        "assumed": "it is so",
+        "seen": "it was so",
+        "holds": True,
+        "relied_on_by": "gateway/doctor/mac.py",
+    }
 
 
 def test_little_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
