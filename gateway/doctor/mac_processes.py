@@ -125,14 +125,15 @@ def look_at_launchctl(_within_s: float) -> Iterator[Seen]:
 
 _MARK: Final = "BULKHEAD_MAC_PROBE"
 _HOMEBREW: Final = "/opt/homebrew/bin"
+_WAITS: Final = "echo; read x"
 
 
 def look_at_environment(_within_s: float) -> Iterator[Seen]:
     brewed = shutil.which("bash", path=_HOMEBREW)
     shown = {
-        "own Python": _shows([sys.executable, "-c", "input()"]),
-        "sh": _shows(["/bin/sh", "-c", "read x"]),
-        "Homebrew's bash": None if brewed is None else _shows([brewed, "-c", "read x"]),
+        "own Python": _shows([sys.executable, "-c", "print(flush=True); input()"]),
+        "sh": _shows(["/bin/sh", "-c", _WAITS]),
+        "Homebrew's bash": None if brewed is None else _shows([brewed, "-c", _WAITS]),
     }
     words = {True: "shown", False: "hidden", None: "not here"}
     on_mac = sys.platform == "darwin"
@@ -141,15 +142,18 @@ def look_at_environment(_within_s: float) -> Iterator[Seen]:
 
 
 def _shows(command: list[str]) -> bool:
-    """Whether the environment of such a child can be read."""
+    """Whether the environment of such a child can be read, once its program runs and says so."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, _MARK: "1"},
         close_fds=False,
     ) as child:
+        assert child.stdout is not None
         try:
+            child.stdout.readline()
             return psutil.Process(child.pid).environ().get(_MARK) == "1"
         except psutil.Error:
             return False
