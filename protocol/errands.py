@@ -1,8 +1,8 @@
 """Errands: orders to short-lived processes in a worker's environment, and the answers, as lines of
 JSON.
 
-A process that examines or measures models gets one order. The process that measures memory gets
-several orders, and answers each, until its standard input ends.
+A process that examines or measures models gets one order. A probe, which measures MLX, gets several
+orders, and answers each, until its standard input ends.
 """
 
 from __future__ import annotations
@@ -41,23 +41,49 @@ class Examine(Struct, frozen=True):
 
 class Measure(Struct, frozen=True):
     """Load a model, and generate `tokens` tokens after a prompt, greedily and with no other
-    request, `times` times.
+    request, `times` times. Then compute a prompt of `long_tokens` tokens half as often, or of
+    fewer tokens, if so many would take longer than `long_s`.
     """
 
     source: str
     prompt: str
     tokens: int
     times: int
+    long_tokens: int
+    long_s: float
 
 
 class Measured(Struct, frozen=True):
-    """The time from the first token to the last token in the quickest run."""
+    """The times of the quickest runs: from the first token of an answer to the last, and until the
+    first token after a long prompt of `long_tokens` tokens. `prompt_ids` are the tokens of the
+    short prompt, which the long prompt repeats.
+    """
 
     seconds: float
+    prompt_ids: tuple[int, ...]
+    long_tokens: int
+    long_seconds: float
+
+
+class Generated(Struct, frozen=True):
+    """Load a model, and generate `tokens` tokens greedily for each prompt, alone and then all at
+    once; answered by `SameText`.
+    """
+
+    source: str
+    prompts: tuple[str, ...]
+    tokens: int
+
+
+class SameText(Struct, frozen=True):
+    """How many texts were the same alone and together, of how many."""
+
+    same: int
+    of: int
 
 
 class Order(Struct, frozen=True, tag_field="order"):
-    """Base of all orders to the process that measures memory."""
+    """Base of all orders to a probe."""
 
 
 class Import(Order, frozen=True, tag="import"):
@@ -71,14 +97,6 @@ class Hold(Order, frozen=True, tag="hold"):
 
     size_bytes: int
     wire: bool = False
-
-
-class Drop(Order, frozen=True, tag="drop"):
-    """Drop the memory that is held, which MLX keeps as buffers; answered by `MlxMemory`."""
-
-
-class Trim(Order, frozen=True, tag="trim"):
-    """Give back the buffers that MLX has kept after a `Drop`; answered by `MlxMemory`."""
 
 
 class TimeSteps(Order, frozen=True, tag="time-steps"):
@@ -97,12 +115,28 @@ class MeasureAttention(Order, frozen=True, tag="measure-attention"):
 
 
 class JoinArrays(Order, frozen=True, tag="join-arrays"):
-    """Join arrays to one of at least `elements` elements; answered by `JoinedArray`."""
+    """Join arrays to one of at least `elements` elements; answered by `ComparedArray`."""
 
     elements: int
 
 
-ProbeOrder: TypeAlias = Import | Hold | Drop | Trim | TimeSteps | MeasureAttention | JoinArrays
+class Multiply(Order, frozen=True, tag="multiply"):
+    """Multiply a matrix of `rows` rows in float16, and compare the product with that of float32 by
+    parts; answered by `ComparedArray`.
+    """
+
+    rows: int
+
+
+class Compute(Order, frozen=True, tag="compute"):
+    """Compute steps for about `seconds`; answered by `Rate`."""
+
+    seconds: float
+
+
+ProbeOrder: TypeAlias = (
+    Import | Hold | TimeSteps | MeasureAttention | JoinArrays | Multiply | Compute
+)
 
 
 class Imported(Struct, frozen=True):
@@ -133,8 +167,14 @@ class AttentionPeak(Struct, frozen=True):
     scores_grown_bytes: int
 
 
-class JoinedArray(Struct, frozen=True):
-    """The elements of a joined array, and how many of them are wrong."""
+class Rate(Struct, frozen=True):
+    """The answer to `Compute`."""
+
+    steps_per_s: float
+
+
+class ComparedArray(Struct, frozen=True):
+    """The elements of an array, and how many of them are wrong."""
 
     elements: int
     wrong: int

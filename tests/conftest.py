@@ -27,6 +27,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join([_ABSENT, *filter(None, [os.environ.g
 gc.disable()
 
 # Some tests run engines in their own process, and import what workers do.
+if os.environ.get("BULKHEAD_DEVICE") == "cpu":
+    import mlx.core
+
+    mlx.core.set_default_device(mlx.core.cpu)
 keep_import_structure()
 
 # Those that start processes, the slowest first. A file stays with one process of a run: if the long

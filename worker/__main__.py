@@ -28,7 +28,7 @@ from typing import Final
 # attention and 0.8 s without; with it 32 streams ran at 0.7 of the speed (MLX 0.32.4).
 _BACK_END: Final = {"MLX_CUDA_USE_CUDNN_SDPA": "0"}
 # For each errand the file of `worker/errands/` that has its function.
-_ERRANDS: Final = {"examine": "models", "measure": "models", "probe": "probe"}
+_ERRANDS: Final = {"examine": "models", "measure": "models", "compare": "models", "probe": "probe"}
 
 
 def _pin_package(name: str, root: Path) -> None:
@@ -57,6 +57,7 @@ def _pin_packages() -> None:
     for name, value in _BACK_END.items():
         # A variable that the operator has set keeps its value.
         os.environ.setdefault(name, value)
+    _choose_device()
 
     from worker.transformers import keep_import_structure
 
@@ -131,8 +132,19 @@ def _run_errand(name: str) -> None:
     getattr(module, name)(errand)
 
 
+def _choose_device() -> None:
+    """Compute on the processor if the variable says so. Called before mlx-lm is imported, which
+    makes its stream for the device of that moment.
+    """
+    if os.environ.get("BULKHEAD_DEVICE") == "cpu":
+        import mlx.core as mx
+
+        mx.set_default_device(mx.cpu)
+
+
 def _print_device() -> None:
     """Print the device as JSON, for the gateway, which never imports MLX."""
+    _choose_device()
     import mlx.core as mx
 
     print(json.dumps(mx.device_info()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
@@ -13,11 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.failure import interruptible
+from gateway.cli.child_gateway import end_in_order
+from gateway.cli.demo import child_gateway
+from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.options import takes_flags
 from gateway.cli.output import print_json, printable, stdout_console
 from gateway.config.settings import Flags
-from gateway.doctor import models, throughput
+from gateway.doctor import mac, models, throughput
+from gateway.doctor.errands import ProbeError
 from gateway.doctor.files import (
     look_at_discovery,
     look_at_disk,
@@ -39,6 +44,7 @@ from gateway.doctor.gateway import (
     look_at_workers,
 )
 from gateway.doctor.installation import Installation
+from gateway.doctor.mac_upgrade import look_at_upgrade
 from gateway.doctor.machine import (
     look_at_clock,
     look_at_device,
@@ -49,8 +55,8 @@ from gateway.doctor.machine import (
     look_at_swap,
     look_at_wired_limit,
 )
-from gateway.doctor.memory_check import NAME, MemoryCheck
 from gateway.doctor.network import look_at_hosts, look_at_network
+from gateway.doctor.seen import Seen
 from gateway.doctor.service import look_at_service
 from gateway.doctor.upstreams import look_at_upstreams
 
@@ -90,11 +96,6 @@ CHECKS: Final = (
 THROUGHPUT: Final = Check("throughput", throughput.look_at_throughput, throughput.DEADLINE_S)
 
 
-def memory_check(memory: MemoryCheck) -> Check:
-    """The check for --memory; this check takes memory and time."""
-    return Check(NAME, memory.look, deadline_s=60.0)
-
-
 # Warnings end with 5, because statuses 2 to 4 have the same meaning in every verb.
 EXIT_STATUS: Final = {Severity.OK: 0, Severity.WARNING: 5, Severity.ERROR: 1}
 _STYLES: Final = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
@@ -107,12 +108,12 @@ _MARK_WIDTH: Final = 8
     "--throughput", is_flag=True, help="Also compare the gateway's speed with this shell's."
 )
 @click.option(
-    "--memory",
+    "--mac",
     is_flag=True,
-    help="Also measure whether Bulkhead's assumptions on memory hold; print a report to send.",
+    help="Instead measure what Bulkhead assumes of macOS, in five minutes; print a page to send.",
 )
 @takes_flags
-def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: bool) -> None:
+def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, mac: bool) -> None:
     """Look for faults, and print a remedy for each.
 
     Checks the configuration, the environment, the machine, the state folder, the gateway, the
@@ -123,10 +124,10 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: boo
     # The handler drops log lines, so that only findings are printed.
     logging.getLogger().addHandler(logging.NullHandler())
     checks = (*CHECKS, THROUGHPUT) if throughput else CHECKS
-    measured = MemoryCheck() if memory else None
-    if measured is not None:
-        checks = (*checks, memory_check(measured))
     with interruptible():
+        if mac:
+            _print_mac(as_json=as_json)
+            return
         installation = Installation(flags, os.environ)
         found = []
         console = stdout_console()
@@ -138,16 +139,43 @@ def doctor_command(flags: Flags, *, as_json: bool, throughput: bool, memory: boo
                         _print(console, finding)
     verdict = worst(found)
     if as_json:
-        content: dict[str, object] = {"worst": verdict, "findings": found}
-        if measured is not None:
-            content["memory_report"] = measured.report().splitlines()
-        print_json(content)
+        print_json({"worst": verdict, "findings": found})
     else:
-        if measured is not None:
-            # The report isn't broken at the terminal's width, so that it can be copied.
-            click.echo(f"\n{printable(measured.report())}\n")
         _print_summary(console, found, gateway_runs=installation.running().holder is not None)
     sys.exit(EXIT_STATUS[verdict])
+
+
+# The whole page takes five minutes at most.
+_MAC_S: Final = 290.0
+
+
+def _print_mac(*, as_json: bool) -> None:
+    """Print the page of `--mac`, each row as it is known."""
+    end_in_order()
+    rows = mac.rows((*mac.PROBES, _UPGRADE), _MAC_S)
+    if as_json:
+        print_json({"probes": list(rows)})
+        return
+    for each in itertools.chain(mac.head(), map(mac.line, rows)):
+        # Lines aren't broken at the terminal's width, so that they can be copied.
+        click.echo(printable(each))
+
+
+def _look_at_upgrade(within_s: float) -> Iterator[Seen]:
+    with child_gateway("--model", "demo") as child:
+        try:
+            yield from look_at_upgrade(child.address(), within_s)
+        except CommandError as error:
+            raise ProbeError(error.message) from error
+
+
+_UPGRADE: Final = mac.MacProbe(
+    "upgrade",
+    "eight streams go on over an upgrade, each with the same text",
+    "gateway/server/handover.py, gateway/server/takeover.py",
+    _look_at_upgrade,
+    60.0,
+)
 
 
 def _shown(check: Check, console: Console, *, quiet: bool) -> AbstractContextManager[object]:

@@ -73,16 +73,16 @@ def install(*, config: Path | None, state_dir: Path | None, dry_run: bool, syste
                 f"The service would have no model to serve: name one in {path}, as in\n"
                 '  [models."demo"]\n  path = "demo"'
             )
-        definition = define(
-            account, settings, path if path.exists() else None, os.environ, system=system
-        )
+        file = path if path.exists() else None
+        definition = define(account, settings, file, os.environ, system=system)
         if dry_run:
             _rehearse(init_system(account, _say, system=system), definition)
         else:
-            _service(account, system=system).install(definition, settings)
-            remark = guarded_remark(settings, account.home, definition.arguments[0])
+            # Said first, since it may be why the service can't start.
+            remark = guarded_remark(settings, definition, file)
             if sys.platform == "darwin" and remark is not None:
                 _say(remark)
+            _service(account, system=system).install(definition, settings)
 
 
 def _verb(name: str, act: Callable[[Service], None], text: str) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,7 @@ from gateway.workers.process import WORKER, worker_environment
 from protocol.errands import Environment, ProbeOrder
 
 T = TypeVar("T", bound=Struct)
+ErrandName: TypeAlias = Literal["examine", "measure", "compare"]
 
 
 class ErrandOutcome(Struct, frozen=True):
@@ -31,7 +32,10 @@ class ErrandOutcome(Struct, frozen=True):
 
 
 def run_errand(
-    name: Literal["examine", "measure"], asked: Struct, python: str | None, within_s: float
+    name: Literal["examine", "measure", "compare"],
+    asked: Struct,
+    python: str | None,
+    within_s: float,
 ) -> ErrandOutcome:
     """Run an errand of a worker in a process with the interpreter `python`, or with this one. This
     takes seconds, since the process imports mlx-lm. After `within_s` the process is killed, but the
@@ -74,7 +78,7 @@ def _why(code: int, stderr: Sequence[bytes]) -> str:
     return last.rstrip(".")
 
 
-# The longest wait for the end of a probe, which holds a gigabyte at most.
+# The longest wait for the end of a probe, which holds a tenth of the memory at most.
 _ENDS_S: Final = 10.0
 # The number of lines that are kept of a probe's stderr.
 _LAST_WORDS: Final = 20
@@ -89,8 +93,9 @@ class Probe:
     and ends when the pipe is closed: by this object, or by the end of the doctor's process.
     """
 
-    def __init__(self, within_s: float) -> None:
-        """Start the process, which has `within_s` for all its orders together.
+    def __init__(self, within_s: float, prefix: Sequence[str] = ()) -> None:
+        """Start the process, which has `within_s` for all its orders together. `prefix` is a
+        command that starts it, such as nice(1).
 
         Raises:
             ProbeError: the process can't be started.
@@ -101,7 +106,7 @@ class Probe:
         self._last_words: deque[bytes] = deque(maxlen=_LAST_WORDS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER), "probe"],
+                [*prefix, sys.executable, "-P", str(WORKER), "probe"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -134,17 +139,25 @@ class Probe:
 
     def environment(self) -> Environment:
         """The probe's first answer, which comes without an order. Raises: ProbeError."""
-        return msgspec.json.decode(self._answer(), type=Environment)
+        return self.answer(Environment)
 
     def ask(self, order: ProbeOrder, kind: type[T]) -> T:
         """Send an order to the probe, and wait for the answer. Raises: ProbeError."""
+        self.send(order)
+        return self.answer(kind)
+
+    def send(self, order: ProbeOrder) -> None:
+        """Send an order to the probe. Raises: ProbeError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()
         except OSError as error:
             raise ProbeError(self._why()) from error
-        return msgspec.json.decode(self._answer(), type=kind)
+
+    def answer(self, kind: type[T]) -> T:
+        """Wait for the answer to the oldest order. Raises: ProbeError."""
+        return msgspec.json.decode(self._line(), type=kind)
 
     def end(self) -> bool:
         """Let the probe free its memory and end. Return False if it doesn't end in time."""
@@ -158,9 +171,9 @@ class Probe:
             return False
         return True
 
-    def kill(self) -> None:
-        """Raises: subprocess.TimeoutExpired: the process survives SIGKILL."""
-        self._process.kill()
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Raises: subprocess.TimeoutExpired: the process survives the signal."""
+        self._process.send_signal(number)
         self._process.wait(_ENDS_S)
 
     def _read(self) -> None:
@@ -175,7 +188,7 @@ class Probe:
         with self._process.stderr as stderr:
             self._last_words.extend(stderr)
 
-    def _answer(self) -> bytes:
+    def _line(self) -> bytes:
         try:
             line = self._answers.get(timeout=max(0.0, self.left_s))
         except queue.Empty:

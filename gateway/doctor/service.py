@@ -42,12 +42,17 @@ class ServiceFacts(Struct, frozen=True):
 
 def look_at_service(_installation: Installation) -> Iterator[Finding]:
     """Look at the account's service and the system's."""
+    yield from look_at_both(users_service())
+
+
+def users_service() -> InitSystem:
+    """The account's service, of launchd or systemd."""
     # Under sudo `owner` refuses a service of the account: without SUDO_USER it takes root's own.
     environment = dict(os.environ)
     if os.geteuid() == 0:
         environment.pop("SUDO_USER", None)
     account = owner(environment, system=False)
-    yield from look_at_both(init_system(account, lambda _text: None, system=False))
+    return init_system(account, lambda _text: None, system=False)
 
 
 def look_at_both(users: InitSystem) -> Iterator[Finding]:

@@ -1,13 +1,15 @@
 """The check whether the gateway is as fast as this shell: launchd may throttle a service.
 
 A service with another ProcessType than Interactive made 11 tokens/s instead of 87 (nix-ai#916);
-the cause of other slow services is unknown (Rapid-MLX#1363).
+the cause of other slow services is unknown (Rapid-MLX#1363). An agent that was Interactive took a
+minute for a prompt of which a shell took some seconds, so prompts are measured, too.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import httpx
@@ -20,12 +22,19 @@ from gateway.config.model_settings import ModelSettings
 from gateway.doctor.errands import run_errand
 from gateway.doctor.finding import Finding, ok, warning
 from gateway.doctor.installation import Installation, Running
+from gateway.doctor.service import users_service
+from gateway.service.init_system import jobs
 from gateway.system.memory import host_memory
 from protocol.errands import Measure, Measured
 
 _CHECK: Final = "throughput"
 _PROMPT: Final = "Once upon a time"
 _TOKENS: Final = 128
+# The tokens of a long prompt, as far as the model's context and the time allow.
+_LONG_TOKENS: Final = 8_000
+_LONG_S: Final = 30.0
+# The places of the context that a long prompt leaves free.
+_SPARE_TOKENS: Final = 64
 # The quickest of so many generations counts, since other work on the machine only slows them.
 _TIMES: Final = 2
 _LEAST_RATIO: Final = 0.5
@@ -36,13 +45,14 @@ _SHARE: Final = 0.5
 _STATUS_S: Final = 10.0
 _GENERATION_S: Final = 240.0
 _SHELL_S: Final = 300.0
-DEADLINE_S: Final = 2 * (2 + _TIMES) * _GENERATION_S + _SHELL_S
+_OF_THE_SYSTEM: Final = "sudo bulkhead service install --system"
+DEADLINE_S: Final = 2 * (3 + _TIMES) * _GENERATION_S + _SHELL_S
 
 
 class SpeedComparison(Struct, frozen=True):
-    """Tokens/s of one stream in the gateway and in this shell. `beside` counts the other requests
-    in the gateway, before or after the measurement. `busy` is the load of the processors before it,
-    from 0 to 1.
+    """Tokens/s of one stream in the gateway and in this shell: of an answer, or of a prompt with
+    `prompt_tokens` tokens. `beside` counts the other requests in the gateway, before or after the
+    measurement. `busy` is the load of the processors before it, from 0 to 1.
     """
 
     model: str
@@ -50,6 +60,7 @@ class SpeedComparison(Struct, frozen=True):
     shell: float
     beside: int
     busy: float
+    prompt_tokens: int | None = None
 
 
 class _ModelLoad(Struct, frozen=True):
@@ -58,6 +69,7 @@ class _ModelLoad(Struct, frozen=True):
     active_requests: int
     queue_depth: int
     estimate_bytes: int | None = None
+    context_tokens: int | None = None
 
 
 class _ModelLoads(Struct, frozen=True):
@@ -86,14 +98,21 @@ def look_at_throughput(installation: Installation) -> Iterator[Finding]:
             "See `bulkhead status` and `bulkhead logs`.",
         )
     else:
-        yield judge_throughput(speeds, is_service=running.is_service)
+        domains = [each.domain for each in jobs(users_service())] or ["an unknown domain"]
+        for each in speeds:
+            yield judge_throughput(each, domains if running.is_service else ())
 
 
-def judge_throughput(speeds: SpeedComparison, *, is_service: bool) -> Finding:
+def judge_throughput(speeds: SpeedComparison, domains: Sequence[str]) -> Finding:
+    """Judge one speed. `domains` are those of the service that runs the gateway; empty if it was
+    started by hand.
+    """
     ratio = speeds.gateway / speeds.shell
+    does = "makes" if speeds.prompt_tokens is None else f"reads {speeds.prompt_tokens:,} tokens at"
+    how = f"as a service in {' and '.join(domains)}" if domains else "started by hand"
     evidence = (
-        f"{speeds.model} makes {speeds.gateway:.0f} tokens/s in the gateway and {speeds.shell:.0f} "
-        f"in this shell, a ratio of {ratio:.2f}."
+        f"{speeds.model} {does} {speeds.gateway:.0f} tokens/s in the gateway ({how}) and "
+        f"{speeds.shell:.0f} in this shell, a ratio of {ratio:.2f}."
     )
     if ratio >= _LEAST_RATIO:
         return ok(_CHECK, evidence)
@@ -104,13 +123,14 @@ def judge_throughput(speeds: SpeedComparison, *, is_service: bool) -> Finding:
             f"gateway, and the processors were {speeds.busy:.0%} busy.",
             "Try again when gateway and machine are idle.",
         )
-    if is_service:
+    if domains:
+        other = "bulkhead service install" if "system" in domains else _OF_THE_SYSTEM
         return warning(
             _CHECK,
             f"{evidence} The service is throttled.",
             "`bulkhead service install` writes a definition with ProcessType Interactive, without "
-            "which launchd throttles the GPU; then try again. If that doesn't help, try "
-            "`sudo bulkhead service install --system`.",
+            "which launchd throttles the GPU; then try again. If that doesn't help, uninstall it "
+            f"and try `{other}`.",
         )
     return warning(
         _CHECK,
@@ -119,7 +139,8 @@ def judge_throughput(speeds: SpeedComparison, *, is_service: bool) -> Finding:
     )
 
 
-def _measure(installation: Installation, running: Running) -> SpeedComparison:
+def _measure(installation: Installation, running: Running) -> tuple[SpeedComparison, ...]:
+    """The speed of answers, and that of a long prompt."""
     if running.health is None:
         raise _ImpossibleError(
             "No gateway answers, so there is nothing to compare with.",
@@ -130,10 +151,24 @@ def _measure(installation: Installation, running: Running) -> SpeedComparison:
         model, source, python = _choose(before, installation.settings.models)
         busy = psutil.cpu_percent(_BUSY_LOOK_S) / 100
         earlier = _in_gateway(client, model)
-        shell = _in_shell(source, python)
+        # The context is known once the model is loaded.
+        context = {each.id: each.context_tokens for each in _status(client).models}[model]
+        shell = _in_shell(source, python, _long_tokens(context))
+        read = [_prefilled_in_gateway(client, model, shell)]
         later = _in_gateway(client, model)
+        read.append(_prefilled_in_gateway(client, model, shell))
         beside = max(map(_requests, (before, _status(client))))
-    return SpeedComparison(model, max(earlier, later), shell, beside, busy)
+    made = _TOKENS / max(shell.seconds, 1e-6)
+    long_made = shell.long_tokens / max(shell.long_seconds, 1e-6)
+    return (
+        SpeedComparison(model, max(earlier, later), made, beside, busy),
+        SpeedComparison(model, max(read), long_made, beside, busy, shell.long_tokens),
+    )
+
+
+def _long_tokens(context_tokens: int | None) -> int:
+    room = _LONG_TOKENS if context_tokens is None else context_tokens - _SPARE_TOKENS
+    return max(1, min(_LONG_TOKENS, room))
 
 
 def _choose(
@@ -173,11 +208,23 @@ def _in_gateway(client: httpx.Client, model: str) -> float:
     return _TOKENS / max(all_s - first_s, 1e-6)
 
 
-def _generate(client: httpx.Client, model: str, tokens: int) -> float:
+def _prefilled_in_gateway(client: httpx.Client, model: str, shell: Measured) -> float:
+    """The gateway's tokens/s of a long prompt. The prompt is new each time, since the gateway keeps
+    the prompts that it has computed.
+    """
+    short_s = _generate(client, model, 1)
+    new = [secrets.choice(shell.prompt_ids) for _ in range(shell.long_tokens)]
+    long_s = _generate(client, model, 1, new)
+    return shell.long_tokens / max(long_s - short_s, 1e-6)
+
+
+def _generate(
+    client: httpx.Client, model: str, tokens: int, prompt: str | list[int] = _PROMPT
+) -> float:
     """Generate, and return the seconds that it took. Raises: httpx.HTTPError."""
     body = {
         "model": model,
-        "prompt": _PROMPT,
+        "prompt": prompt,
         "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -196,14 +243,13 @@ def _requests(status: _ModelLoads) -> int:
     return sum(each.active_requests + each.queue_depth for each in status.models)
 
 
-def _in_shell(source: str, python: str | None) -> float:
-    """The shell's tokens/s. Raises: _ImpossibleError: the generation failed."""
-    asked = Measure(source, _PROMPT, 1 + _TOKENS, 2 * _TIMES)
+def _in_shell(source: str, python: str | None, long_tokens: int) -> Measured:
+    """Raises: _ImpossibleError: the generation failed."""
+    asked = Measure(source, _PROMPT, 1 + _TOKENS, 2 * _TIMES, long_tokens, _LONG_S)
     outcome = run_errand("measure", asked, python, _SHELL_S)
     if outcome.failure is not None or not outcome.lines:
         raise _ImpossibleError(
             f"The same generation failed in this shell: {outcome.failure}.",
             "See the check `model`.",
         )
-    measured = msgspec.json.decode(outcome.lines[-1], type=Measured)
-    return _TOKENS / max(measured.seconds, 1e-6)
+    return msgspec.json.decode(outcome.lines[-1], type=Measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -13,11 +14,13 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+import gateway
 from gateway import VERSION
 from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE, GatewaySettings, Settings
 from gateway.service.definition import (
     Installed,
+    ServiceDefinition,
     ServiceError,
     lasting,
     service_pid,
@@ -26,7 +29,7 @@ from gateway.service.definition import (
 )
 from gateway.service.init_system import InitSystem, ServiceJob, duplicates, jobs, run
 from gateway.system.listening import is_listened_at
-from gateway.system.machine import volume_of
+from gateway.system.machine import program, volume_of
 from gateway.system.notation import url
 from gateway.system.state_dir import near_url
 from gateway.system.tls import trusting_anybody
@@ -175,20 +178,38 @@ def _too_short(installed: Installed, settings: Settings) -> list[str]:
     ]
 
 
-_OF_THE_HOME: Final = ("Desktop", "Documents", "Downloads")
+# The folder of Bulkhead's own files: of a checkout, if that is installed as it is.
+_CODE: Final = Path(gateway.__file__).parent
+# The last two have iCloud Drive, and the drives of other clouds.
+_OF_THE_HOME: Final = (
+    *("Desktop", "Documents", "Downloads"),
+    *("Library/Mobile Documents", "Library/CloudStorage"),
+)
 
 
-def guarded_remark(settings: Settings, home: Path, python: str) -> str | None:
-    """A warning if macOS guards folders of models that the service reads; None: no folder is
-    guarded. The service may read guarded folders only after a permission at the screen.
+def guarded_remark(
+    settings: Settings, definition: ServiceDefinition, config: Path | None
+) -> str | None:
+    """A warning if macOS guards folders that the service reads; None: no folder is guarded. The
+    service may read guarded folders only after a permission at the screen.
     """
-    found = sorted({str(each) for each in _folders(settings) if _is_guarded(each, home)})
+    home = definition.owner.home
+    places = {str(each): each for each in _folders(settings)}
+    places |= {
+        f"the environment {sys.prefix}": Path(sys.prefix),
+        f"the program in {_CODE}": _CODE,
+        f"the state folder {definition.state_dir}": definition.state_dir,
+    }
+    if config is not None:
+        places[f"the configuration {config}"] = config
+    found = sorted(name for name, place in places.items() if _is_guarded(place, home))
     if not found:
         return None
     return (
         f"macOS may keep the service from {', '.join(found)}, and asks nobody who isn't at the "
-        "screen. If `bulkhead status` says so: System Settings, Privacy & Security, Full Disk "
-        f"Access, add {os.path.realpath(python)}, then `bulkhead service restart`."
+        f"screen. Move that elsewhere, for example to {home / 'bulkhead'}, and install the service "
+        "anew; or allow it: System Settings, Privacy & Security, Full Disk Access, add "
+        f"{program()}, then `bulkhead service restart`."
     )
 
 
@@ -200,7 +221,11 @@ def _folders(settings: Settings) -> Iterable[Path]:
         yield hugging_face_cache() if place == HUGGING_FACE else expand_home(place)
 
 
-def _is_guarded(folder: Path, home: Path) -> bool:
-    return volume_of(folder / "model") is not None or any(
-        folder.is_relative_to(home / each) for each in _OF_THE_HOME
+def _is_guarded(place: Path, home: Path) -> bool:
+    """Whether the place is guarded, or what it leads to if it is a link."""
+    real_home = Path(os.path.realpath(home))
+    guarded = [folder / each for folder in (home, real_home) for each in _OF_THE_HOME]
+    return any(
+        volume_of(each / "model") is not None or any(map(each.is_relative_to, guarded))
+        for each in (place, Path(os.path.realpath(place)))
     )

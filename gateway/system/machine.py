@@ -20,6 +20,8 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from gateway.system.lane import start_thread
 
 if sys.platform == "linux":
@@ -211,8 +213,18 @@ def _sentence(path: object) -> str:
     return (
         f"The system keeps {path or 'its files'} from this program, although permissions allow it "
         "(operation not permitted). On macOS: System Settings, Privacy & Security, Full Disk "
-        f"Access, add {os.path.realpath(sys.executable)}, then `bulkhead service restart`."
+        f"Access, add {program()}, then `bulkhead service restart`."
     )
+
+
+def program() -> str:
+    """The file of the program that this process runs, which is what macOS's privacy settings list.
+    A framework build of Python runs its Resources/Python.app instead of `sys.executable`.
+    """
+    try:
+        return psutil.Process().exe() or os.path.realpath(sys.executable)
+    except psutil.Error:
+        return os.path.realpath(sys.executable)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -8,6 +8,7 @@ counts file pages that other processes share.
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection
@@ -143,8 +144,10 @@ class BackEnd(StrEnum):
 @functools.cache
 def back_end() -> BackEnd:
     """MLX's back end in this Python environment. Models with an interpreter of their own are
-    assumed to have the same back end.
+    assumed to have the same back end. `BULKHEAD_DEVICE=cpu` has workers compute on the processor.
     """
+    if os.environ.get("BULKHEAD_DEVICE") == "cpu":
+        return BackEnd.CPU
     return BackEnd.METAL if sys.platform == "darwin" else _installed_back_end()
 
 

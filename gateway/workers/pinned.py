@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from gateway.config.model_folders import expand_home
 from gateway.system.lane import Lane
+from gateway.system.machine import program
 from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks
 from gateway.system.tls import fingerprint, parse_fingerprint, trusting_anybody, trusting_this
@@ -33,8 +34,8 @@ _PORT: Final = 443
 # user at the screen macOS doesn't ask. Daemons, root, and programs started by a terminal or SSH
 # need no permission (Apple's TN3179).
 _ADVICE: Final = (
-    ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow Python "
-    "at the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
+    ". macOS says that, too, to a LaunchAgent that may not reach the local network: allow {} at "
+    "the screen (System Settings, Privacy & Security, Local Network), or have a daemon run it, "
     "which needs no permission: sudo bulkhead service install --system"
 )
 # The code of an answer that can't be read.
@@ -205,4 +206,5 @@ class PinnedClient:
 
 def advice(error: OSError, system: str = sys.platform) -> str:
     """Advice to append to the error of a failed connection; empty if there is none."""
-    return _ADVICE if system == "darwin" and error.errno == errno.EHOSTUNREACH else ""
+    kept_out = system == "darwin" and error.errno == errno.EHOSTUNREACH
+    return _ADVICE.format(program()) if kept_out else ""

@@ -37,12 +37,12 @@ _SET: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # own memory, and reading them took a third longer when each buffer came new from the system.
 _GIVEN_BACK: Final = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 # The variables that are passed to workers: those by which programs find their files, and those of
-# MLX, CUDA, tokenizers and Python. A model's files decide which code its worker runs, and that code
-# must not read other variables: the admin key, headers of collectors, and perhaps secrets of a
-# shell.
+# MLX and its device, CUDA, tokenizers and Python. A model's files decide which code its worker
+# runs, and that code must not read other variables: the admin key, headers of collectors, and
+# perhaps secrets of a shell.
 _PASSED: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TMP|TEMP|TERM|TZ|TZDIR|LANG|LANGUAGE|VIRTUAL_ENV"
-    r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|(?i:(https?|all|no)_proxy)|__CF_USER_TEXT_ENCODING"
+    r"|BULKHEAD_DEVICE|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|(?i:(https?|all|no)_proxy)|__CF_USER_TEXT_ENCODING"
     r"|(LC|XDG|CONDA|PYTHON|LD|DYLD|MALLOC|GLIBC|OMP|KMP|MKL|OPENBLAS|VECLIB|OBJC|OS_ACTIVITY"
     r"|MLX|METAL|MTL|CUDA|CUDNN|CUBLAS|CUFFT|NVIDIA|NVRTC|NCCL|UCX|HF|HUGGINGFACE|TRANSFORMERS"
     r"|TOKENIZERS|COVERAGE)(_.*|[A-Z]+)"

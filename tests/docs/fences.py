@@ -9,6 +9,9 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OTHER_PAGES: Final = tuple(
+    ROOT / each for each in ("CONTRIBUTING.md", "bench/README.md", "deploy/demo_model/README.md")
+)
 
 # Behind `sh`: why a block isn't run here.
 EXCUSES: Final = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -119,19 +118,6 @@ def test_every_block_is_run_or_says_why_not() -> None:
             # Output, or a synopsis.
             assert "[" in each.text or not each.text.startswith(PROGRAMS), each.place
         assert word in ("", "sh", "toml", "json", "python", "yaml", "text"), each.place
-
-
-def test_no_command_has_a_comment() -> None:
-    """Typed into zsh, as macOS has it, its words are arguments of the command."""
-    commands = [
-        line
-        for page in PAGES
-        for fence in fences(page)
-        if fence.kind.startswith("sh")
-        for line in fence.text.splitlines()
-    ]
-    assert commands
-    assert [line for line in commands if re.search(r"(^|\s)#", line)] == []
 
 
 def test_pages_with_a_test_of_their_own_have_it() -> None:

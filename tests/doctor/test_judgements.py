@@ -305,30 +305,34 @@ class TestErrands:
 class TestThroughput:
     def test_the_ratio(self) -> None:
         healthy = judge_throughput(
-            SpeedComparison("demo", 80, 87, beside=0, busy=0.1), is_service=True
+            SpeedComparison("demo", 80, 87, beside=0, busy=0.1), ("gui/501",)
         )
-        assert healthy.severity is Severity.OK
-        assert healthy.evidence == (
-            "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92."
+        assert healthy == ok(
+            "throughput",
+            "demo makes 80 tokens/s in the gateway (as a service in gui/501) and 87 in this shell, "
+            "a ratio of 0.92.",
         )
-        throttled = judge_throughput(
-            SpeedComparison("demo", 11, 87, beside=0, busy=0.1), is_service=True
-        )
+        slow = SpeedComparison("demo", 11, 87, beside=0, busy=0.1)
+        throttled = judge_throughput(slow, ("gui/501",))
         assert throttled.severity is Severity.WARNING
         assert "ProcessType Interactive" in str(throttled.remedy)
-        by_hand = judge_throughput(
-            SpeedComparison("demo", 11, 87, beside=0, busy=0.1), is_service=False
-        )
+        assert "--system" in str(throttled.remedy)
+        assert "--system" not in str(judge_throughput(slow, ("system",)).remedy)
+        by_hand = judge_throughput(slow, ())
+        assert "(started by hand)" in by_hand.evidence
         assert "ProcessType" not in str(by_hand.remedy)
+
+    def test_a_throttled_prompt(self) -> None:
+        """Such an agent was seen that made tokens as quickly as a shell."""
+        read = SpeedComparison("demo", 500, 1900, beside=0, busy=0.1, prompt_tokens=8000)
+        found = judge_throughput(read, ("gui/501",))
+        assert found.severity is Severity.WARNING
+        assert found.evidence.startswith("demo reads 8,000 tokens at 500 tokens/s in the gateway")
 
     def test_little_is_said_of_a_busy_machine(self) -> None:
         for beside, busy in ((3, 0.0), (0, 0.9)):
-            found = judge_throughput(SpeedComparison("demo", 11, 87, beside, busy), is_service=True)
+            found = judge_throughput(SpeedComparison("demo", 11, 87, beside, busy), ("system",))
             assert found.severity is Severity.WARNING
             assert "That proves little" in found.evidence
-            assert judge_throughput(
-                SpeedComparison("demo", 80, 87, beside, busy), is_service=True
-            ) == ok(
-                "throughput",
-                "demo makes 80 tokens/s in the gateway and 87 in this shell, a ratio of 0.92.",
-            )
+            well = judge_throughput(SpeedComparison("demo", 80, 87, beside, busy), ("system",))
+            assert well.severity is Severity.OK

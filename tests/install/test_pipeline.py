@@ -37,6 +37,19 @@ def test_linux_and_apple_silicon_run_the_same() -> None:
     assert {"make check", "make test"} <= set(_commands(check))
 
 
+def test_a_mac_of_7_gb_tests_one_at_a_time_and_on_its_processor() -> None:
+    (check,) = (each for each in WORKFLOWS if each.stem == "check")
+    jobs = yaml.safe_load(check.read_text("utf-8"))["jobs"]
+    (mac,) = (
+        each
+        for each in jobs["test"]["strategy"]["matrix"]["include"]
+        if each["runner"].startswith("macos")
+    )
+    assert (mac["processes"], mac["device"]) == (1, "cpu")
+    assert jobs["test"]["env"]["BULKHEAD_DEVICE"] == "${{ matrix.device }}"
+    assert any(each.startswith("macos") for each in jobs["check"]["strategy"]["matrix"]["runner"])
+
+
 def test_a_report_of_a_defect_needs_what_doctor_says() -> None:
     required = [
         field["id"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from protocol.errands import Examine, Examined, Measure, Measured
+from protocol.errands import Examine, Examined, Generated, Measure, Measured, SameText
 from protocol.requests import ChatMessage, ChatPrompt
 from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom
@@ -18,6 +19,9 @@ from worker.load.files import check_files, find_folder
 from worker.load.loading import LoadedModel, classes_of, load, read_tokenizer
 from worker.system.errors import ModelError, one_sentence
 from worker.template.chat_template import ChatTemplate
+
+# A prompt of so many tokens tells how long a longer one takes.
+_TRIED_TOKENS: Final = 256
 
 
 def examine(errand: Errand) -> None:
@@ -66,28 +70,72 @@ def _root(error: Exception) -> str:
 
 
 def measure(errand: Errand) -> None:
-    """Answer with the time that a model needs to generate, as a worker does for one request."""
+    """Answer with the times that a model needs for an answer and for a long prompt, as a worker
+    does for one request.
+    """
     errand.begin()
     asked = errand.read(Measure)
     try:
         loaded = load(asked.source, lambda _done, _total: None, lambda: False)
     except ModelError as error:
         sys.exit(error.reason)
-    errand.answer(Measured(min(_generate(loaded, asked) for _ in range(asked.times))))
-
-
-def _generate(loaded: LoadedModel, asked: Measure) -> float:
-    """The seconds between the first token and the last."""
-    engine = BatchedEngine(loaded.model, (), 1, CacheRoom(measure_caches(loaded.model)))
     prompt_ids = list(loaded.tokenizer.encode(asked.prompt))
-    engine.add(Sequence("measured", prompt_ids, asked.tokens, sampling=None, ignore_eos=True))
-    made, began = 0, time.monotonic()
-    while made < asked.tokens:
+    answers = [_generate(loaded, prompt_ids, asked.tokens) for _ in range(asked.times)]
+    tokens = min(asked.long_tokens, _TRIED_TOKENS)
+    long_s = _long_prompt(loaded, prompt_ids, tokens)
+    if asked.long_tokens > tokens:
+        tokens = max(tokens, min(asked.long_tokens, int(tokens / long_s * asked.long_s)))
+        long_s = min(_long_prompt(loaded, prompt_ids, tokens) for _ in range(asked.times // 2))
+    errand.answer(Measured(min(each.rest_s for each in answers), tuple(prompt_ids), tokens, long_s))
+
+
+class _Times(NamedTuple):
+    """The seconds until the first token, and from that to the last."""
+
+    first_s: float
+    rest_s: float
+
+
+def _long_prompt(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> float:
+    """The seconds for a prompt of `tokens` tokens."""
+    repeated = list(itertools.islice(itertools.cycle(prompt_ids), tokens))
+    return _generate(loaded, repeated, 1).first_s
+
+
+def _generate(loaded: LoadedModel, prompt_ids: list[int], tokens: int) -> _Times:
+    engine = BatchedEngine(loaded.model, (), 1, CacheRoom(measure_caches(loaded.model)))
+    engine.add(Sequence("measured", prompt_ids, tokens, sampling=None, ignore_eos=True))
+    made, began, first = 0, time.monotonic(), 0.0
+    while made < tokens:
         new = len(engine.step())
-        if made == 0:
-            # The time until the first token is left out: it has the prompt, and work done once.
-            began = time.monotonic()
+        if made == 0 and new:
+            first = time.monotonic()
         made += new
-    seconds = time.monotonic() - began
+    ended = time.monotonic()
     engine.close()
-    return seconds
+    return _Times(first - began, ended - first)
+
+
+def compare(errand: Errand) -> None:
+    """Answer how many greedy texts are the same alone and in a batch."""
+    errand.begin()
+    asked = errand.read(Generated)
+    loaded = load(asked.source, lambda _done, _total: None, lambda: False)
+    prompts = [list(loaded.tokenizer.encode(each)) for each in asked.prompts]
+    alone = [_texts(loaded, [each], asked.tokens)[0] for each in prompts]
+    together = _texts(loaded, prompts, asked.tokens)
+    errand.answer(SameText(sum(map(list.__eq__, alone, together)), len(prompts)))
+
+
+def _texts(loaded: LoadedModel, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """The tokens that follow each prompt, made in one batch."""
+    rows = len(prompts)
+    engine = BatchedEngine(loaded.model, (), rows, CacheRoom(measure_caches(loaded.model)))
+    texts: dict[str, list[int]] = {str(row): [] for row in range(rows)}
+    for row, prompt in zip(texts, prompts, strict=True):
+        engine.add(Sequence(row, prompt, tokens, sampling=None, ignore_eos=True))
+    while any(len(each) < tokens for each in texts.values()):
+        for token in engine.step():
+            texts[token.request_id].append(token.token_id)
+    engine.close()
+    return list(texts.values())

@@ -14,22 +14,23 @@ from msgspec import Struct
 
 from protocol.errands import (
     AttentionPeak,
-    Drop,
+    ComparedArray,
+    Compute,
     Hold,
     Import,
     Imported,
     JoinArrays,
-    JoinedArray,
     MeasureAttention,
+    Multiply,
     ProbeOrder,
+    Rate,
     StepTimes,
     TimeSteps,
-    Trim,
 )
 from protocol.life import MlxMemory
 from worker.errands import Errand
 from worker.mlx_lm.macos import wiring
-from worker.system.memory import read_device, read_memory, released_memory, trim
+from worker.system.memory import read_device, read_memory, released_memory
 
 # Layers, tokens and width of a block that is joined with others.
 _BLOCK: Final = (64, 256, 128)
@@ -107,7 +108,7 @@ def _peak_bytes(size: _Size, head_dim: int, kind: mx.Dtype, *, with_array: bool)
     return mx.get_peak_memory() - before_bytes - output.nbytes
 
 
-def join_arrays(elements: int) -> JoinedArray:
+def join_arrays(elements: int) -> ComparedArray:
     """Join arrays as the prompt cache joins blocks: along an axis that isn't the first one."""
     number = -(-elements // prod(_BLOCK))
     joined = mx.concatenate([mx.full(_BLOCK, at % 256, mx.uint8) for at in range(number)], axis=1)
@@ -115,7 +116,33 @@ def join_arrays(elements: int) -> JoinedArray:
     expected = mx.repeat((mx.arange(number) % 256).astype(mx.uint8), _BLOCK[1])[:, None]
     # Layer by layer: an array of all comparisons would be as large.
     wrong = [(layer != expected).sum().item() for layer in joined]
-    return JoinedArray(joined.size, sum(map(int, wrong)))  # type: ignore[arg-type]  # whole numbers
+    return ComparedArray(joined.size, sum(map(int, wrong)))  # type: ignore[arg-type]  # whole numbers
+
+
+# Small whole numbers, whose products and sums float16 has without rounding.
+_PRODUCT_WIDTH: Final = 64
+_ROWS_AT_ONCE: Final = 4096
+
+
+def multiply(rows: int) -> ComparedArray:
+    """Compare a product of many rows in float16 with products of few rows in float32."""
+    left = mx.random.randint(-2, 3, (rows, _PRODUCT_WIDTH))
+    right = mx.random.randint(-2, 3, (_PRODUCT_WIDTH, _PRODUCT_WIDTH))
+    product = left.astype(mx.float16) @ right.astype(mx.float16)
+    mx.eval(product)
+    wrong = 0
+    for at in range(0, rows, _ROWS_AT_ONCE):
+        part = slice(at, at + _ROWS_AT_ONCE)
+        expected = left[part].astype(mx.float32) @ right.astype(mx.float32)
+        differs = product[part].astype(mx.float32) != expected
+        wrong += int(differs.sum().item())  # type: ignore[arg-type]  # whole numbers
+    return ComparedArray(product.size, wrong)
+
+
+def compute(seconds: float) -> Rate:
+    step = _build()
+    step()
+    return Rate(1 / median(_times(step, seconds)))
 
 
 def time_steps(seconds: float) -> StepTimes:
@@ -206,14 +233,14 @@ def _obey(order: Any, held: list[mx.array]) -> Struct:
             return _import()
         case Hold(size_bytes=size_bytes, wire=wire):
             return _hold(held, size_bytes, wire=wire)
-        case Drop():
-            held.clear()
-        case Trim():
-            trim()
         case TimeSteps(seconds=seconds):
             return time_steps(seconds)
+        case Compute(seconds=seconds):
+            return compute(seconds)
         case JoinArrays(elements=elements):
             return join_arrays(elements)
+        case Multiply(rows=rows):
+            return multiply(rows)
         case MeasureAttention(head_dim=head_dim, mask=mask):
             return measure_attention(head_dim, with_array=mask == "array")
     return read_memory()

@@ -46,7 +46,7 @@ def _marked(architecture: str) -> Any:
         marks.append(pytest.mark.slow)
     if architecture in FAILS:
         marks.append(pytest.mark.xfail(strict=True, reason=FAILS[architecture]))
-    if architecture == CRASHES or (architecture in NEED_METAL and not mx.metal.is_available()):
+    if architecture == CRASHES or (architecture in NEED_METAL and mx.default_device() == mx.cpu):
         marks.append(pytest.mark.skip(reason="MLX can't compute it here"))
     return pytest.param(architecture, marks=marks)
 

@@ -26,7 +26,7 @@ def test_an_array_has_whole_parts_and_one_at_least() -> None:
     ]
 
 
-# With CUDA alone, as nobody has seen this on a Mac: `bulkhead doctor --memory` looks there.
+# With CUDA alone, as nobody has seen this on a Mac: `bulkhead doctor --mac` looks there.
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="it is a fault of MLX's kernels for CUDA")
 @pytest.mark.xfail(strict=True, reason="mx.concatenate is wrong beyond 2^31 elements (MLX 0.32.4)")
 def test_mlx_joins_arrays_to_any_size() -> None:

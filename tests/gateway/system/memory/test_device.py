@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gateway.config.settings import MemorySettings
 from gateway.memory.fitting import budget_bytes, budget_of
 from gateway.system import memory as device
-from gateway.system.memory import DeviceMemory, device_info, device_memory
+from gateway.system.memory import BackEnd, DeviceMemory, back_end, device_info, device_memory
 from worker.system import memory as limits
 
 GB = 10**9
@@ -110,3 +111,38 @@ def test_it_is_asked_anew_each_time_but_not_for_bytes(
     assert "can't be read" in caplog.text
     probe.write_text("print('no JSON')")
     assert budget_bytes(AUTO) < psutil.virtual_memory().total * 2 // 3
+
+
+_MLX = """
+cpu, device = "cpu", "gpu"
+
+
+def set_default_device(chosen):
+    global device
+    device = chosen
+
+
+def device_info():
+    return {"device_name": device}
+"""
+
+
+@pytest.mark.parametrize(("variable", "device"), [("cpu", "cpu"), ("", "gpu")])
+def test_a_variable_has_workers_compute_on_the_processor(
+    variable: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another MLX, since this machine may have no GPU to leave aside."""
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").touch()
+    (tmp_path / "mlx" / "core.py").write_text(_MLX)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("BULKHEAD_DEVICE", variable)
+    assert device_info() == {"device_name": device}
+
+
+def test_the_gateway_knows_of_that_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delenv("BULKHEAD_DEVICE", raising=False)
+    assert back_end.__wrapped__() is BackEnd.METAL
+    monkeypatch.setenv("BULKHEAD_DEVICE", "cpu")
+    assert back_end.__wrapped__() is BackEnd.CPU

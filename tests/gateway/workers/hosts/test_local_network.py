@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.system.machine import program
 from gateway.workers import pinned
 from gateway.workers.pinned import PinnedClient, advice
 
@@ -16,7 +17,9 @@ NO_ROUTE = OSError(errno.EHOSTUNREACH, "No route to host")
 
 
 def test_only_a_mac_means_it_so() -> None:
-    assert "--system" in advice(NO_ROUTE, "darwin")
+    told = advice(NO_ROUTE, "darwin")
+    assert "--system" in told
+    assert program() in told
     assert advice(NO_ROUTE, "linux") == ""
     assert advice(ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "darwin") == ""
 

@@ -1,0 +1,161 @@
+"""Probes of processes: their priorities, speed and text, launchd's domains, their environments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+import psutil
+
+from gateway.config.model_folders import DEMO_FOLDER
+from gateway.doctor.errands import ErrandName, Probe, ProbeError, run_errand
+from gateway.doctor.seen import Seen
+from gateway.service.definition import ServiceError
+from gateway.service.init_system import run
+from protocol.errands import (
+    Compute,
+    Generated,
+    Import,
+    Imported,
+    Measure,
+    Measured,
+    Rate,
+    SameText,
+)
+
+_DEMO: Final = str(DEMO_FOLDER)
+_NICER: Final = ("nice", "-n", "10")
+_QOS: Final = {
+    "as usual": (),
+    "nice 10": _NICER,
+    "utility": ("taskpolicy", "-c", "utility"),
+    "background": ("taskpolicy", "-c", "background"),
+}
+
+
+def look_at_imports(within_s: float) -> Iterator[Seen]:
+    # The first reads the files from disk, and doesn't count.
+    _imports_s((), within_s)
+    texts = []
+    for name, prefix in _QOS.items():
+        here = not prefix or shutil.which(prefix[0]) is not None
+        took = f"{_imports_s(prefix, within_s):.1f} s" if here else "not here"
+        texts.append(f"{name} {took}")
+    yield Seen(", ".join(texts))
+
+
+def _imports_s(prefix: Sequence[str], within_s: float) -> float:
+    began = time.monotonic()
+    with Probe(within_s, prefix) as probe:
+        probe.environment()
+        probe.ask(Import(), Imported)
+        return time.monotonic() - began
+
+
+_COMPUTE_S: Final = 3.0
+# The slower makes this share of the faster one's steps, since other work on the machine counts too.
+_EVEN: Final = 0.5
+
+
+def look_at_two_workers(within_s: float) -> Iterator[Seen]:
+    with Probe(within_s) as first, Probe(within_s) as second, Probe(within_s, _NICER) as nicer:
+        for each in (first, second, nicer):
+            each.environment()
+        (alone,) = _rates(first)
+        equal = _rates(first, second)
+        unequal = _rates(first, nicer)
+    even = min(equal) >= _EVEN * max(equal)
+    yield Seen(
+        f"{alone:.0f} steps/s alone; {equal[0]:.0f} and {equal[1]:.0f} at equal nice; "
+        f"{unequal[0]:.0f} and {unequal[1]:.0f} beside nice 10",
+        even,
+    )
+
+
+def _rates(*probes: Probe) -> list[float]:
+    """The steps/s of each, while all compute at once."""
+    for each in probes:
+        each.send(Compute(_COMPUTE_S))
+    return [each.answer(Rate).steps_per_s for each in probes]
+
+
+_TOKENS: Final = 128
+_LONG_TOKENS: Final = 8_000
+
+
+def look_at_speed(within_s: float) -> Iterator[Seen]:
+    asked = Measure(_DEMO, "Once upon a time", 1 + _TOKENS, 2, _LONG_TOKENS, within_s / 4)
+    found = msgspec.json.decode(_answer("measure", asked, within_s), type=Measured)
+    yield Seen(
+        f"the demo model makes {_TOKENS / found.seconds:.0f} tokens/s, and reads "
+        f"{found.long_tokens:,} at {found.long_tokens / found.long_seconds:.0f}"
+    )
+
+
+def look_at_greedy_text(within_s: float) -> Iterator[Seen]:
+    asked = Generated(_DEMO, tuple(f"Tell me {each} stories." for each in range(2, 10)), 100)
+    found = msgspec.json.decode(_answer("compare", asked, within_s), type=SameText)
+    yield Seen(f"{found.same} of {found.of} texts of 100 tokens are the same")
+
+
+def _answer(name: ErrandName, asked: msgspec.Struct, within_s: float) -> bytes:
+    outcome = run_errand(name, asked, None, within_s)
+    if outcome.failure is not None or not outcome.lines:
+        raise ProbeError(outcome.failure or "no answer")
+    return outcome.lines[-1]
+
+
+def look_at_launchctl(_within_s: float) -> Iterator[Seen]:
+    domains = {"gui": f"gui/{os.getuid()}", "user": f"user/{os.getuid()}", "system": "system"}
+    try:
+        session = run("launchctl", "managername").printed.strip()
+        found = {name: run("launchctl", "print", each).status for name, each in domains.items()}
+    except ServiceError as error:
+        raise ProbeError(str(error)) from error
+    text = ", ".join(f"{name} {each}" for name, each in found.items())
+    here = found["user"] == found["system"] == 0 and found["gui"] in (0, 112, 125)
+    yield Seen(f"{text}, in a session of the kind {session}", here)
+
+
+_MARK: Final = "BULKHEAD_MAC_PROBE"
+_HOMEBREW: Final = "/opt/homebrew/bin"
+_WAITS: Final = "echo; read x"
+
+
+def look_at_environment(_within_s: float) -> Iterator[Seen]:
+    brewed = shutil.which("bash", path=_HOMEBREW)
+    shown = {
+        "own Python": _shows([sys.executable, "-c", "print(flush=True); input()"]),
+        "sh": _shows(["/bin/sh", "-c", _WAITS]),
+        "Homebrew's bash": None if brewed is None else _shows([brewed, "-c", _WAITS]),
+    }
+    words = {True: "shown", False: "hidden", None: "not here"}
+    on_mac = sys.platform == "darwin"
+    holds = shown["own Python"] is True and shown["sh"] is not on_mac
+    yield Seen(", ".join(f"{name} {words[each]}" for name, each in shown.items()), holds)
+
+
+def _shows(command: list[str]) -> bool:
+    """Whether the environment of such a child can be read, once its program runs and says so."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, _MARK: "1"},
+        close_fds=False,
+    ) as child:
+        assert child.stdout is not None
+        try:
+            child.stdout.readline()
+            return psutil.Process(child.pid).environ().get(_MARK) == "1"
+        except psutil.Error:
+            return False
+        finally:
+            child.kill()
