@@ -7,7 +7,7 @@ import importlib
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import click
@@ -26,16 +26,22 @@ class UncutGroup(click.Group):
 
     elsewhere: Mapping[str, str] = {}
 
+    def groups(self, ctx: click.Context) -> Mapping[str, Iterable[str]]:
+        """The names of the commands, by the headings of the help."""
+        return {"Commands": self.list_commands(ctx)}
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, command.get_short_help_str(_NO_LIMIT))
-                    for name, command in commands
-                    if command is not None
-                ]
-            )
+        widest = max(map(len, self.list_commands(ctx)))
+        for heading, names in self.groups(ctx).items():
+            with formatter.section(heading):
+                commands = [(name, self.get_command(ctx, name)) for name in names]
+                formatter.write_dl(
+                    [
+                        (name.ljust(widest), command.get_short_help_str(_NO_LIMIT))
+                        for name, command in commands
+                        if command is not None
+                    ]
+                )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -56,38 +62,41 @@ class UncutGroup(click.Group):
         return ctx.fail(f"There is no command {name!r}.{suggestion(found)}")
 
 
-# The verbs and their modules, in the order of the help.
-VERBS: Final = {
-    "serve": "serve",
-    "run": "run",
-    "search": "search",
-    "agent": "agent",
-    "status": "status",
-    "top": "status",
-    "models": "models",
-    "list": "models",
-    "show": "models",
-    "rm": "models",
-    "load": "orders",
-    "unload": "orders",
-    "restart": "orders",
-    "kill": "orders",
-    "logs": "logs",
-    "events": "logs",
-    "chat": "chat",
-    "launch": "launch",
-    "pull": "pull",
-    "estimate": "estimate",
-    "bench": "bench",
-    "config": "config",
-    "key": "key",
-    "usage": "key",
-    "upgrade": "orders",
-    "demo": "demo",
-    "service": "service",
-    "doctor": "doctor",
-    "completion": "completion",
+# The verbs and their modules, as the help groups them.
+_GROUPS: Final = {
+    "Chat": {"run": "run", "chat": "chat", "launch": "launch", "demo": "demo"},
+    "Models": {
+        "search": "search",
+        "pull": "pull",
+        "models": "models",
+        "list": "models",
+        "show": "models",
+        "rm": "models",
+        "load": "orders",
+        "unload": "orders",
+        "restart": "orders",
+        "kill": "orders",
+        "estimate": "estimate",
+        "bench": "bench",
+    },
+    "Watch": {
+        "status": "status",
+        "top": "status",
+        "logs": "logs",
+        "events": "logs",
+        "doctor": "doctor",
+    },
+    "Run the gateway": {
+        "serve": "serve",
+        "service": "service",
+        "upgrade": "orders",
+        "config": "config",
+        "agent": "agent",
+        "completion": "completion",
+    },
+    "Team": {"key": "key", "usage": "key"},
 }
+VERBS: Final = {verb: module for group in _GROUPS.values() for verb, module in group.items()}
 
 # Verbs of ollama, llama-swap and shells, with the verbs that do the same here.
 _ELSEWHERE: Final = {
@@ -116,6 +125,9 @@ class _Verbs(UncutGroup):
         module = importlib.import_module(f"gateway.cli.{VERBS[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def groups(self, ctx: click.Context) -> Mapping[str, Iterable[str]]:
+        return _GROUPS
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:

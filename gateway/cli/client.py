@@ -106,9 +106,12 @@ class GatewayClient:
         return self.read(self.send("POST", path, options), ModelStatus)
 
     def events(
-        self, recent: int, *, follow: bool
+        self, recent: int, *, follow: bool, model: str | None = None
     ) -> AbstractContextManager[Iterator[ServerSentEvent]]:
+        """Past events are the last `recent` ones, of this model if there is one."""
         query: Query = {"recent": recent, "follow": int(follow)}
+        if model is not None:
+            query["model"] = model
         timeout = PATIENT if follow else ANSWER
         return self.stream("GET", "/admin/v1/events", timeout=timeout, query=query)
 

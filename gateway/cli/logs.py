@@ -232,7 +232,7 @@ def events_command(
     """Print the events of models and workers, such as starts, ends and their causes."""
     # Events have ids of models, so an alias is resolved. An unknown model is an error.
     model = None if model is None else gateway.model(model).id
-    with gateway.events(recent, follow=follow) as events:
+    with gateway.events(recent, follow=follow, model=model) as events:
         for event in events:
             if event.kind == "comment":
                 continue

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.cli.client import STATUS, GatewayClient
+from gateway.cli.completion import complete_model
 from gateway.cli.failure import WrongUseError
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import (
@@ -46,31 +47,44 @@ _WATCH_S: Final = 1.0
 
 
 @click.command("status")
+@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @json_option
 @click.option("-w", "--watch", is_flag=True, help="Show it again every second until Ctrl-C.")
 @reaches_gateway
-def status_command(gateway: GatewayClient, *, as_json: bool, watch: bool) -> None:
-    """Show the gateway, its memory and its models.
+def status_command(
+    gateway: GatewayClient, *, model: str | None, as_json: bool, watch: bool
+) -> None:
+    """Show the gateway, its memory and its models, or MODEL alone.
 
     "holds" is the memory that the end of the worker would free, "last step" the time since the
     worker last produced something, and "cached" the share of prompt tokens that were found in the
     prompt cache. "guesses" is the share of guessed tokens that were right.
     """
-    _show(gateway, as_json=as_json)
+    # An alias stands for its model, and an unknown name is an error.
+    model = None if model is None else gateway.model(model).id
+    _show(gateway, model, as_json=as_json)
     while watch:
         time.sleep(_WATCH_S)
         if sys.stdout.isatty():
             click.clear()
-        _show(gateway, as_json=as_json)
+        _show(gateway, model, as_json=as_json)
 
 
-def _show(gateway: GatewayClient, *, as_json: bool) -> None:
+def _show(gateway: GatewayClient, model: str | None, *, as_json: bool) -> None:
     content = gateway.get(STATUS)
     reading = gateway.read(content, Status)
-    if as_json:
+    if model is not None:
+        reading.models = [each for each in reading.models if each.id == model]
+        reading.upstreams = [
+            each for each in reading.upstreams if model.startswith(f"{each.name}/")
+        ]
+        reading.groups, reading.hosts = [], []
+    if not as_json:
+        _print(stdout_console(), reading, gateway.url)
+    elif model is None:
         click.echo(msgspec.json.format(content, indent=2))
     else:
-        _print(stdout_console(), reading, gateway.url)
+        click.echo(msgspec.json.format(msgspec.json.encode(reading.models), indent=2))
 
 
 def _print(console: Console, reading: Status, url: str) -> None:

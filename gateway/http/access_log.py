@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of, routes_at
+from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of, routes_at, told_error
 from gateway.http.openapi import described
 from gateway.requests.use import Timing
 from gateway.system.lane import Lane
@@ -268,6 +268,7 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
 
 
 OK: Final = "ok"
+_LONGEST_ERROR: Final = 500
 
 
 class AccessLog:
@@ -355,13 +356,14 @@ def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
         logging.DEBUG if only_reads else logging.INFO,
         "%s: %s",
         _name(scope),
-        record.status or "the client left",
+        _told(scope, record, seconds),
         extra=about(
             request=record.id,
             method=scope["method"],
             path=scope["path"],
             status=record.status,
             outcome=outcome,
+            error=_error(scope),
             key=record.key,
             model=record.model,
             prompt_tokens=record.usage and record.usage.prompt_tokens,
@@ -372,6 +374,23 @@ def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
             seconds=round(seconds, 3),
         ),
     )
+
+
+def _told(scope: Scope, record: Record, seconds: float) -> str:
+    """How a request ended, for people."""
+    usage = record.usage
+    parts = [str(record.status or "the client left")]
+    parts += [] if record.model is None else [record.model]
+    parts += [] if record.key is None else [f"key {record.key}"]
+    if usage is not None:
+        parts.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
+    told = ", ".join([*parts, f"{seconds:.3f} s"])
+    return told if (error := _error(scope)) is None else f"{told}: {error}"
+
+
+def _error(scope: Scope) -> str | None:
+    error = told_error(scope)
+    return None if error is None else error[:_LONGEST_ERROR]
 
 
 def _rounded(seconds: float | None) -> float | None:

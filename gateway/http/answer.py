@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.access_log import note_usage
-from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome
+from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome, note_refusal
 from gateway.http.exchange import direct_writer_of
 from gateway.models.compartment import Compartment
 from gateway.requests.choices import Choice, Choices, Format, pieces
@@ -260,7 +260,7 @@ class Answer(Reply):
             if not started:
                 await error_response(refusal, scope["path"])(scope, receive, send)
                 return
-            note_outcome(scope, refusal.code)
+            note_refusal(scope, refusal)
             events = self._framing.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": events, "more_body": False})
 

@@ -31,7 +31,7 @@ from gateway.access.keys import ApiKeys, ApiKeySession, KeySession
 from gateway.access.limits import Denial, Seat, Spending
 from gateway.http.access_log import record_of
 from gateway.http.answer import Framing, framing_of
-from gateway.http.errors import error_response, note_outcome
+from gateway.http.errors import error_response, note_refusal
 from gateway.models.fleet import Fleet
 from gateway.system.notation import is_loopback
 from gateway.system.refusal import Refusal
@@ -349,7 +349,7 @@ class _Sending:
         if not self._started:
             await error_response(refusal, scope["path"])(scope, receive, self._send)
         elif self._framing is not None:
-            note_outcome(scope, refusal.code)
+            note_refusal(scope, refusal)
             event = self._framing.failure(refusal, scope["path"])
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:

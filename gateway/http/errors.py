@@ -46,6 +46,7 @@ def invalid(message: str, param: str) -> Refusal:
 CLIENT_LEFT: Final = "client_left"
 PASSED_ERROR: Final = "passed_error"
 _OUTCOME: Final = "outcome"
+_TOLD: Final = "told"
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
@@ -53,6 +54,18 @@ def note_outcome(scope: Scope, outcome: str) -> None:
     PASSED_ERROR.
     """
     scope.setdefault("state", {})[_OUTCOME] = outcome
+
+
+def note_refusal(scope: Scope, refusal: Refusal) -> None:
+    """Note that a request ended with this refusal, for the log and the metrics."""
+    note_outcome(scope, refusal.code)
+    scope["state"][_TOLD] = refusal.message
+
+
+def told_error(scope: Scope) -> str | None:
+    """The sentence of the error that the client got; None: there was no error of this gateway."""
+    told: str | None = scope["state"].get(_TOLD)
+    return told
 
 
 def outcome_of(scope: Scope) -> str | None:
@@ -123,7 +136,7 @@ def envelope(refusal: Refusal, path: str) -> bytes:
 
 
 class ErrorResponse(Response):
-    """A refusal. Sending it notes its code as the request's outcome."""
+    """A refusal. Sending it notes it as the request's end."""
 
     def __init__(self, refusal: Refusal, path: str, headers: Mapping[str, str]) -> None:
         super().__init__(
@@ -132,10 +145,10 @@ class ErrorResponse(Response):
             headers=headers,
             media_type="application/json",
         )
-        self._code = refusal.code
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note_outcome(scope, self._code)
+        note_refusal(scope, self._refusal)
         await super().__call__(scope, receive, send)
 
 

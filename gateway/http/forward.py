@@ -17,7 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.access_log import note_usage, record_of
 from gateway.http.answer import Framing, framing_of, stream_headers, until_gone
-from gateway.http.errors import CLIENT_LEFT, PASSED_ERROR, error_response, note_outcome
+from gateway.http.errors import (
+    CLIENT_LEFT,
+    PASSED_ERROR,
+    error_response,
+    note_outcome,
+    note_refusal,
+)
 from gateway.http.exchange import direct_writer_of
 from gateway.http.passed_events import COMMENTS, LAST, EventsWithoutUsage, WholeEvents
 from gateway.http.passed_headers import passed_back
@@ -213,7 +219,7 @@ class Forwarded(Response):
         if not self._started:
             await error_response(refusal, scope["path"])(scope, receive, send)
             return
-        note_outcome(scope, refusal.code)
+        note_refusal(scope, refusal)
         if self._framing is not None:
             last = self._framing.failure(refusal, scope["path"])
             await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -19,7 +19,7 @@ from gateway.http.answer import COMMENT, STREAM_HEADERS, server_sent_event, unti
 from gateway.http.auth import caller_of, seat_of
 from gateway.http.bodies import json_listing, json_response, read_limit, reads_newest_first
 from gateway.http.chat_writer import ChatForm, ChatFormat
-from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome
+from gateway.http.errors import CLIENT_LEFT, envelope, error_response, note_outcome, note_refusal
 from gateway.http.model_call import ModelCall, deadline_s
 from gateway.http.openapi import GENERATES, Operation, Routes
 from gateway.mailbox.entry import AnswerOutcome, Api, MailboxEntry, StoredAnswer, Work
@@ -205,7 +205,7 @@ class Followed(Response):
             await send(start)
         last = b""
         if job.refusal is not None:
-            note_outcome(scope, job.refusal.code)
+            note_refusal(scope, job.refusal)
             if job.outcome is None:
                 # The job goes on, but this stream ends.
                 last = b"event: error\n" + server_sent_event(envelope(job.refusal, scope["path"]))

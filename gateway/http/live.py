@@ -41,10 +41,12 @@ _EVENT_ID: Final = re.compile("[0-9]{1,18}")
 
 
 def _of_events(summary: str, end: str) -> Operation:
-    recent = Query("recent", "integer", "Begin with this many past events.")
-    return Operation(
-        summary, answer=EVENT_STREAM, query=[recent, Query("follow", "string", f"0: {end}.")]
-    )
+    query = [
+        Query("recent", "integer", "Begin with this many past events."),
+        Query("model", "string", "Begin with past events of this model alone."),
+        Query("follow", "string", f"0: {end}."),
+    ]
+    return Operation(summary, answer=EVENT_STREAM, query=query)
 
 
 @live_routes.get("/events", _of_events("The events", "end after the past events"))
@@ -67,13 +69,16 @@ def follows(request: HttpRequest) -> bool:
 
 def events_since(request: HttpRequest, log: EventLog, default: int) -> Callable[[], bytes]:
     """A function that returns the first messages of a stream: the events after Last-Event-ID, else
-    the last `recent` events.
+    the last `recent` events, of the model that `model` names.
     """
     count = read_count(request, "recent", default)
     last_id = request.headers.get("last-event-id", "")
+    model = request.query_params.get("model")
 
     def kept() -> bytes:
-        events = log.after(int(last_id)) if _EVENT_ID.fullmatch(last_id) else log.recent(count)
+        events = (
+            log.after(int(last_id)) if _EVENT_ID.fullmatch(last_id) else log.recent(count, model)
+        )
         return b"".join(map(event_message, events))
 
     return kept

@@ -12,7 +12,14 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.config.model import Model
-from gateway.config.model_folders import find_adapter, find_folder, find_model, hugging_face_cache
+from gateway.config.model_folders import (
+    NotThereError,
+    find_adapter,
+    find_folder,
+    find_model,
+    find_program,
+    hugging_face_cache,
+)
 from gateway.memory.admission import Admission
 from gateway.memory.commands import CommandEstimate, estimate_of_command, outline_of_command
 from gateway.memory.estimate import Estimate
@@ -60,7 +67,11 @@ def _estimate(
     settings = model.settings
     if model.is_command:
         try:
+            # A program that can't be started must not cost another model its memory.
+            find_program(settings.command[0], settings.folder)
             return estimate_of_command(settings, learned)
+        except NotThereError as error:
+            raise UnreadableFilesError(str(error)) from error
         except OSError as error:
             raise UnreadableFilesError(f"{error.filename}: {error.strerror}.") from error
     for place in _places(model):

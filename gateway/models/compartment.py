@@ -263,10 +263,10 @@ class Compartment:
         self._performer.load_ordered = self.state is not State.READY
         self.condition.handle(ModelEvent.LOAD)
 
-    def preload(self) -> None:
+    def preload(self, cause: ModelEvent = ModelEvent.PRELOAD) -> None:
         """Load the model without an operator's order, as at the gateway's start."""
         self._performer.load_ordered = self.state is not State.READY
-        self.condition.handle(ModelEvent.PRELOAD)
+        self.condition.handle(cause)
 
     def unload(self, *, hold: bool, force: bool) -> None:
         self._performer.load_ordered = False

@@ -18,7 +18,7 @@ from gateway.memory.forecast import misfits
 from gateway.memory.leak_check import LeakCheck, write_stranded
 from gateway.memory.scheduler import MemoryLimits, MemoryScheduler
 from gateway.models.compartment import Compartment
-from gateway.models.lifecycle import State
+from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts
 from gateway.models.prompts import Prompts
 from gateway.models.roster import Roster
@@ -159,7 +159,7 @@ class Fleet:
         """
         for model_id in model_ids:
             if (compartment := self.roster.configured[model_id]).state is State.UNLOADED:
-                compartment.preload()
+                compartment.preload(ModelEvent.MISSING)
 
     @property
     def settings(self) -> Settings:

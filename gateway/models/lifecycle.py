@@ -35,6 +35,7 @@ class ModelEvent(StrEnum):
     KILL = "operator: kill"
     DESTROY = "operator: kill by force"
     PRELOAD = "configuration: preload"
+    MISSING = "configuration: files missing"
     ALONG = "one of its group is loaded"
     CHANGED = "configuration: changed"
     REMOVED = "configuration: removed"
@@ -146,6 +147,7 @@ TABLE: Final[dict[State, dict[ModelEvent, Rule]]] = {
     State.UNLOADED: {
         **_ASLEEP,
         ModelEvent.PRELOAD: Rule(_W, (Effect.ASK,)),
+        ModelEvent.MISSING: Rule(_W, (Effect.ASK,)),
         ModelEvent.ALONG: Rule(_W, (Effect.ASK,)),
         # The reason why the model could not be loaded may be gone.
         ModelEvent.CHANGED: Rule(_U, aim=Aim.REVIVE),

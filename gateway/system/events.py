@@ -114,8 +114,10 @@ class EventLog:
         for follower in self._followers:
             follower.put(event)
 
-    def recent(self, count: int) -> list[Event]:
-        return list(self._events)[-count:] if count > 0 else []
+    def recent(self, count: int, model: str | None = None) -> list[Event]:
+        """The last events that are kept, of this model if there is one."""
+        found = [each for each in self._events if model in (None, each.model)]
+        return found[-count:] if count > 0 else []
 
     @property
     def kept(self) -> tuple[Event, ...]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -11,6 +13,12 @@ def _groups() -> list[tuple[str, ...]]:
     context = click.Context(main)
     groups = [each for each in VERBS if isinstance(main.get_command(context, each), click.Group)]
     return [(), *((each,) for each in groups)]
+
+
+def test_the_verbs_stand_in_groups() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).output
+    headings = [each for each in shown.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", each)]
+    assert headings == ["Options:", "Chat:", "Models:", "Watch:", "Run the gateway:", "Team:"]
 
 
 @pytest.mark.parametrize("path", _groups())

@@ -56,6 +56,16 @@ def test_takes_the_address_as_an_option(gateway: Gateway) -> None:
     assert done.returncode == 0
 
 
+def test_one_model_alone(gateway: Gateway) -> None:
+    gateway.load()
+    shown = bulkhead("status", "demo", url=gateway.url)
+    assert "\ndemo " in shown.stdout
+    (found,) = json.loads(bulkhead("status", "demo", "--json", url=gateway.url).stdout)
+    assert (found["id"], found["state"]) == ("demo", "ready")
+    unknown = bulkhead("status", "domo", url=gateway.url)
+    assert (unknown.returncode, unknown.stdout) == (4, "")
+
+
 def test_json_is_the_answer_of_the_gateway(gateway: Gateway) -> None:
     gateway.load()
     done = bulkhead("status", "--json", url=gateway.url)

@@ -497,3 +497,18 @@ def _listens_aside(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.2", port), START_S):
         return True
     return False
+
+
+def test_a_program_that_is_not_there_costs_no_other_model_its_memory() -> None:
+    absent = '[models.gone]\ncommand = ["no-such-program", "{port}"]\nmemory = "260MB"\n'
+    budget = "[memory]\nbudget = 400_000_000\n"
+    with serving(budget + table("here", memory="260MB") + absent) as gateway:
+        cause = "configuration: files missing"
+        eventually(lambda: [e for e in gateway.events("state") if e["cause"] == cause])
+        gateway.load("here")
+        refused = gateway.chat("hi", "gone")
+        assert refused.status_code == 503
+        assert "There is no program no-such-program" in refused.text
+        assert gateway.order("load", "gone").status_code == 503
+        assert gateway.model("here")["state"] == "ready"
+        assert not gateway.events("evict")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -277,6 +278,25 @@ def test_logs(gateway: Gateway) -> None:
     assert "Fatal Python error" in everything
     written = (gateway.state_dir / "logs" / "demo.log").read_text()
     assert "Fatal Python error" in written
+
+
+def test_the_log_says_how_each_request_ended(gateway: Gateway) -> None:
+    told = gateway.chat("Hello", max_tokens=0)
+    assert told.status_code == 400
+    assert gateway.chat("Hello", max_tokens=2).status_code == 200
+
+    def of_chats() -> list[dict[str, Any]]:
+        text = gateway.client.get("/admin/v1/logs").text
+        lines = [json.loads(each) for each in text.splitlines()]
+        return [each for each in lines if each.get("path") == "/v1/chat/completions"]
+
+    eventually(lambda: of_chats()[-1]["status"] == 200)
+    bad, good = of_chats()[-2:]
+    sentence = told.json()["error"]["message"]
+    assert bad["error"] == sentence
+    assert bad["message"].endswith(f" s: {sentence}")
+    assert "error" not in good
+    assert re.search(r": 200, demo, \d+ \+ 2 tokens, \d\.\d{3} s$", good["message"])
 
 
 def test_following_logs(gateway: Gateway) -> None:

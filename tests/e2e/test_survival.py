@@ -444,6 +444,9 @@ class TestEvents:
         assert "demo  ready  pid=" in shown.stdout
         as_json = bulkhead("events", "--json", "-n", "2", url=gateway.url)
         assert len([json.loads(each) for each in as_json.stdout.splitlines()]) == 2
+        gateway.client.get("/v1/models/none")
+        of_model = bulkhead("events", "--model", "demo", "-n", "3", url=gateway.url)
+        assert [each.split()[2] for each in of_model.stdout.splitlines()] == ["demo"] * 3
         nobody = bulkhead("events", "--model", "nobody", url=gateway.url)
         assert (nobody.returncode, nobody.stdout) == (4, "")
         assert "nobody" in nobody.stderr

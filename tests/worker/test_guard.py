@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from worker.guard.output import Bound
+import os
+
+import pytest
+
+from worker.guard.output import Bound, Output
 
 
 def test_a_burst_passes_and_a_flood_does_not() -> None:
@@ -29,3 +33,18 @@ def test_what_was_left_out_is_said_once() -> None:
     assert b"2048 KiB" in later
     assert later.endswith(b"on")
     assert bound.pass_on(b"more", 10.0) == b"more"
+
+
+def test_looks_at_the_health_path_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        b'INFO: 127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK\n',
+        b"srv log_server_r: request: GET /health 127.0.0.1 200\n",
+        b'INFO: 127.0.0.1:5 - "GET /healthy HTTP/1.1" 404\n',
+        b"loaded\n",
+    )
+    read, write = os.pipe()
+    output = Output(read, "/health")
+    os.write(write, b"".join(lines))
+    os.close(write)
+    assert output.last_line() == "loaded"
+    assert capfd.readouterr().out.encode() == b"".join(lines[2:])

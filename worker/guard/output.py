@@ -5,6 +5,7 @@ log busy, and the disk.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from typing import Final
@@ -43,10 +44,13 @@ class Bound:
 
 
 class Output:
-    """Prints what comes from the descriptor `source`, in a thread, until its writers are gone."""
+    """Prints what comes from the descriptor `source`, in a thread, until its writers are gone. It
+    leaves out lines about requests for the path `health`, which the guard sends all the time.
+    """
 
-    def __init__(self, source: int) -> None:
+    def __init__(self, source: int, health: str) -> None:
         self._source = source
+        self._probes = re.compile(rb"[^\n]*\bGET %b[ \"][^\n]*\n" % re.escape(health.encode()))
         self._tail = b""
         self._thread = threading.Thread(target=self._print, name="output", daemon=True)
         self._thread.start()
@@ -60,6 +64,7 @@ class Output:
     def _print(self) -> None:
         bound = Bound(time.monotonic())
         while output := os.read(self._source, _READ_BYTES):
+            output = self._probes.sub(b"", output)
             self._tail = (self._tail + output)[-_TAIL_BYTES:]
             left = memoryview(bound.pass_on(output, time.monotonic()))
             while left:

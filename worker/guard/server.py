@@ -52,7 +52,8 @@ class CommandServer:
             PlaceError: it can't be started.
         """
         self._mark = mark
-        self._health = order.health
+        self._health = order.health or "/"
+        self._told_health = order.health is not None
         told = " ".join((*order.command, *order.environment.values()))
         self._socket = socket_path if "{socket}" in told else None
         self._port = 0 if self._socket else _spare_port()
@@ -76,7 +77,7 @@ class CommandServer:
             raise PlaceError(f"{order.command[0]} can't be started: {error}") from error
         finally:
             os.close(write)
-        self._output = Output(read)
+        self._output = Output(read, self._health)
         self._looked_at = 0.0
         self._warned = False
         self._strays: list[psutil.Process] = []
@@ -195,7 +196,7 @@ class CommandServer:
             if not self._reaches(connection):
                 return None
             try:
-                connection.request("GET", self._health or "/", headers=headers)
+                connection.request("GET", self._health, headers=headers)
                 return connection.getresponse().status
             except (OSError, http.client.HTTPException):
                 return None
@@ -203,7 +204,7 @@ class CommandServer:
     def is_ready(self, status: int | None) -> bool:
         if status is None:
             return False
-        return self._health is None or 200 <= status < 300
+        return not self._told_health or 200 <= status < 300
 
 
 class _Connection(http.client.HTTPConnection):

@@ -30,6 +30,16 @@ async def test_a_follower_gets_what_comes() -> None:
         assert follower.ended
 
 
+def test_the_last_events_of_a_model() -> None:
+    log = EventLog()
+    for model in ("a", "b", None, "a", "b", "a"):
+        log.emit("start", model)
+    ids = [each.id for each in log.recent(6)]
+    assert [each.id for each in log.recent(2, "b")] == [ids[1], ids[4]]
+    assert [each.id for each in log.recent(2)] == ids[4:]
+    assert log.recent(0, "a") == []
+
+
 async def test_a_slow_follower_misses_the_oldest() -> None:
     log = EventLog()
     with log.follow() as follower:
