@@ -36,7 +36,7 @@ NPM_AGENTS := @anthropic-ai/claude-code@2.1.330 claude-code-older@npm:@anthropic
 NPM_SUITES := llmprobe@0.6.12
 SUITES := llm-comply==0.5.0
 
-.PHONY: install demo serve browser shells quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
+.PHONY: install demo demo-picture serve browser shells quick test test-more test-all test-as-mac chaos check rooms upstream format mutants dist formula bench bench-swap bench-beside bench-crowd clean
 
 install: $(INSTALLED)
 
@@ -84,6 +84,13 @@ $(VENV)/.strangers: $(VENV)/.dev
 
 demo: install
 	$(BIN)/bulkhead demo
+
+# docs/pictures/demo.svg: the demo as it runs in a terminal. It needs npm.
+demo-picture: $(VENV)/.dev
+	@mkdir -p dist
+	$(BIN)/uvx --quiet asciinema@2.4.0 rec --quiet --overwrite --cols 80 --rows 24 --idle-time-limit 4 \
+	  --command '$(BIN)/bulkhead demo; sleep 4' dist/demo.cast
+	npx --yes svg-term-cli@2.1.1 --in dist/demo.cast --out docs/pictures/demo.svg --window --width 80 --height 24
 
 serve: install
 	@echo 'Once it serves, its page is http://127.0.0.1:8642/ui, and in another terminal:'
