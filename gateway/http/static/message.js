@@ -1,7 +1,7 @@
 // One message of a conversation.
 
 import { Copy } from "./copy.js";
-import { count, duration } from "./format.js";
+import { count, exact } from "./format.js";
 import { html, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 
@@ -49,7 +49,7 @@ function figures({ state, usage, finishReason, firstMs, lastMs }, model) {
     const { prompt_tokens: before, completion_tokens: tokens } = usage;
     parts.push(`${count(before)} tokens in, ${count(tokens)} out`);
     if (tokens > 1 && lastMs > firstMs) parts.push(`${rate(((tokens - 1) * 1000) / (lastMs - firstMs))} tokens/s`);
-    if (firstMs !== null) parts.push(`first after ${duration(firstMs / 1000)}`);
+    if (firstMs !== null) parts.push(`first after ${exact(firstMs / 1000)}`);
     if (model?.context_tokens) parts.push(`${count(before + tokens)} of ${count(model.context_tokens)} tokens of context`);
   }
   if (finishReason === "length") parts.push("cut at its limit");
