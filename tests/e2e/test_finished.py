@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_server import ChatServer
+from tests.support.commands import table
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.streams import open_stream
 
@@ -25,7 +26,8 @@ def chats() -> Iterator[ChatServer]:
 
 @pytest.fixture(scope="module")
 def gateway(chats: ChatServer) -> Iterator[Gateway]:
-    running = Gateway(config=chats.config)
+    served = table("served", memory="100MB")
+    running = Gateway(config=chats.config + served)
     yield running
     running.stop()
 
@@ -122,3 +124,7 @@ def test_what_is_passed_on_has_what_is_known_of_it(gateway: Gateway, chats: Chat
     assert (finished["model"], finished["outcome"]) == ("far/writer", "ok")
     assert finished["prompt_tokens"] == 12
     assert finished["tokens_per_s"] is None
+    assert _chat(gateway, "command", "served") == 200
+    finished = _finished(gateway, "command")
+    assert _kinds(finished) == ["load", "queue", "answer"]
+    assert (finished["completion_tokens"], finished["outcome"]) == (2, "ok")

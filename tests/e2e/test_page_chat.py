@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_the_end_and_the_composer_are_always_seen(
         _ask(page, chats, LONG, f"Question {number}")
         page.until(lambda: page.there(LAST))
         _answered(page)
-        page.until(lambda: _in_sight(page, f"{LAST} .markdown > :last-child"))
+        page.until(lambda: _in_sight(page, f"{LAST} .text > :last-child"))
         assert _in_sight(page, "#message")
     whole = "return document.documentElement.scrollHeight"
     assert page.driver.execute_script(whole) <= size[1], "only the conversation scrolls"
@@ -156,7 +157,7 @@ def test_a_reader_of_what_is_above_is_left_there(page: Browser, chats: ChatServe
     chats.held.set()
     _ask(page, chats, LONG)
     page.sees(LAST, "Paragraph 28,")
-    page.until(lambda: _in_sight(page, f"{LAST} .markdown > :last-child"))
+    page.until(lambda: _in_sight(page, f"{LAST} .text > :last-child"))
     _scroll(page, 10)
     page.until(lambda: page.there(".to-end"))
     chats.held.clear()
@@ -165,12 +166,12 @@ def test_a_reader_of_what_is_above_is_left_there(page: Browser, chats: ChatServe
         page.driver.execute_script("return document.querySelector('.conversation').scrollTop") == 10
     )
     page.click(".to-end")
-    page.until(lambda: _in_sight(page, f"{LAST} .markdown > :last-child"))
+    page.until(lambda: _in_sight(page, f"{LAST} .text > :last-child"))
     page.until(lambda: not page.there(".to-end"))
     _ask(page, chats, LONG, "Once more")
     page.until(lambda: page.text(".message:nth-child(4)"))
     _answered(page)
-    page.until(lambda: _in_sight(page, f"{LAST} .markdown > :last-child"))
+    page.until(lambda: _in_sight(page, f"{LAST} .text > :last-child"))
 
 
 def test_markdown_is_drawn(page: Browser, chats: ChatServer) -> None:
@@ -240,6 +241,92 @@ def test_endless_nesting_is_shown(page: Browser, chats: ChatServer, text: str) -
     _ask(page, chats, text)
     _answered(page)
     page.sees(LAST, "deep")
+
+
+FRAGMENTS = (
+    *("\n", "\n\n", "\n    ", " ", "# ", "- ", "1. ", "2. ", "> ", "| a | b |\n| - | - |\n", "|"),
+    *(
+        "```",
+        "~~~",
+        "`",
+        "**",
+        "_",
+        "~~",
+        "[",
+        "](",
+        ")",
+        "![",
+        "<",
+        ">",
+        '"',
+        "\\",
+        "---",
+        "- [x] ",
+    ),
+    *("word", "&lt;", "&#0;", "&#x6a;", "&colon;", "javascript:x", "https://e.org/", "data:,x"),
+    *(
+        "<script>x</script>",
+        "<img src=x onerror=x>",
+        "<!--",
+        "-->",
+        "<a href=javascript:x>",
+        "</p>",
+    ),
+    *("<svg/onload=x>", "<br>", "<style>", "<iframe srcdoc=x>", "<x:y z>", "\r\n", "\t", "\u2028"),
+)
+# Draws each text whole, and as one that grows by a few characters. What is drawn is told.
+DRAW = """
+  const [texts, done] = arguments;
+  (async () => {
+    const { html, render } = await import("/ui/html.js");
+    const { Markdown } = await import("/ui/markdown.js");
+    const settled = () => new Promise((resolve) => setTimeout(resolve));
+    const told = [];
+    for (const text of texts) {
+      const [whole, grown] = [document.createElement("div"), document.createElement("div")];
+      render(html`<${Markdown} text=${text} growing=${false} />`, whole);
+      for (let end = 3; end < text.length + 3; end += 3) {
+        render(html`<${Markdown} text=${text.slice(0, end)} growing=${true} />`, grown);
+      }
+      const growing = grown.innerHTML;
+      render(html`<${Markdown} text=${text} growing=${false} />`, grown);
+      await settled();
+      const elements = [...whole.querySelectorAll("*")];
+      told.push({
+        tags: elements.map((each) => each.localName),
+        attributes: elements.flatMap((each) => each.getAttributeNames()),
+        links: elements.filter((each) => each.localName === "a").map((each) => each.protocol),
+        whole: whole.innerHTML,
+        growing,
+        grown: grown.innerHTML,
+      });
+    }
+    done(told);
+  })().catch((error) => done(`${error.stack}`));
+"""
+TAGS = (
+    *("div", "p", "h2", "h3", "h4", "h5", "h6", "strong", "em", "del", "blockquote", "hr", "br"),
+    *("code", "pre", "span", "button", "ul", "ol", "li", "input", "a"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+)
+ATTRIBUTES = (
+    *("class", "href", "title", "target", "rel", "tabindex", "role", "aria-label", "type"),
+    *("disabled", "checked", "scope", "start"),
+)
+
+
+def test_nothing_but_known_elements_is_ever_drawn(page: Browser) -> None:
+    chance = random.Random(1)
+    texts = ["x" + "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 30))) for _ in range(500)]
+    told = page.driver.execute_async_script(DRAW, texts)
+    assert isinstance(told, list), told
+    for text, each in zip(texts, told, strict=True):
+        assert set(each["tags"]) <= {*TAGS}, text
+        assert set(each["attributes"]) <= {*ATTRIBUTES}, text
+        assert set(each["links"]) <= {"http:", "https:", "mailto:"}, text
+        assert each["grown"] == each["whole"], text
+    # Before its end a growing text may differ for a moment, though hardly ever.
+    assert sum(each["growing"] == each["whole"] for each in told) > 0.98 * len(told)
 
 
 def test_copying_answers_and_code(page: Browser, chats: ChatServer) -> None:
