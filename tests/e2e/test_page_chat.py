@@ -149,6 +149,11 @@ def test_the_end_and_the_composer_are_always_seen(
         _answered(page)
         page.until(lambda: _in_sight(page, f"{LAST} .text > :last-child"))
         assert _in_sight(page, "#message")
+    page.driver.execute_script("location.hash = 'overview'")
+    page.until(lambda: page.text("h1") == "Overview")
+    page.driver.execute_script("location.hash = 'playground'")
+    page.until(lambda: page.text("h1") == "Playground")
+    page.until(lambda: _in_sight(page, f"{LAST} .text > :last-child"))
     whole = "return document.documentElement.scrollHeight"
     assert page.driver.execute_script(whole) <= size[1], "only the conversation scrolls"
 
