@@ -17,7 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access.caller import NeededKey, counts, needed
 from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of, routes_at, told_error
+from gateway.http.finished import FinishedRequest, FinishedRequests, phases, tokens_per_s
 from gateway.http.openapi import described
 from gateway.requests.use import Timing
 from gateway.system.lane import Lane
@@ -278,12 +280,14 @@ class AccessLog:
         self,
         app: ASGIApp,
         meter: HttpMeter,
+        finished: FinishedRequests,
         routes: RoutePaths,
         spans: Spans | None,
         faults: Faults,
     ) -> None:
         self._app = app
         self._meter = meter
+        self._finished = finished
         self._routes = routes
         self._spans = spans
         self._faults = faults
@@ -312,15 +316,51 @@ class AccessLog:
                 defect = Refusal("internal_error", "The gateway failed on this request.")
                 await error_response(defect)(scope, receive, send_with_id)
         finally:
-            self._end(scope, record, time.monotonic() - began)
+            self._end(scope, record, began)
 
-    def _end(self, scope: Scope, record: Record, seconds: float) -> None:
+    def _end(self, scope: Scope, record: Record, began: float) -> None:
+        seconds = time.monotonic() - began
         outcome = outcome_of(scope) or (CLIENT_LEFT if record.status is None else OK)
         route = self._routes.of(scope)
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)
+        if route != NO_ROUTE and _asks_model(scope, outcome):
+            self._finished.add(_finished(scope, record, outcome, began, seconds))
         if self._spans is not None and record.model is not None:
             self._spans.record(_life(scope, record, route, outcome, seconds))
+
+
+def _asks_model(scope: Scope, outcome: str) -> bool:
+    """Whether the request was to make a model work. Callers without a key count for nothing, as
+    they could drive out the requests of all others.
+    """
+    method, path = scope["method"], scope["path"]
+    asks = needed(method, path) is NeededKey.KEY and counts(method, path)
+    return asks and outcome != "invalid_api_key"
+
+
+def _finished(
+    scope: Scope, record: Record, outcome: str, began: float, seconds: float
+) -> FinishedRequest:
+    usage = record.usage
+    return FinishedRequest(
+        id=record.id,
+        path=scope["path"],
+        model=record.model,
+        key=record.key,
+        ended_at=time.time(),
+        seconds=round(seconds, 3),
+        status=record.status,
+        outcome=outcome,
+        error=_error(scope),
+        prompt_tokens=None if usage is None else usage.prompt_tokens,
+        cached_tokens=None if usage is None else usage.cached_tokens,
+        completion_tokens=None if usage is None else usage.completion_tokens,
+        queue_s=_rounded(record.queue_s),
+        first_token_s=_rounded(record.first_token_s),
+        tokens_per_s=tokens_per_s(usage, record.timings),
+        phases=phases(record.timings, began, began + seconds, passed=record.passed),
+    )
 
 
 def _life(scope: Scope, record: Record, route: str, outcome: str, seconds: float) -> Life:

@@ -30,6 +30,7 @@ from gateway.http.command_clients import CommandClients
 from gateway.http.compressed_bodies import CompressedBodies
 from gateway.http.connection_limits import ConnectionLimiter
 from gateway.http.errors import error_response, on_defect, on_http_exception, on_refusal
+from gateway.http.finished import FinishedRequests
 from gateway.http.forms import FormFiles
 from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument, described
@@ -169,6 +170,7 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.hub_search = HubSearch(parts.fleet, parts.library)
     app.state.command_clients = CommandClients()
     app.state.http_meter = HttpMeter()
+    app.state.finished = FinishedRequests()
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()
     keys = parts.keys
@@ -178,6 +180,11 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     )
     same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)
     log = AccessLog(
-        same_origin, app.state.http_meter, RoutePaths(ROUTES), parts.spans, parts.fleet.faults
+        same_origin,
+        app.state.http_meter,
+        app.state.finished,
+        RoutePaths(ROUTES),
+        parts.spans,
+        parts.fleet.faults,
     )
     return Addresses(log)

@@ -20,6 +20,7 @@ from gateway.http.auth import caller_of
 from gateway.http.bodies import event_stream, json_response, read_count
 from gateway.http.command_bodies import Status
 from gateway.http.errors import invalid
+from gateway.http.finished import FinishedRequest, FinishedRequests
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
 from gateway.http.status import gateway_status
 from gateway.models.fleet import Fleet, Phase
@@ -149,6 +150,28 @@ async def requests(request: HttpRequest) -> Response:
     return json_response(found)
 
 
+class FinishedList(Struct):
+    """The latest first. `count` is of all requests that have finished since the gateway's start."""
+
+    count: int
+    requests: list[FinishedRequest]
+
+
+@live_routes.get(
+    "/requests/finished",
+    Operation(
+        "The requests that finished last",
+        answer=FinishedList,
+        query=[Query("recent", "integer", "How many of the last requests.")],
+    ),
+)
+async def finished_requests(request: HttpRequest) -> Response:
+    """Send the last `recent` finished requests, of the 200 that are kept."""
+    finished: FinishedRequests = request.app.state.finished
+    recent = finished.recent(read_count(request, "recent", _DEFAULT_RECENT))
+    return json_response(FinishedList(finished.count, recent))
+
+
 def request_statuses(fleet: Fleet, most: int | None = None) -> list[RequestStatus]:
     """The requests of all models; of each model only the first `most`, if that is given."""
     now = fleet.now()
@@ -186,10 +209,13 @@ _MOST_REQUESTS: Final = 100
 
 
 class Snapshot(Struct):
-    """`requests` are the first requests of each model."""
+    """`requests` are the first requests of each model, and `finished` counts the requests that have
+    finished.
+    """
 
     status: Status
     requests: list[RequestStatus]
+    finished: int
 
 
 @live_routes.get(
@@ -202,11 +228,13 @@ async def live(request: HttpRequest) -> Response:
     """
     fleet: Fleet = request.app.state.fleet
     reloader: Reloader = request.app.state.reloader
+    finished: FinishedRequests = request.app.state.finished
     kept = events_since(request, fleet.events, 0)
 
     def snapshot() -> bytes:
         status = gateway_status(fleet, reloader.present)
-        data = msgspec.json.encode(Snapshot(status, request_statuses(fleet, _MOST_REQUESTS)))
+        present = request_statuses(fleet, _MOST_REQUESTS)
+        data = msgspec.json.encode(Snapshot(status, present, finished.count))
         return b"event: snapshot\ndata: %s\n\n" % data
 
     if not follows(request):

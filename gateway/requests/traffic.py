@@ -13,7 +13,7 @@ from gateway.requests.fair_shares import opaque
 from gateway.requests.progress import ImplausibleError, ModelChangedError, Passage
 from gateway.requests.queue import Quarantine, QueueFullError, RequestQueue
 from gateway.requests.request import Request
-from gateway.requests.use import ModelMeter, Use
+from gateway.requests.use import ModelMeter, PhaseKind, Use
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog, Kind
 from gateway.system.refusal import Refusal
@@ -150,6 +150,7 @@ class Traffic:
             raise self._turned_away(request, full) from None
         if leaving is not None:
             self._refuse(leaving, full)
+        request.timing.enter(self._wait, self._loop.time())
         self._note_use(request)
 
     def cancel(self, request: Request) -> None:
@@ -272,6 +273,7 @@ class Traffic:
         """Go on with the worker to which requests were sent before."""
         self._connection = connection
         self._draining = False
+        self._note_waits()
         self.dispatch()
 
     def dispatch(self) -> None:
@@ -327,6 +329,9 @@ class Traffic:
             place = Text(f"{connection.fingerprint}@{connection.address}")
             if request.deliver(Delta(message.request_id, (), (place,)), now):
                 request.tell(now)
+            request.timing.enter("answer", now)
+        else:
+            request.timing.begin(now)
         if not terms.probe:
             self.meter.sent(request.timing, now)
 
@@ -388,6 +393,7 @@ class Traffic:
                 parked.append(request)
                 self._note_park(request)
         self.queue.park(parked)
+        self._note_waits()
         self._host.notify()
         return convicted
 
@@ -445,7 +451,19 @@ class Traffic:
             took_s = self._loop.time() - request.begun_at
             self.queue.shares.charge({request.terms.sharer: took_s})
 
+    @property
+    def _wait(self) -> PhaseKind:
+        """What a request waits for that no worker has had."""
+        return "load" if self._connection is None else "queue"
+
+    def _note_waits(self) -> None:
+        now = self._loop.time()
+        for request in self.queue:
+            if request.begun_at is None:
+                request.timing.enter(self._wait, now)
+
     def _note_park(self, request: Request) -> None:
+        request.timing.enter("parked", self._loop.time())
         self.meter.parked += 1
         self._emit("park", request)
 

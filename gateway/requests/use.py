@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -80,16 +80,36 @@ def _parse_text(text: str) -> float:
     return sign * sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
+# What a request does: it waits for its model or for its turn, has its prompt read, gets tokens,
+# waits again because its worker is gone or others come first, is read again, or is with the server
+# that answers it.
+PhaseKind: TypeAlias = Literal["load", "queue", "prefill", "tokens", "parked", "resumed", "answer"]
+# The last phase goes on if there are more, as of a request that often makes way.
+_MOST_PHASES: Final = 64
+
+
 class Timing(Struct):
     """Times of a request, in seconds. `queue_s` is the time from its arrival until a worker had it,
-    and `first_token_s` is the time from its arrival until its first token. The other fields are
-    moments on the caller's clock.
+    and `first_token_s` is the time from its arrival until its first token. `phases` has the moment
+    at which each phase began. All moments are on the caller's clock.
     """
 
     arrived_at: float
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_at: float | None = None
+    phases: list[tuple[PhaseKind, float]] = []
+
+    def enter(self, kind: PhaseKind, now: float) -> None:
+        """Begin a phase, unless it is the present one."""
+        present = self.phases[-1][0] if self.phases else None
+        if kind != present and len(self.phases) < _MOST_PHASES:
+            self.phases.append((kind, now))
+
+    def begin(self, now: float) -> None:
+        """Note that a worker has the request."""
+        again = any(kind == "parked" for kind, _ in self.phases)
+        self.enter("resumed" if again else "prefill", now)
 
 
 # Bounds of histograms, in seconds. A prompt that is found in the cache takes milliseconds, a long
@@ -135,6 +155,7 @@ class ModelMeter:
         them.
         """
         self.generated_tokens += count
+        timing.enter("tokens", now)
         if timing.last_token_at is None:
             timing.first_token_s = now - timing.arrived_at
             self.first_token_s.observe(timing.first_token_s)

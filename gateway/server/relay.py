@@ -87,12 +87,14 @@ class Relay:
                 request, now = self._requests[number], self._loop.time()
                 if request.timing.queue_s is None:
                     request.timing.queue_s = now - request.arrived_at
+                request.timing.begin(now)
                 request.start(now)
             case Delivered(number=number, delta=delta) if number in self._requests:
                 request = self._requests[number]
                 now = self._loop.time()
                 if request.timing.first_token_s is None:
                     request.timing.first_token_s = now - request.arrived_at
+                request.timing.enter("tokens", now)
                 if request.deliver(delta, now):
                     request.tell(now)
                 self._forget_if_over(number)

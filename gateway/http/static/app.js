@@ -70,7 +70,7 @@ function App() {
       </p>
       ${adminKey.get() && html`<button class="quiet" onClick=${signOut}>Sign out</button>`}
     </header>
-    <main id="content">
+    <main id="content" class=${View === Playground ? "filled" : undefined}>
       <h1 tabindex="-1" ref=${heading}>${title}</h1>
       ${live.status
         ? html`

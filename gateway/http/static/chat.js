@@ -1,8 +1,9 @@
 // One answer of a model, as it comes.
 //
-// A message is { role, text, pictures, reasoning, toolCalls, toolCallId, state, error, usage }:
-// `pictures` are data: URLs, a tool call is { id, name, arguments }, and `state` is that of an
-// answer: waiting, streaming, done, stopped, failed.
+// A message is { role, text, pictures, reasoning, toolCalls, toolCallId, state, error, usage, firstMs,
+// lastMs }: `pictures` are data: URLs, a tool call is { id, name, arguments }, `state` is that of an
+// answer: waiting, streaming, done, stopped, failed; its first and last token came that many
+// milliseconds after the question.
 
 import { ApiError, ask } from "./api.js";
 import { messages } from "./server_sent_events.js";
@@ -23,11 +24,14 @@ const beginning = {
   state: "waiting",
   error: null,
   usage: null,
+  firstMs: null,
+  lastMs: null,
 };
 
 // Calls `tell` with the answer whenever there is more of it, and in the end with the whole. Never
 // throws: what goes wrong is the answer's `error`.
 export async function answer(model, history, settings, signal, tell) {
+  const askedAt = performance.now();
   let answered = { ...beginning, model };
   const update = (change) => {
     answered = { ...answered, ...change };
@@ -41,7 +45,7 @@ export async function answer(model, history, settings, signal, tell) {
       if (data === null || data === "[DONE]") continue;
       const told = JSON.parse(data);
       if (event === "error" || told.error) throw new ApiError(told.error.message);
-      update(withChunk(answered, told));
+      update(withChunk(answered, told, performance.now() - askedAt));
     }
     if (!answered.finishReason) throw new ApiError("The connection ended before the answer did.");
     update({ state: "done" });
@@ -52,8 +56,8 @@ export async function answer(model, history, settings, signal, tell) {
   }
 }
 
-// What a chunk of the stream changes.
-function withChunk(answered, chunk) {
+// What a chunk of the stream changes, `ms` after the question.
+function withChunk(answered, chunk, ms) {
   const change = {};
   if (chunk.usage) change.usage = chunk.usage;
   const choice = chunk.choices?.[0];
@@ -65,6 +69,10 @@ function withChunk(answered, chunk) {
   if (content) change.text = answered.text + content;
   if (thought) change.reasoning = answered.reasoning + thought;
   if (calls) change.toolCalls = calls.reduce(withCall, answered.toolCalls);
+  if (content || thought || calls) {
+    change.firstMs = answered.firstMs ?? ms;
+    change.lastMs = ms;
+  }
   return change;
 }
 

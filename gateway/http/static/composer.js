@@ -58,7 +58,7 @@ export function Composer({ busy, onSend, onStop }) {
         )}
       </div>`}
       <label class="unseen" for="message">Message</label>
-      <textarea id="message" ref=${text} rows="3" placeholder="Write a message" onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
+      <textarea id="message" ref=${text} rows="1" placeholder="Write a message" onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       <div class="actions">
         <label class="button">
           Add a picture

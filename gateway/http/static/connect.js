@@ -1,6 +1,7 @@
 // Lines to copy that connect agents and editors with a model.
 
 import { askJson, modelPath } from "./api.js";
+import { Copy } from "./copy.js";
 import { Failure } from "./failure.js";
 import { count } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
@@ -50,9 +51,7 @@ function Client({ lines }) {
       <p>Copy this ${lines.place}:</p>
       <pre tabindex="0" role="region" aria-label=${`Lines for ${lines.title}`}>${lines.text}</pre>
       <div class="actions">
-        <button aria-label=${`Copy the lines for ${lines.title}`} onClick=${() => navigator.clipboard?.writeText(lines.text)}>
-          Copy
-        </button>
+        <${Copy} text=${lines.text} what=${`the lines for ${lines.title}`} />
       </div>
       ${lines.remark && html`<p class="notice">${lines.remark}</p>`}
     </section>

@@ -21,6 +21,12 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds / 3600) % 24)} h`;
 }
 
+// Also of what takes less than a second.
+export function exact(seconds) {
+  if (seconds === null || seconds === undefined || seconds >= 1) return duration(seconds);
+  return seconds > 0 && seconds < 0.0005 ? "<1 ms" : `${Math.round(1000 * seconds)} ms`;
+}
+
 export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 }

@@ -17,6 +17,7 @@ export const nothingYet = {
   connection: "connecting",
   status: null,
   requests: [],
+  finished: 0,
   events: [],
   rates: {},
 };

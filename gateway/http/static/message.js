@@ -1,53 +1,62 @@
 // One message of a conversation.
 
-import { count } from "./format.js";
+import { Copy } from "./copy.js";
+import { count, exact } from "./format.js";
 import { html, useState } from "./html.js";
+import { Markdown } from "./markdown.js";
 
 const WHO = { user: "You", tool: "Tool" };
 
-const STATES = {
-  waiting: "Waiting for the model…",
-  stopped: "Stopped.",
-};
-
-export function Message({ message, onResult }) {
-  const { role, text, pictures = [], reasoning, toolCalls = [], state, error, usage } = message;
+// `model` is the status of an answer's model, if this gateway has it; `onAgain` asks for the answer
+// once more.
+export function Message({ message, model, onResult, onAgain }) {
+  const { role, text, pictures = [], reasoning, toolCalls = [], state, error } = message;
+  const growing = state === "waiting" || state === "streaming";
   return html`
-    <li class=${`message ${role}`} aria-busy=${state === "waiting" || state === "streaming"}>
+    <li class=${`message ${role} ${growing ? "growing" : ""}`} aria-busy=${growing}>
       <p class="who">${WHO[role] ?? message.model}</p>
       ${pictures.map((url, at) => html`<img class="picture" src=${url} alt=${`Picture ${at + 1}`} />`)}
       ${reasoning &&
-      html`<details class="reasoning" open=${state === "streaming" && !text}>
+      html`<details class="reasoning" open=${growing && !text}>
         <summary>Reasoning</summary>
-        <${Text} text=${reasoning} />
+        <${Markdown} text=${reasoning} growing=${growing && !text} />
       </details>`}
-      <${Text} text=${text} />
+      ${text && (role === "assistant" ? html`<${Markdown} text=${text} growing=${growing} />` : html`<div class="text plain">${text}</div>`)}
       ${toolCalls.map((call) => html`<${ToolCall} key=${call.id} call=${call} onResult=${onResult} />`)}
-      ${STATES[state] && html`<p class="sum">${STATES[state]}</p>`}
+      ${state === "waiting" && html`<p class="sum">${waitsFor(model)}</p>`}
       ${error && html`<p class="error" role="alert">${error}</p>`}
-      ${usage &&
-      html`<p class="sum">
-        ${count(usage.prompt_tokens)} tokens in, ${count(usage.completion_tokens)} out
-        ${message.finishReason === "length" && ", cut at its limit"}
-      </p>`}
+      ${role === "assistant" &&
+      !growing &&
+      html`<div class="below">
+        ${text && html`<${Copy} text=${text} what="the answer" />`}
+        ${onAgain && html`<button type="button" class="quiet" onClick=${onAgain}>Answer again</button>`}
+        <span class="sum">${figures(message, model)}</span>
+      </div>`}
     </li>
   `;
 }
 
-// Text with fenced code; all else of Markdown is left as it is.
-function Text({ text }) {
-  if (!text) return null;
-  const parts = text.split(/^```([^\n`]*)\n?/m);
-  return html`<div class="text">
-    ${parts.map((part, at) => {
-      const block = Math.floor(at / 2);
-      // Of each fence the split leaves what stands behind it, a language or nothing.
-      if (at % 2 === 1) return null;
-      if (block % 2 === 1) return html`<pre tabindex="0"><code>${part}</code></pre>`;
-      return part.trim() && html`<p>${part.trim()}</p>`;
-    })}
-  </div>`;
+function waitsFor(model) {
+  if (!model || model.state === "ready") return "Waiting for the model…";
+  return `Waiting: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}…`;
 }
+
+// How an answer ended, how fast it was, and how much of the context it took.
+function figures({ state, usage, finishReason, firstMs, lastMs }, model) {
+  const parts = [];
+  if (state === "stopped") parts.push("Stopped.");
+  if (usage) {
+    const { prompt_tokens: before, completion_tokens: tokens } = usage;
+    parts.push(`${count(before)} tokens in, ${count(tokens)} out`);
+    if (tokens > 1 && lastMs > firstMs) parts.push(`${rate(((tokens - 1) * 1000) / (lastMs - firstMs))} tokens/s`);
+    if (firstMs !== null) parts.push(`first after ${exact(firstMs / 1000)}`);
+    if (model?.context_tokens) parts.push(`${count(before + tokens)} of ${count(model.context_tokens)} tokens of context`);
+  }
+  if (finishReason === "length") parts.push("cut at its limit");
+  return parts.join(" · ");
+}
+
+const rate = (number) => (number < 10 ? number.toFixed(1) : count(Math.round(number)));
 
 function ToolCall({ call, onResult }) {
   const [result, setResult] = useState("");

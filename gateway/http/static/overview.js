@@ -19,7 +19,7 @@ export function Overview({ live }) {
     <${Memory} status=${status} />
     <${Models} live=${live} />
     <${Upstreams} upstreams=${status.upstreams} />
-    <${Requests} requests=${requests} models=${status.models} />
+    <${Requests} requests=${requests} models=${status.models} finished=${live.finished} />
     <${Pulls} models=${status.models} />
     <${Events} events=${events} />
     <${Meanings} />

@@ -10,6 +10,7 @@ import {
   titleOf,
 } from "./conversation_store.js";
 import { Failure } from "./failure.js";
+import { useFollowing } from "./following.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
 import { Settings, useSettings } from "./settings.js";
@@ -19,10 +20,12 @@ import { askableIds } from "./upstreams.js";
 export function Playground({ live, wanted }) {
   const [conversations, setConversations] = useState([]);
   const [current, setCurrent] = useState(newConversation);
+  const [listed, setListed] = useState(false);
   const [error, setError] = useState(null);
   const [settings, changeSetting] = useSettings();
-  const stop = useRef(null);
-  const [busy, setBusy] = useState(false);
+  const { box, content, away, toEnd } = useFollowing();
+  // By their conversations' ids: the answers that come now.
+  const attempts = useRef(new Map());
   const ids = askableIds(live.status);
   const model = ids.includes(settings.model) ? settings.model : (ids[0] ?? "");
 
@@ -32,32 +35,43 @@ export function Playground({ live, wanted }) {
       setConversations(found);
       if (found.length > 0) setCurrent(found[0]);
     }, unkept);
-    return () => stop.current?.abort();
+    return () => attempts.current.forEach((each) => each.abort());
   }, []);
 
   useEffect(() => {
     if (wanted) changeSetting("model", wanted);
   }, [wanted]);
 
-  // Of a conversation, on the screen and in the browser's store.
-  const show = (conversation) => {
+  const open = (conversation) => {
     setCurrent(conversation);
-    setConversations((known) => [conversation, ...known.filter((each) => each.id !== conversation.id)]);
+    setListed(false);
+    toEnd();
+    document.getElementById("message").focus();
+  };
+  // Of a conversation: in the list, and before its reader if it is the open one.
+  const show = (conversation) => {
+    const shown = (each) => (each.id === conversation.id ? conversation : each);
+    setCurrent(shown);
+    setConversations((known) => known.map(shown));
   };
   const ask = async (history) => {
     const attempt = new AbortController();
-    stop.current = attempt;
-    setBusy(true);
     let latest = { ...current, changedAt: Date.now(), messages: history };
+    attempts.current.set(latest.id, attempt);
+    const lives = () => attempts.current.get(latest.id) === attempt;
+    setConversations((known) => [latest, ...known.filter((each) => each.id !== latest.id)]);
     show(latest);
+    toEnd();
     await keepConversation(latest).catch(unkept);
-    const draw = onceAFrame(() => show(latest));
+    const draw = atLeisure(() => lives() && show(latest));
     await answer(model, history, settings, attempt.signal, (answered) => {
       latest = { ...latest, messages: [...history, answered] };
       draw();
     });
+    // It may have been deleted meanwhile.
+    if (!lives()) return;
+    attempts.current.delete(latest.id);
     show(latest);
-    setBusy(false);
     await keepConversation(latest).catch(unkept);
   };
   const send = (text, pictures) => ask([...current.messages, userMessage(text, pictures)]);
@@ -71,52 +85,67 @@ export function Playground({ live, wanted }) {
   // A page that was closed in mid-answer leaves a question without one.
   const again = () => ask(last.role === "assistant" ? current.messages.slice(0, -1) : current.messages);
   const remove = (conversation) => {
+    attempts.current.get(conversation.id)?.abort();
+    attempts.current.delete(conversation.id);
     deleteConversation(conversation.id).catch(unkept);
     setConversations((known) => known.filter((each) => each.id !== conversation.id));
     if (conversation.id === current.id) setCurrent(newConversation());
   };
-  const open = openCalls(current.messages);
+  const busy = attempts.current.has(current.id);
+  const calls = openCalls(current.messages);
   const last = current.messages.at(-1);
+  const statusOf = (id) => live.status.models.find((each) => each.id === id);
   return html`
     <div class="playground">
-      <aside aria-label="Conversations">
-        <button disabled=${busy} onClick=${() => setCurrent(newConversation())}>New conversation</button>
+      <aside aria-label="Conversations" class=${listed ? "listed" : undefined}>
+        <button onClick=${() => open(newConversation())}>New conversation</button>
+        <button class="lister" aria-expanded=${listed} onClick=${() => setListed(!listed)}>Conversations</button>
         <ul>
           ${conversations.map(
             (each) => html`
               <li key=${each.id} class=${each.id === current.id ? "current" : ""}>
-                <button class="quiet title" disabled=${busy} aria-current=${each.id === current.id ? "true" : undefined}
-                  onClick=${() => setCurrent(each)}>
-                  ${titleOf(each)}
+                <button class="quiet title" aria-current=${each.id === current.id ? "true" : undefined}
+                  onClick=${() => open(each)}>
+                  ${titleOf(each)}${attempts.current.has(each.id) && html`<span class="unseen">, is being answered</span><span class="dot"></span>`}
                 </button>
-                <button class="quiet" disabled=${busy} aria-label=${`Delete ${titleOf(each)}`} onClick=${() => remove(each)}>×</button>
+                <button class="quiet" aria-label=${`Delete ${titleOf(each)}`} onClick=${() => remove(each)}>×</button>
               </li>
             `,
           )}
         </ul>
       </aside>
       <div class="talk">
+        <div class="choices">
+          <label class="choice">
+            Model
+            <select value=${model} onChange=${(event) => changeSetting("model", event.target.value)}>
+              ${ids.map((id) => html`<option value=${id}>${id}</option>`)}
+            </select>
+          </label>
+          <${Settings} settings=${settings} onChange=${changeSetting} />
+        </div>
         <${Failure} error=${error} />
-        <label class="choice">
-          Model
-          <select value=${model} onChange=${(event) => changeSetting("model", event.target.value)}>
-            ${ids.map((id) => html`<option value=${id}>${id}</option>`)}
-          </select>
-        </label>
-        <${Settings} settings=${settings} onChange=${changeSetting} />
-        <ol class="messages" aria-label="Conversation">
-          ${current.messages.map(
-            (each, at) => html`
-              <${Message} key=${at} message=${each}
-                onResult=${!busy && each.toolCalls?.some((call) => open.includes(call.id)) ? onResult : null} />
-            `,
-          )}
-        </ol>
+        <div class="conversation" ref=${box} tabindex="0" role="region" aria-label="Conversation">
+          <div ref=${content}>
+            ${current.messages.length === 0 &&
+            html`<p class="empty">${model ? `Ask ${model}. The conversation stays in this browser.` : "There is no model to ask."}</p>`}
+            <ol class="messages">
+              ${current.messages.map(
+                (each, at) => html`
+                  <${Message} key=${`${current.id} ${at}`} message=${each} model=${statusOf(each.model)}
+                    onAgain=${!busy && each === last && again}
+                    onResult=${!busy && each.toolCalls?.some((call) => calls.includes(call.id)) ? onResult : null} />
+                `,
+              )}
+            </ol>
+            ${!busy && last && last.role !== "assistant" && html`<button class="quiet" onClick=${again}>Answer again</button>`}
+          </div>
+        </div>
         <p class="unseen" role="status">${busy ? "The model answers." : last?.role === "assistant" ? last.text : ""}</p>
-        ${!busy &&
-        last &&
-        html`<div class="actions"><button class="quiet" onClick=${again}>Answer again</button></div>`}
-        <${Composer} busy=${busy} onSend=${send} onStop=${() => stop.current?.abort()} />
+        <div class="foot">
+          ${away && html`<button class="to-end" onClick=${toEnd}>To the end ↓</button>`}
+          <${Composer} busy=${busy} onSend=${send} onStop=${() => attempts.current.get(current.id)?.abort()} />
+        </div>
       </div>
     </div>
   `;
@@ -129,15 +158,24 @@ function openCalls(messages) {
   return (asked?.toolCalls ?? []).map((each) => each.id).filter((id) => !answered.includes(id));
 }
 
-// Sixty pieces a second need no more drawings than the screen has frames.
-function onceAFrame(draw) {
+// Draws at most once a frame, and for a quarter of the time at most: a long block takes a while.
+function atLeisure(draw) {
   let due = false;
-  return () => {
+  let missed = false;
+  const rested = () => {
+    due = false;
+    if (missed) soon();
+  };
+  const soon = () => {
+    missed = due;
     if (due) return;
     due = true;
     requestAnimationFrame(() => {
-      due = false;
+      const began = performance.now();
+      missed = false;
       draw();
+      setTimeout(() => setTimeout(rested, 3 * (performance.now() - began)));
     });
   };
+  return soon;
 }

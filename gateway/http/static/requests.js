@@ -1,5 +1,6 @@
-// What runs and what waits.
+// What runs, what waits, and what has finished.
 
+import { Finished } from "./finished.js";
 import { count, duration } from "./format.js";
 import { html } from "./html.js";
 
@@ -11,7 +12,8 @@ function state({ state: how, place }, model) {
   return `${waits}: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}`;
 }
 
-export function Requests({ requests, models }) {
+// `finished` counts the requests that have finished.
+export function Requests({ requests, models, finished }) {
   const byId = new Map(models.map((each) => [each.id, each]));
   return html`
     <section aria-labelledby="requests">
@@ -50,6 +52,7 @@ export function Requests({ requests, models }) {
               </table>
             </div>
           `}
+      <${Finished} finished=${finished} />
     </section>
   `;
 }

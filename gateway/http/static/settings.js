@@ -45,7 +45,7 @@ export function Settings({ settings, onChange }) {
     <details class="settings">
       <summary>Settings</summary>
       <div class="fields">
-        <label>System prompt<textarea rows="3" ...${bound("system")}></textarea></label>
+        <label>System prompt<textarea rows="2" ...${bound("system")}></textarea></label>
         <label>Temperature<input type="number" min="0" max="2" step="0.1" placeholder="the model's" ...${bound("temperature")} /></label>
         <label>Most tokens<input type="number" min="1" step="1" placeholder="no limit" ...${bound("maxTokens")} /></label>
         <label>
@@ -56,7 +56,7 @@ export function Settings({ settings, onChange }) {
             <option value="no">off</option>
           </select>
         </label>
-        <label>Tools, as OpenAI's JSON list<textarea rows="4" spellcheck=${false} ...${bound("tools")}></textarea></label>
+        <label>Tools, as OpenAI's JSON list<textarea rows="2" spellcheck=${false} ...${bound("tools")}></textarea></label>
         <label>
           Use of tools
           <select ...${bound("toolChoice")}>

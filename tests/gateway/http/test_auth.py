@@ -26,6 +26,7 @@ from gateway.http.access_log import (
 )
 from gateway.http.app import ROUTES
 from gateway.http.auth import AuthMiddleware, caller_of
+from gateway.http.finished import FinishedRequests
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults
 from protocol.answers import Usage
@@ -47,7 +48,12 @@ class World:
         self.meter = HttpMeter()
         self.faults = Faults()
         log = AccessLog(
-            AuthMiddleware(self._app, keys), self.meter, RoutePaths(ROUTES), None, self.faults
+            AuthMiddleware(self._app, keys),
+            self.meter,
+            FinishedRequests(),
+            RoutePaths(ROUTES),
+            None,
+            self.faults,
         )
         transport = httpx.ASGITransport(log)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")

@@ -57,6 +57,8 @@ async def test_passages_run_in_turn_and_the_guard_hears_of_none() -> None:
     traffic.passed(urgent, None)
     assert await _address(last) == PLACE
     assert (traffic.meter.prompt_tokens, traffic.meter.generated_tokens) == (3, 4)
+    assert [kind for kind, _ in first.timing.phases] == ["queue", "answer"]
+    assert [kind for kind, _ in last.timing.phases] == ["queue", "answer"]
     assert traffic.use.keep_alive_s is None
     traffic.passed(last, None)
     assert traffic.use.keep_alive_s == 9
