@@ -21,8 +21,18 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds / 3600) % 24)} h`;
 }
 
+// Of a time that is mostly below a second.
+export function latency(seconds) {
+  return seconds !== null && seconds < 1 ? `${Math.round(1000 * seconds)} ms` : duration(seconds);
+}
+
 export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+}
+
+// A moment of the last day.
+export function weekday(at) {
+  return new Date(at * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false });
 }
 
 export function day(at) {
