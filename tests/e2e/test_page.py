@@ -252,6 +252,7 @@ def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) 
 
 def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
     site.gateway.say("Hello", max_tokens=20)
+    page.sees(".history .key", "demo")
     os.kill(site.gateway.worker_pid(), signal.SIGKILL)
     plot = ".history .plot"
 
@@ -260,7 +261,6 @@ def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
 
     page.until(lambda: "1 death" in told())
     assert page.there(f"{plot} canvas")
-    page.sees(".history .key", "demo")
     page.sees(".history .key", "Budget")
     assert page.text(".moment output") == "now"
     page.find(".moment input").send_keys(Keys.ARROW_LEFT)

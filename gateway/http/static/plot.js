@@ -30,10 +30,11 @@ export function Plot({ label, height, span, times, series, marks = [], unit, at,
   present.current = { marks, onAt, span, times };
   const data = [times, ...series.map((each) => each.values).toReversed()];
   useEffect(() => {
-    const drawn = new UPlot(options(element.current, height, series, unit, present), data, element.current);
+    const place = element.current;
+    const drawn = new UPlot(options(place, height, series, unit, present), data, place);
     plot.current = drawn;
-    const resized = new ResizeObserver(() => drawn.setSize({ width: element.current.clientWidth, height }));
-    resized.observe(element.current);
+    const resized = new ResizeObserver(() => drawn.setSize({ width: place.clientWidth, height }));
+    resized.observe(place);
     return () => {
       resized.disconnect();
       drawn.destroy();
