@@ -55,7 +55,7 @@ function options(element, height, series, unit, present) {
   return {
     width: element.clientWidth,
     height,
-    padding: [8, 8, 0, 0],
+    padding: [8, 18, 0, 0],
     legend: { show: false },
     cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
     scales: {
