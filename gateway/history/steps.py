@@ -132,7 +132,8 @@ class Steps:
             if not whole["worst_first_token_s"][slot] >= seconds:
                 whole["worst_first_token_s"][slot] = seconds
         if sample.first_token_s:
-            whole["first_token_s"][slot] = self._first_tokens.median
+            worst_s = whole["worst_first_token_s"][slot]
+            whole["first_token_s"][slot] = min(self._first_tokens.median, worst_s)
         for model_id, each in present.items():
             columns = self._columns(model_id, present)
             columns["generated_tokens"][slot] += each.generated_tokens

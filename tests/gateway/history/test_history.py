@@ -143,9 +143,11 @@ def test_a_median_and_the_worst_first_token() -> None:
     history.add(_sample(first_token_s=(0.2, 0.3)), NOW)
     history.add(_sample(first_token_s=(9.0,)), NOW + 2)
     history.add(_sample(), NOW + 10)
+    # Its bucket is above it, and no median is above the worst.
+    history.add(_sample(first_token_s=(0.09,)), NOW + 20)
     columns = _steps(history)
-    assert columns.worst_first_token_s == [9.0, None]
-    assert columns.first_token_s == [pytest.approx(0.3, rel=0.03), None]
+    assert columns.worst_first_token_s == [9.0, None, 0.09]
+    assert columns.first_token_s == [pytest.approx(0.3, rel=0.03), None, 0.09]
 
 
 def test_the_open_step_is_told_when_it_has_ended() -> None:
