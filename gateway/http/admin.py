@@ -25,6 +25,7 @@ from gateway.http.bodies import json_response, read_count, read_json
 from gateway.http.clients import client_routes
 from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
 from gateway.http.errors import invalid
+from gateway.http.history import history_routes
 from gateway.http.library import library_routes
 from gateway.http.live import live_routes
 from gateway.http.openapi import LOADS, Operation, Query, Routes
@@ -280,6 +281,13 @@ async def _end(compartment: Compartment, options: OrderOptions, order: _Order) -
 routes = [
     Mount(
         "/admin/v1",
-        routes=[*admin_routes, *client_routes, *library_routes, *search_routes, *live_routes],
+        routes=[
+            *admin_routes,
+            *client_routes,
+            *history_routes,
+            *library_routes,
+            *search_routes,
+            *live_routes,
+        ],
     )
 ]

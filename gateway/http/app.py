@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.keys import ApiKeys
+from gateway.history.recorder import Recorder
 from gateway.http import (
     admin,
     chat,
@@ -149,6 +150,7 @@ class Parts(NamedTuple):
     pulls: Pulls
     library: Library
     last_used: LastUsed
+    recorder: Recorder
     form_files: FormFiles
     spans: Spans | None
 

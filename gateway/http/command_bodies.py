@@ -123,7 +123,7 @@ class ModelStatus(Struct):
     with the model as long as it is loaded, `lent_bytes` may be called back, `returning_bytes` were
     called back and are still held. With `wanted_bytes` in all, no request would wait for memory.
     `repeated_deaths` are errors that workers die of again and again. Of the `sharers` that have
-    requests the first has the next turn.
+    requests the first has the next turn. `command`: its server is a program of the configuration.
     """
 
     id: str
@@ -149,6 +149,7 @@ class ModelStatus(Struct):
     guesses: GuessesStatus = GuessesStatus()
     repeated_deaths: list[RepeatedDeath] = []
     sharers: list[SharerStatus] = []
+    command: bool = False
 
 
 class GroupStatus(Struct):

@@ -181,6 +181,7 @@ def model_status(compartment: Compartment, fleet: Fleet) -> ModelStatus:
             _rate(guesses.accepted + guesses.rejected, guesses.accepted),
         ),
         sharers=[SharerStatus(*each) for each in compartment.traffic.queue.sharers()],
+        command=compartment.model.is_command,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import deque
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -123,6 +124,8 @@ BETWEEN_TOKENS_S: Final = (
     *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 QUEUE_S: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+# The most times to the first token that are kept until they are taken, which is every few seconds.
+_LATEST: Final = 1000
 LOAD_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 
@@ -130,11 +133,13 @@ class ModelMeter:
     """Counts of one model's requests. Only `parked` and `resumed` include probes. `prompt_tokens`
     counts the tokens of prompts whose answer has begun. `parked` counts how often a request was
     parked, and `resumed` how often a request was sent again. `guesses` counts the guesses that were
-    checked for the generated tokens.
+    checked for the generated tokens. `latest_s` has the last times to a first token, in seconds,
+    until somebody takes them away.
     """
 
     def __init__(self) -> None:
         self.first_token_s = Histogram(FIRST_TOKEN_S)
+        self.latest_s: deque[float] = deque(maxlen=_LATEST)
         self.between_tokens_s = Histogram(BETWEEN_TOKENS_S)
         self.queue_s = Histogram(QUEUE_S)
         self.load_s = Histogram(LOAD_S)
@@ -159,6 +164,7 @@ class ModelMeter:
         if timing.last_token_at is None:
             timing.first_token_s = now - timing.arrived_at
             self.first_token_s.observe(timing.first_token_s)
+            self.latest_s.append(timing.first_token_s)
         else:
             self.between_tokens_s.observe((now - timing.last_token_at) / count, count)
         timing.last_token_at = now

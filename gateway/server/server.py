@@ -20,6 +20,7 @@ from gateway.access.keys import ApiKeys
 from gateway.config.machine_rules import network_cautions
 from gateway.config.model import models_of
 from gateway.config.read import Configuration
+from gateway.history.recorder import Recorder
 from gateway.http.access_log import spans
 from gateway.http.app import Parts
 from gateway.http.connection_limits import ConnectionLimiter, capacity
@@ -230,6 +231,7 @@ class _GatewayProcess:
             pulls,
             library,
             last_used,
+            Recorder(state_dir.history_path, fleet),
             FormFiles(state_dir.sockets),
             spans(os.environ),
         )

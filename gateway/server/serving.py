@@ -143,6 +143,7 @@ class GatewayServer:
         fleet.say_absent(reloader.present.absent)
         fleet.disks.start(lambda: fleet.settings.discovery.discover, reloader.rediscover)
         parts.last_used.start(lambda: fleet.roster.everyone)
+        parts.recorder.start()
         background.start(reloader.warn_of_groups(), "groups")
 
     def _watch(self) -> None:
@@ -181,6 +182,7 @@ class GatewayServer:
         await parts.reloader.close()
         await parts.pulls.close()
         await parts.last_used.close(lambda: parts.fleet.roster.everyone)
+        await parts.recorder.close()
         await parts.fleet.stop()
         await self._close_connections(serving)
 

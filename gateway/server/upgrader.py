@@ -190,6 +190,7 @@ class Upgrader:
                 handover = Handover(self._parts, self._earlier)
                 await handover.until_settled()
                 after_its_end.push(functools.partial(self._go_on, handover))
+                await self._parts.recorder.write()
                 still_since = self._loop.time()
                 await handover.carry_out(successor)
                 unless_it_serves.pop_all()

@@ -113,6 +113,8 @@ class StateDir:
         self.names_path = self.path / "names.json"
         # When models were last used.
         self.used_path = self.path / "used.json"
+        # The last hour and day.
+        self.history_path = self.path / "history.json"
         # The lines that were typed in `bulkhead chat`.
         self.chat_history_path = self.path / "chat-history"
         # The API keys, as hashes, and the usage under each.
@@ -177,6 +179,7 @@ class StateDir:
             self.pulls_path,
             self.names_path,
             self.used_path,
+            self.history_path,
             self.successor_path,
         )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]

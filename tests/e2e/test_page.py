@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -237,12 +239,38 @@ def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) 
     )
     assert page.find(".cards h3").text == MISSING
     assert "1 with trouble" in page.text("[aria-labelledby=models]")
-    page.click(".facts .term")
+    page.click(".troubles summary")
+    page.until(lambda: page.there(".troubles [open]"))
+    assert MISSING_FOLDER not in page.text(".cards"), "it stands once"
+    page.click(".legend .term")
     page.sees(".meaning:popover-open", ".")
     page.type("[aria-label='Filter of events']", "nothing is like this")
     page.sees("[aria-labelledby=events]", "No event is like that.")
     page.type("[aria-label='Filter of events']", "NO MODEL FOLDER")
     page.sees(".events .told", f"{MISSING} is unloaded: ")
+
+
+def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
+    site.gateway.say("Hello", max_tokens=20)
+    page.sees(".history .key", "demo")
+    os.kill(site.gateway.worker_pid(), signal.SIGKILL)
+    plot = ".history .plot"
+
+    def told() -> str:
+        return page.find(plot).get_attribute("aria-label") or ""
+
+    page.until(lambda: "1 death" in told())
+    assert page.there(f"{plot} canvas")
+    page.sees(".history .key", "Budget")
+    assert page.text(".moment output") == "now"
+    page.find(".moment input").send_keys(Keys.ARROW_LEFT)
+    page.until(lambda: re.fullmatch(r"\d\d:\d\d:\d\d", page.text(".moment output")))
+    assert " held of " in (page.find(".moment input").get_attribute("aria-valuetext") or "")
+    page.click(".as-table summary")
+    page.sees(".as-table table", "Worst first token")
+    assert page.findings() == []
+    page.click("[aria-label='Last day']")
+    page.sees("#history", "Last day")
 
 
 @pytest.mark.slow

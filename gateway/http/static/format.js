@@ -31,6 +31,11 @@ export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 }
 
+// A moment of the last day.
+export function weekday(at) {
+  return new Date(at * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hour12: false });
+}
+
 export function day(at) {
   return at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString();
 }

@@ -5,21 +5,18 @@ import { messages } from "./server_sent_events.js";
 
 const RECENT = 100;
 const MOST_EVENTS = 300;
-const MOST_RATES = 120;
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 4000;
 // A snapshot comes every second: without one for so long the connection is a dead one.
 const SILENCE_MS = 8000;
 
-// What the page shows. `connection`: connecting, live, lost, refused. `rates` has for each model the
-// tokens a second of the last two minutes.
+// What the page shows. `connection`: connecting, live, lost, refused.
 export const nothingYet = {
   connection: "connecting",
   status: null,
   requests: [],
   finished: 0,
   events: [],
-  rates: {},
 };
 
 // Calls `tell` with each new state, until the function that it returns is called.
@@ -36,7 +33,7 @@ export function watch(tell) {
     if (message.data === null) return;
     const data = JSON.parse(message.data);
     if (message.event === "snapshot") {
-      update({ connection: "live", ...data, rates: continued(state.rates, data.status) });
+      update({ connection: "live", ...data });
     } else {
       lastId = message.id;
       update({ events: [...state.events.slice(1 - MOST_EVENTS), data] });
@@ -98,13 +95,4 @@ export function watch(tell) {
 function shown() {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
-}
-
-function continued(rates, status) {
-  const next = {};
-  for (const { id, worker } of status.models) {
-    const known = rates[id] ?? [];
-    next[id] = [...known.slice(1 - MOST_RATES), worker?.tokens_per_s ?? 0];
-  }
-  return next;
 }

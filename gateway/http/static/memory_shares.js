@@ -2,6 +2,9 @@
 
 const COLOURS = 6;
 
+// The class with a model's colour, by its place in the status.
+export const kindOf = (place) => `model-${place % COLOURS}`;
+
 // What processes hold: [{ kind, label, bytes }], from left to right; what the workers may use comes
 // first, so that the budget is a line in it: model by model, or the weights, caches and buffers of all.
 export function held(status, byModel) {
@@ -50,10 +53,10 @@ export function promised(status, byModel) {
   ];
 }
 
-// A model has one colour in both tracks.
+// A model has one colour in all tracks and plots.
 function ofModels(models, bytesOf) {
   return models
-    .map((each, at) => ({ kind: `model-${at % COLOURS}`, label: each.id, bytes: bytesOf(each) ?? 0 }))
+    .map((each, at) => ({ kind: kindOf(at), label: each.id, bytes: bytesOf(each) ?? 0 }))
     .filter((each) => each.bytes > 0);
 }
 

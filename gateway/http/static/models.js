@@ -5,8 +5,8 @@ import { Failure } from "./failure.js";
 import { bytes, count, counted, duration, share } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { order, question, verbs } from "./orders.js";
-import { Sparkline } from "./sparkline.js";
 import { Term } from "./terms.js";
+import { told } from "./troubles.js";
 
 const RESTING = ["unloaded", "held"];
 const LABELS = { load: "Load", unload: "Unload", restart: "Restart", kill: "Kill" };
@@ -40,7 +40,7 @@ export function Models({ live }) {
       <ul class="cards">
         ${cards.map(
           (model) =>
-            html`<${Model} key=${model.id} model=${model} rates=${live.rates[model.id] ?? []} onVerb=${onVerb} />`,
+            html`<${Model} key=${model.id} model=${model} onVerb=${onVerb} />`,
         )}
       </ul>
       <ul class="resting">
@@ -67,15 +67,21 @@ function Resting({ model, onVerb }) {
     <li data-model=${model.id}>
       <span class="name">${model.id}</span>
       <span class=${`state ${model.state}`}>${model.state}</span>
+      ${model.command && html`<span class="tag">command</span>`}
       ${model.reason && html`<span class="reason">${model.reason}</span>`}
       <${Actions} model=${model} onVerb=${onVerb} />
     </li>
   `;
 }
 
-function Model({ model, rates, onVerb }) {
+// What only models have that make tokens in a worker of ours.
+const OF_TOKENS = ["Tokens/s", "Context", "Prompts kept", "Right guesses"];
+const NOTHING = ["0", "0 B"];
+
+function Model({ model, onVerb }) {
   const { worker } = model;
   const facts = [
+    ["Tokens/s", count(worker && Math.round(worker.tokens_per_s ?? 0))],
     ["Floor", bytes(model.floor_bytes)],
     ["Lent", bytes(model.lent_bytes)],
     ["Wanted", bytes(model.wanted_bytes)],
@@ -92,16 +98,15 @@ function Model({ model, rates, onVerb }) {
       <div class="head">
         <h3>${model.id}</h3>
         <span class=${`state ${model.state}`}>${model.state}</span>
+        ${model.command && html`<span class="tag">command</span>`}
         ${model.pinned && html`<span class="tag">pinned</span>`}
       </div>
-      ${model.reason && html`<p class="reason">${model.reason}</p>`}
-      ${model.repeated_deaths.map(
-        (each) => html`<p class="reason">${each.deaths} of its workers have died of one error: ${each.error}. ${each.remedy}</p>`,
-      )}
-      ${worker && html`<${Sparkline} rates=${rates} />`}
+      ${model.reason && !model.failure && html`<p class="reason">${model.reason}</p>`}
+      ${model.repeated_deaths.slice(model.failure ? 0 : 1).map((each) => html`<p class="reason">${told(each)}</p>`)}
       <dl class="facts">
         ${facts
-          .filter(([, value]) => value !== "–")
+          .filter(([, value]) => value !== "–" && (worker || !NOTHING.includes(value)))
+          .filter(([name]) => !(model.command && OF_TOKENS.includes(name)))
           .map(([name, value]) => html`<div><dt><${Term} name=${name} /></dt><dd>${value}</dd></div>`)}
       </dl>
       ${worker &&

@@ -2,6 +2,7 @@
 
 import { Events } from "./events.js";
 import { duration } from "./format.js";
+import { History } from "./history.js";
 import { html } from "./html.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
@@ -16,6 +17,7 @@ export function Overview({ live }) {
   return html`
     <p class="sum">The gateway is ${status.state}, for ${duration(status.uptime_s)}.</p>
     <${Troubles} status=${status} />
+    <${History} status=${status} />
     <${Memory} status=${status} />
     <${Models} live=${live} />
     <${Upstreams} upstreams=${status.upstreams} />

@@ -1,4 +1,4 @@
-// What is wrong, before anything else.
+// What is wrong, before anything else: a line each, which opens to its whole text.
 
 import { bytes } from "./format.js";
 import { html } from "./html.js";
@@ -8,16 +8,24 @@ export function Troubles({ status }) {
   if (found.length === 0) return null;
   return html`
     <ul class="troubles" aria-label="What is wrong">
-      ${found.map(([who, what]) => html`<li>${who && html`<strong>${who}</strong> `}${what}</li>`)}
+      ${found.map(
+        ([who, what]) => html`<li key=${who + what}><details><summary>${who && html`<strong>${who}</strong> `}${what}</summary></details></li>`,
+      )}
     </ul>
   `;
 }
 
+// A model stands here once, however much is wrong with it.
 function* troubles({ reason, models, hosts, upstreams, memory }) {
   if (reason) yield ["The gateway:", reason];
-  for (const { failure } of models) if (failure) yield ["", failure];
+  for (const { id, failure, repeated_deaths: repeated } of models) {
+    if (failure) yield ["", failure];
+    else if (repeated.length > 0) yield [`${id}:`, told(repeated[0])];
+  }
   for (const { name, reachable, reason: why } of hosts) if (!reachable) yield [`${name}:`, why];
   for (const { name, reason: why } of upstreams) if (why) yield [`${name}:`, why];
   if (memory.stranded_bytes) yield ["Memory:", `${bytes(memory.stranded_bytes)} did not come back from workers that ended.`];
   if (memory.pressure && memory.pressure !== "normal") yield ["Memory:", `the system is short of it (${memory.pressure}).`];
 }
+
+export const told = ({ deaths, error, remedy }) => `${deaths} of its workers have died of one error: ${error}. ${remedy}`;
