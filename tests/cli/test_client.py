@@ -103,7 +103,8 @@ def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
     assert (done.exit_code, done.stdout) == (0, "sk-1\n"), "where there is no terminal"
     assert done.stderr == (
         "Careful: There is no model 'dmo'. Did you mean 'demo'?\n"
-        "The key x, shown this once (only its hash is kept), is the output.\n"
+        "The key x is printed alone to the output. Keep it: Bulkhead stores only its hash, and "
+        "can't show it again.\n"
     )
 
 
