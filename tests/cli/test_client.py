@@ -220,3 +220,10 @@ def test_the_admin_key_comes_from_a_file(canned: CannedGateway, tmp_path: Path) 
     for path in (file, tmp_path / "none"):
         refused = bulkhead("models", "--admin-key-file", str(path), url=canned.url)
         assert (refused.returncode, "chmod 600" in refused.stderr) == (2, True)
+
+
+def test_no_message_has_the_number_of_an_error() -> None:
+    done = CliRunner().invoke(main, ["models", "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 3
+    assert "No gateway answers" in done.stderr
+    assert "[Errno" not in done.stderr
