@@ -22,6 +22,7 @@ from gateway.memory.fitting import Fit, fit
 from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
+from protocol.extras import command_to_add
 from protocol.model_files import encoder_of, read_config, read_header, refusal
 from protocol.model_folder import check_folder, templates_of, weight_files
 
@@ -178,7 +179,7 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
         return f"nothing here loads encoders of the kind {kind}"
     if encoder is not None:
         missing = find_spec("mlx_embeddings") is None
-        return "it takes the extra embeddings (mlx-embeddings)" if missing else None
+        return f"it needs mlx-embeddings: {command_to_add('embeddings')}" if missing else None
     if kind not in _architectures():
         return f"mlx-lm knows no models of the kind {kind}"
     return None

@@ -323,7 +323,7 @@ def test_from_an_empty_home_to_a_chat_by_the_page(hub: Hub, tmp_path: Path) -> N
         page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
         page.sees("[aria-labelledby=search] [role=alert]", "answers 502")
         page.sees("[aria-labelledby=search]", "Well-known models, by a list of")
-        page.type("[type=search]", Keys.ENTER)
+        page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
         page.click(f"[aria-label='Pull {SMALL}']")
         page.click(".pulls [aria-label='Chat with Tiny3-4B-4bit']")
         page.type("#message", "What is Bulkhead?" + Keys.ENTER)
