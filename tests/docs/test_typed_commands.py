@@ -21,7 +21,11 @@ ZSH = ("zsh", "-f", "-i", "-s")
 BASH = ("bash", "--noprofile", "--norc", "-s")
 # No program is found, so each call comes here, and is written down.
 RECORD = """
-command_not_found_handler() { { printf '<%s>' "$@"; echo; } >>"$CALLS"; }
+command_not_found_handler() {
+    local line
+    printf -v line '<%s>' "$@"
+    printf '%s\\n' "$line" >>"$CALLS"
+}
 command_not_found_handle() { command_not_found_handler "$@"; }
 cd() { command_not_found_handler cd "$@"; }
 which() { printf %s "$1"; }
