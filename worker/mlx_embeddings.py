@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from protocol.extras import command_to_add
 from protocol.model_files import ENCODERS, encoder_of
 from worker.mlx_lm.models import MASKED, known_weights
 
@@ -44,7 +45,7 @@ def classes_of(config: dict[str, Any]) -> tuple[type, Any]:
     except ImportError as error:
         raise EncoderError(
             f"Encoders such as this one, of type {kind}, need mlx-embeddings, which can't be "
-            f"imported ({error}): install it with pip install 'mlx-bulkhead[embeddings]'."
+            f"imported ({error}). This installs it: {command_to_add('embeddings')}"
         ) from error
     return _BUILDERS[name](module, config)
 

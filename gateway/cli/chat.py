@@ -16,8 +16,10 @@ from gateway.cli.conversation import Conversation, Parameters
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import only_model, reaches_gateway
+from gateway.cli.orders import carried_out
 from gateway.cli.output import printable
 from gateway.cli.transcript import PlainTranscript, ScreenTranscript
+from gateway.http.command_bodies import OrderOptions
 
 # Indexes into the list that `tcgetattr` returns.
 _INPUT: Final = 0
@@ -95,7 +97,8 @@ def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
     _, state_dir = local_settings(None)
     keyboard = Keyboard(history(state_dir.chat_history_path), lambda: model_names(gateway))
     slash = Slash(gateway, conversation)
-    click.echo(f"{printable(conversation.model_id)} is ready. /help shows the commands.", err=True)
+    told = _made_ready(gateway, conversation.model_id)
+    click.echo(f"{told} /help shows the commands.", err=True)
     while not slash.over:
         try:
             text = keyboard.message()
@@ -112,3 +115,24 @@ def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
             click.echo("(stopped)", err=True)
         except CommandError as error:
             error.show()
+
+
+# An order to load such a model would undo an operator's order, or forget its failures.
+_NOT_BY_ITSELF: Final = ("held", "backoff", "failed")
+
+
+def _made_ready(gateway: GatewayClient, model_id: str) -> str:
+    """Load the model if a request would load it, and say whether it is ready."""
+    name = printable(model_id)
+    model = gateway.model(model_id)
+    if model.state != "ready" and model.state not in _NOT_BY_ITSELF and not model.is_upstreams:
+        # Only operators give orders. A load that failed is told below.
+        with contextlib.suppress(CommandError):
+            carried_out(gateway, "load", model_id, OrderOptions())
+        model = gateway.model(model_id)
+    if model.state == "ready":
+        return f"{name} is ready."
+    if model.state in _NOT_BY_ITSELF:
+        why = printable(model.reason or "no reason is known").rstrip(".")
+        return f"{name} is {model.state} ({why})."
+    return f"{name} is {model.state}: your first message loads it."

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from gateway.cli.failure import (
     CommandError,
+    HubAwayError,
     NobodyListensError,
     NoGatewayError,
     NoSuchModelError,
@@ -201,6 +202,8 @@ class GatewayClient:
             # After the colon the message tells which header of a request has the key.
             why = error.message.partition(":")[0].rstrip(".")
             return KeyRefusedError(f"{why}: give it with --admin-key-file or BULKHEAD_ADMIN_KEY.")
+        if error.code == "hub_unavailable":
+            return HubAwayError(error.message)
         return CommandError(error.message)
 
 

@@ -116,11 +116,12 @@ class MemoryNote(Struct, frozen=True):
     footprint_bytes: int | None
 
     def __str__(self) -> str:
-        worker = "no worker"
+        worker = "there is no worker"
         if self.footprint_bytes is not None:
             worker = f"the worker holds {format_size(self.footprint_bytes)}"
-        # In MB, so that the change by a small model is visible.
-        return f"{self.when:<7} {self.available_bytes / 1e6:>9,.0f} MB available, {worker}"
+        # Other programs change what is available, so it comes last.
+        available = f"{self.available_bytes / 1e6:,.0f} MB of the machine are available"
+        return f"{self.when:<7} {worker:<27} ({available})"
 
 
 @click.command("demo")
@@ -153,7 +154,7 @@ def _perform(child: ChildGateway) -> None:
     status = child.stop()
     _expect(status == 0, f"The gateway ended with status {status}.")
     _say("It ended with status 0.")
-    _title("Memory of this machine, and of the worker:")
+    _title("Memory of the model's worker, and what it left of the machine's:")
     for note in notes:
         _say(str(note))
 

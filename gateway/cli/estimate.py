@@ -335,8 +335,8 @@ def _print(model: str, answer: _Estimate) -> None:
     else:
         calculated = found.idle_bytes
         click.echo(
-            f"Measured after a load: {format_size(measured)}. Process and weights are estimated at "
-            f"{format_size(calculated)}, {_off(calculated / measured - 1)}."
+            f"After a load the process and the weights took {format_size(measured)}. The estimate "
+            f"from the files was {format_size(calculated)}: {_off(calculated / measured - 1)}."
         )
     if answer.failure is not None:
         click.echo(printable(answer.failure))
@@ -360,9 +360,7 @@ def _print(model: str, answer: _Estimate) -> None:
 def _off(share: float) -> str:
     """Words for the error of an estimate. `share` is the error as a share of the measured size."""
     percent = round(100 * share)
-    return (
-        f"{abs(percent)}% too {'much' if percent > 0 else 'little'}" if percent else "as measured"
-    )
+    return f"{abs(percent)}% too {'high' if percent > 0 else 'low'}" if percent else "the same"
 
 
 def _sentence(answer: _Estimate) -> str:

@@ -9,6 +9,7 @@ from typing import IO, Any, Final
 import click
 
 from gateway.cli.output import printable
+from gateway.system.notation import without_number
 
 # The exit status that shells give to a process that ended by SIGINT.
 _INTERRUPTED: Final = 130
@@ -20,7 +21,8 @@ class CommandError(click.ClickException):
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"bulkhead: {printable(self.message)}", file=file, err=file is None)
+        said = printable(without_number(self.message))
+        click.echo(f"bulkhead: {said}", file=file, err=file is None)
 
 
 class WrongUseError(CommandError):
@@ -37,6 +39,10 @@ class NoGatewayError(CommandError):
 
 class NobodyListensError(NoGatewayError):
     """No program listens at the address: neither a gateway, even a slow one, nor another."""
+
+
+class HubAwayError(CommandError):
+    """The hub can't be asked."""
 
 
 class NoSuchModelError(CommandError):

@@ -119,8 +119,7 @@ def _check_models(
 @state_dir_option
 @reaches_gateway
 def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms: Any) -> None:
-    """Make an API key and print it, only this once, as the last word. Into a file or a pipe the key
-    is printed alone.
+    """Make an API key and print it. It can't be shown again. A file or a pipe gets the key alone.
 
     Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options the key may
     use every model without limits.
@@ -142,11 +141,11 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
             "state folder by themselves.",
             err=True,
         )
-    said = f"The key {name}, shown this once (only its hash is kept)"
+    keep = "Keep it: Bulkhead stores only its hash, and can't show it again."
     if sys.stdout.isatty():
-        click.echo(f"{said}: {secret}")
+        click.echo(f"{keep} The key {name}: {secret}")
     else:
-        click.echo(f"{said}, is the output.", err=True)
+        click.echo(f"The key {name} is printed alone to the output. {keep}", err=True)
         click.echo(secret)
 
 

@@ -27,7 +27,7 @@ from gateway.cli.options import names_gateway
 from gateway.cli.output import new_table, print_table, printable, size, stderr_console
 from gateway.cli.own_gateway import is_running, own_gateway
 from gateway.cli.pull import pull
-from gateway.cli.search import about_well_known, find, table
+from gateway.cli.search import about_well_known, find, rest_shown, table
 from gateway.config.model_folders import find_folder, locate
 from gateway.http.command_bodies import ModelBody
 from gateway.library.catalogue import ModelOnDisk, look_up
@@ -165,7 +165,8 @@ def _elsewhere(gateway: GatewayClient, on_disks: list[ModelOnDisk]) -> list[_Her
 
 
 def _from_hub(gateway: GatewayClient, name: str, command: str) -> Choice:
-    found = find(gateway, name)
+    with rest_shown(gateway):
+        found = find(gateway, name)
     usable = [each for each in found.results if each.can_chat]
     if not usable:
         if not found.results:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 from rich.text import Text
@@ -16,7 +18,7 @@ from gateway.cli.failure import CommandError
 from gateway.cli.gateway_access import local_settings
 from gateway.cli.options import json_option, model_argument, reaches_gateway
 from gateway.cli.output import printable, stderr_console
-from gateway.http.command_bodies import ModelStatus, OrderOptions, UpgradeAnswer
+from gateway.http.command_bodies import ModelStatus, OrderOptions, Status, UpgradeAnswer
 from gateway.system.notation import format_size
 from gateway.system.state_dir import NextGateway
 from gateway.system.state_file import write_state
@@ -26,16 +28,33 @@ _POLL_S: Final = 0.25
 _SETTLED: Final = ("ready", "unloaded", "held", "failed")
 
 
+# States in which a model's worker can't be handed over to the next gateway.
+_UNSETTLED: Final = ("starting", "loading", "draining", "stopping")
+
+
+class _Stage(NamedTuple):
+    """`kind` names the stage; `text` may tell more of it from time to time."""
+
+    kind: str
+    text: str
+
+
 class Progress:
-    """Shows a model's state on stderr until the context ends: on a terminal in one line that
-    changes, elsewhere in a line for each state.
+    """Shows on stderr, until the context ends, what is waited for: on a terminal in one line that
+    changes, elsewhere in a line for each state. Without `stage` that is the model's state.
     """
 
-    def __init__(self, gateway: GatewayClient, model_id: str) -> None:
+    def __init__(
+        self,
+        gateway: GatewayClient,
+        subject: str,
+        stage: Callable[[Status], _Stage | None] | None = None,
+    ) -> None:
         self._gateway = gateway
-        self._model_id = model_id
+        self._subject = printable(subject)
+        self._stage = stage or (lambda status: _stage_of(status.model(subject)))
         self._console = stderr_console()
-        self._spinner = self._console.status(Text(f"{printable(model_id)}: asking"))
+        self._spinner = self._console.status(Text(f"{self._subject}: asking"))
         self._shown = ""
         self._began_at = time.monotonic()
         self._over = threading.Event()
@@ -54,24 +73,36 @@ class Progress:
     def _watch(self) -> None:
         while not self._over.wait(_POLL_S):
             try:
-                model = self._gateway.status().model(self._model_id)
+                stage = self._stage(self._gateway.status())
             except CommandError:
                 # The command's own request fails, too, and the command reports that failure.
                 return
-            if model is not None:
-                self._show(model)
+            if stage is not None:
+                self._show(stage)
 
-    def _show(self, model: ModelStatus) -> None:
-        name = printable(model.id)
+    def _show(self, stage: _Stage) -> None:
         if self._console.is_terminal:
             seconds = time.monotonic() - self._began_at
-            self._spinner.update(Text(f"{name}: {_stage(model)}, {seconds:.0f} s"))
-        elif model.state != self._shown and model.state not in _SETTLED:
-            self._shown = model.state
-            self._console.print(f"{name}: {_stage(model)}", soft_wrap=True)
+            self._spinner.update(Text(f"{self._subject}: {stage.text}, {seconds:.0f} s"))
+        elif stage.kind != self._shown and stage.kind not in _SETTLED:
+            self._shown = stage.kind
+            self._console.print(f"{self._subject}: {stage.text}", soft_wrap=True)
 
 
-def _stage(model: ModelStatus) -> str:
+def _stage_of(model: ModelStatus | None) -> _Stage | None:
+    return None if model is None else _Stage(model.state, _told(model))
+
+
+def _stage_of_upgrade(status: Status) -> _Stage:
+    """A worker that starts or ends can't be handed over. Running streams aren't waited for."""
+    unsettled = [each for each in status.models if each.state in _UNSETTLED]
+    if not unsettled:
+        return _Stage("starts", "the next gateway starts")
+    named = "; ".join(f"{printable(each.id)}: {_told(each)}" for each in unsettled)
+    return _Stage(str([(each.id, each.state) for each in unsettled]), f"waits for {named}")
+
+
+def _told(model: ModelStatus) -> str:
     if model.reason is None:
         return model.state
     # Some reasons begin with the state: "loading: 1.2 GB of 3.2 GB".
@@ -195,7 +226,8 @@ def upgrade_command(
     """
     if python is not None:
         _choose(python, state_dir)
-    content = gateway.send("POST", "/admin/v1/upgrade")
+    with nullcontext() if as_json else Progress(gateway, "upgrade", _stage_of_upgrade):
+        content = gateway.send("POST", "/admin/v1/upgrade")
     if as_json:
         click.echo(content)
         return

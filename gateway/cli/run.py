@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-from rich.text import Text
 
 from gateway.cli.chat import chat
 from gateway.cli.client import GatewayClient
@@ -11,7 +10,7 @@ from gateway.cli.completion import complete_model
 from gateway.cli.conversation import Conversation, Parameters
 from gateway.cli.named_model import choose, present, serving
 from gateway.cli.options import reaches_gateway
-from gateway.cli.output import printable, stderr_console
+from gateway.cli.orders import carried_out
 from gateway.http.command_bodies import OrderOptions
 
 
@@ -44,5 +43,4 @@ def _load(gateway: GatewayClient, name: str) -> None:
     """Load the model. That of an upstream is loaded there, by the first question."""
     if gateway.model(name).is_upstreams:
         return
-    with stderr_console().status(Text(f"{printable(name)}: loading")):
-        gateway.order("load", name, OrderOptions())
+    carried_out(gateway, "load", name, OrderOptions())

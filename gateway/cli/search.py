@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import click
@@ -12,7 +13,7 @@ import httpx
 from rich.table import Table
 
 from gateway.cli.client import GatewayClient
-from gateway.cli.failure import CommandError, NobodyListensError
+from gateway.cli.failure import CommandError, HubAwayError, NobodyListensError
 from gateway.cli.models import ModelsOnDisks
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.output import (
@@ -23,6 +24,7 @@ from gateway.cli.output import (
     print_table,
     printable,
     size,
+    stderr_console,
     stdout_console,
 )
 from gateway.library.findings import Finding, Findings
@@ -44,10 +46,12 @@ def search_command(gateway: GatewayClient, *, words: tuple[str, ...], as_json: b
     never; it is guessed by the size of the weights, and a pull computes it. Without WORDS, the list
     has well-known models, and nothing is fetched.
     """
-    found = find(gateway, " ".join(words))
+    text = " ".join(words)
     if as_json:
-        print_json(found)
+        print_json(find(gateway, text))
         return
+    with rest_shown(gateway):
+        found = find(gateway, text)
     if not found.results:
         raise CommandError(f"The hub has no model for {found.query!r}: try fewer words.")
     if found.dated is not None:
@@ -59,7 +63,7 @@ def find(gateway: GatewayClient, text: str) -> Findings:
     """The findings of the gateway. If no gateway runs and none was named, this command searches.
 
     Raises:
-        CommandError: the hub can't be searched.
+        HubAwayError: the hub can't be searched.
     """
     try:
         answer = gateway.get("/admin/v1/search", _ANSWER, {"q": text})
@@ -91,10 +95,25 @@ def _find_here(gateway: GatewayClient, text: str) -> Findings:
     try:
         candidates = find_candidates(SearchJob(words, settings.hub.endpoint, settings.hub.at))
     except SearchError as error:
-        raise CommandError(error.message) from error
+        raise HubAwayError(error.message) from error
     except OSError as error:
         raise CommandError(f"No process can be started: {error.strerror}.") from error
     return found_for(words, candidates, room_here(settings), served, time.time())
+
+
+@contextlib.contextmanager
+def rest_shown(gateway: GatewayClient) -> Iterator[None]:
+    """If the hub can't be asked, show what there is without it: on stderr, before the error."""
+    try:
+        yield
+    except HubAwayError:
+        known = find(gateway, "")
+        click.echo(f"{about_well_known(known)}\n", err=True)
+        print_table(stderr_console(), table(known.results))
+        here = ", ".join(each.ids[0] for each in ModelsOnDisks(gateway).entries() if each.ids)
+        said = f"On this machine: {here}" if here else "There is no model on this machine"
+        click.echo(printable(f"\n{said}.\n"), err=True)
+        raise
 
 
 def about_well_known(found: Findings) -> str:

@@ -58,7 +58,8 @@ class Running(Struct, frozen=True):
     The gateway: `holder` is the process that has the lock of the state folder. `address` and `tls`
     are as the gateway has recorded them. Without a record, `address` is one at which the process
     listens, or the configured one. `health` is the gateway's answer there, and `key` is the admin
-    key if there is an answer. `models` maps the pids of workers to their models. `troubles` maps
+    key if there is an answer. `states` maps all models to their states, and `models` the pids of
+    workers to their models. `troubles` maps
     models to the reasons why they can't be loaded, and `deaths` maps them to the errors that end
     their workers again and again. `unreached` maps hosts to the reasons why the gateway can't reach
     them, and `refused` upstreams to the reasons why it sends them no requests. `instance` is the
@@ -76,6 +77,7 @@ class Running(Struct, frozen=True):
     port_holder: Process | None
     stranger: PortHealth | None
     in_force: ConfigurationInForce | None = None
+    states: dict[str, str] = {}
     models: dict[int, str] = {}
     troubles: dict[str, str] = {}
     deaths: dict[str, tuple[RepeatedDeath, ...]] = {}
@@ -163,6 +165,7 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
     return msgspec.structs.replace(
         running,
         in_force=status.config,
+        states={each.id: each.state for each in status.models},
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
         troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
         deaths={each.id: each.repeated_deaths for each in status.models},

@@ -33,6 +33,7 @@ from gateway.system.memory import (
 )
 from gateway.system.memory_reading import HostError
 from gateway.system.notation import format_size
+from protocol.extras import command_to_add
 
 _MIB: Final = 1 << 20
 # The least memory for macOS and other programs; with less, machines have panicked (mlx#3186).
@@ -60,8 +61,10 @@ def look_at_device(installation: Installation) -> Iterator[Finding]:
         yield error(
             "device",
             f"MLX doesn't answer: {_last_line(failure)}.",
-            "Install Bulkhead again in this environment, as docs/install.md says: on Linux with "
-            "one of MLX's back ends, mlx-bulkhead[cpu] or [cuda13].",
+            "Install Bulkhead again, as docs/install.md says."
+            if platform.system() == "Darwin"
+            else f"Install a back end of MLX: {command_to_add('cpu')}; for an NVIDIA GPU with "
+            "cuda13 instead of cpu.",
         )
         return
     yield judge_device(info)

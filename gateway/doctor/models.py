@@ -20,7 +20,7 @@ from gateway.config.model_settings import ModelSettings
 from gateway.config.settings import Settings
 from gateway.doctor.errands import ErrandOutcome, run_errand
 from gateway.doctor.finding import Finding, Severity, error, ok, warning, worst
-from gateway.doctor.installation import Installation
+from gateway.doctor.installation import Installation, Running
 from gateway.doctor.machine import budget_bytes
 from gateway.memory.commands import estimate_of_command
 from gateway.memory.fitting import Fit, Learned, fit, whole
@@ -61,7 +61,7 @@ DEADLINE_S: Final = 600.0
 def look_at_models(installation: Installation) -> Iterator[Finding]:
     models = installation.settings.models
     if not models:
-        yield ok(_CHECK, "None is configured.")
+        yield from judge_served(installation.running())
     located: dict[str, str] = {}
     for model_id, model in models.items():
         if model.command:
@@ -216,6 +216,17 @@ def judge_trouble(model_id: str, trouble: str) -> Finding:
         f"Remove this cause; then `bulkhead load {model_id}`.",
         subject=model_id,
     )
+
+
+def judge_served(running: Running) -> Iterator[Finding]:
+    """The findings about the models of the running gateway, of which the configuration has none."""
+    if not running.states:
+        yield ok(_CHECK, "None is configured.")
+        return
+    named = ", ".join(f"{model_id} ({state})" for model_id, state in running.states.items())
+    yield ok(_CHECK, f"None is configured here. The running gateway serves {named}.")
+    for model_id, trouble in running.troubles.items():
+        yield judge_trouble(model_id, trouble)
 
 
 def judge_model(model_id: str, examined: Examined | str, size: Fit | None) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from gateway.system.log_lines import about
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Faults, Histogram
 from protocol.answers import Usage
+from protocol.extras import command_to_add
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ def spans(environment: Mapping[str, str]) -> Spans | None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as error:
-        logger.warning("No spans are sent (%s): pip install 'mlx-bulkhead[otel]'", error)
+        logger.warning("No spans are sent (%s): %s", error, command_to_add("otel"))
         return None
     named: dict[str, Any] = {SERVICE_NAME: environment.get("OTEL_SERVICE_NAME", "bulkhead")}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)

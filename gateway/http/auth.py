@@ -69,10 +69,7 @@ def complaint(
         name = named["name"].strip("[]") if named else None
         ours = name is not None and (is_loopback(name) or name in hosts)
         if not (ours or (addresses and _is_address(name))):
-            return (
-                f"The Host {host[:200]!r} is no name of this machine; gateway.allowed_hosts can "
-                "allow others."
-            )
+            return _unknown_host(host, name)
     if "origin" not in headers:
         followed = opens_page and _is_followed_link(headers)
         if headers.get("sec-fetch-site") in _FOREIGN_SITES and not followed:
@@ -91,6 +88,21 @@ def complaint(
             "gateway.allowed_origins can allow others."
         )
     return None
+
+
+def _unknown_host(host: str, name: str | None) -> str:
+    """`name` is the host without its port; None if it can't be the name of a host."""
+    said = (
+        f"The Host {host[:200]!r} is refused: it is no name of this machine, and a web page could "
+        "reach this gateway by such a name."
+    )
+    if name is None:
+        return said
+    return (
+        f"{said} If you want to reach it so, there must be an API key (`bulkhead key add NAME` "
+        f'makes one). Then write allowed_hosts = ["{name[:200]}"] under [gateway] in the '
+        "configuration, and run `bulkhead config reload`."
+    )
 
 
 def is_allowed(origin: str | None, origins: Collection[str]) -> bool:

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.command_bodies import OpenAIErrorBody, OpenAIErrorEnvelope
+from gateway.system.notation import nearest, suggestion
 from gateway.system.refusal import Refusal
 
 
@@ -27,6 +28,14 @@ def routes_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[tuple[Route
             yield from routes_at(route.routes, {**scope, **child})
         elif isinstance(route, Route) and match is not Match.NONE:
             yield route, match
+
+
+def _paths(routes: Iterable[BaseRoute]) -> Iterator[str]:
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from (f"{route.path}{each}" for each in _paths(route.routes))
+        elif isinstance(route, Route):
+            yield route.path
 
 
 def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
@@ -173,8 +182,13 @@ async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
     """Answer requests with an unknown path or method, for which Starlette raises exceptions."""
     assert isinstance(error, HTTPException)
     if error.status_code != 405:
-        refusal = Refusal("not_found", f"There is no {request.url.path} here; / lists the paths.")
-        return error_response(refusal, request.url.path)
+        path = request.url.path
+        # The paths with a name of something in them would fit too much.
+        known = (each for each in _paths(request.app.routes) if "{" not in each)
+        meant = suggestion(nearest(path, known))
+        return error_response(
+            Refusal("not_found", f"There is no {path} here; / lists the paths.{meant}"), path
+        )
     allow = ", ".join(sorted(allowed_methods(request.app.routes, request.scope) | {"OPTIONS"}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allow})

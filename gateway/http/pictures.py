@@ -22,6 +22,7 @@ from gateway.http.errors import invalid
 from gateway.requests.share import Share
 from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
+from protocol.extras import command_to_add
 from protocol.requests import MOST_PICTURE_BYTES, MOST_PICTURES
 
 _LONGEST_REASON: Final = 300
@@ -216,7 +217,7 @@ def check_pictures(sources: Sequence[Source], model: Model) -> None:
         raise refused(
             sources[0],
             f"{model.id!r} is not configured to look at pictures: if it has vision, set pictures = "
-            "true for it, and install the packages: pip install 'mlx-bulkhead[vision]'",
+            f"true for it, and install what looks at them: {command_to_add('vision')}",
         )
 
 

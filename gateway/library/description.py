@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ from gateway.memory.fitting import Fit, fit
 from gateway.memory.weights import EstimateError, Weights
 from gateway.system.memory import back_end
 from gateway.system.notation import format_size
+from protocol.extras import command_to_add
 from protocol.model_files import encoder_of, read_config, read_header, refusal
 from protocol.model_folder import check_folder, templates_of, weight_files
 
@@ -31,7 +33,15 @@ _MOST_TOKENS: Final = 1 << 40
 # What mlx-lm quantizes into. Other modes than affine have their own number of bits.
 _BITS: Final = (2, 3, 4, 5, 6, 8)
 _MODES: Final = ("mxfp4", "mxfp8", "nvfp4")
-_TYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# As config.json and as safetensors call the types.
+_TYPES: Final = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "BF16": "bf16",
+    "F16": "fp16",
+    "F32": "fp32",
+}
 
 
 class Description(Struct, frozen=True):
@@ -120,8 +130,22 @@ def _quantization(config: Mapping[str, Any], folder: Path) -> str | None:
             return method if isinstance(method, str) else None
     nested = config.get("text_config")
     text = {**config, **(nested if isinstance(nested, dict) else {})}
-    kind = text.get("torch_dtype") or text.get("dtype")
+    kind = _type_of_weights(folder) or text.get("torch_dtype") or text.get("dtype")
     return _TYPES.get(kind, kind) if isinstance(kind, str) else None
+
+
+def _type_of_weights(folder: Path) -> str | None:
+    """The type of most bytes of the weights, which config.json need not tell rightly: whoever
+    converts weights may leave it as it was. None: the files can't be read, or have no weights.
+    """
+    held: Counter[str] = Counter()
+    try:
+        for header in map(read_header, weight_files(folder)):
+            for each in header.tensors.values():
+                held[each.dtype] += each.end - each.begin
+    except (OSError, ValueError):
+        return None
+    return next((kind for kind, _ in held.most_common(1)), None)
 
 
 def _has_scales(folder: Path) -> bool:
@@ -155,7 +179,7 @@ def problem_of(config: Mapping[str, Any]) -> str | None:
         return f"nothing here loads encoders of the kind {kind}"
     if encoder is not None:
         missing = find_spec("mlx_embeddings") is None
-        return "it takes the extra embeddings (mlx-embeddings)" if missing else None
+        return f"it needs mlx-embeddings: {command_to_add('embeddings')}" if missing else None
     if kind not in _architectures():
         return f"mlx-lm knows no models of the kind {kind}"
     return None

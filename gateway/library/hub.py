@@ -35,6 +35,7 @@ from gateway.library.sources import (
     TroubleError,
     UnreachableError,
 )
+from gateway.system.notation import without_number
 from protocol.model_files import encoder_of
 
 # The hub's CDN sends files of more than 50 GB only in parts (huggingface_hub.constants).
@@ -323,5 +324,7 @@ def _retry_after_s(text: str | None) -> float | None:
 
 
 def _said(error: BaseException) -> str:
-    """The text of an error without addresses, as the addresses at a CDN are signed and long."""
-    return re.sub(r"https?://\S+", "...", str(error)) or type(error).__name__
+    """The text of an error without its number, and without addresses, as the addresses at a CDN are
+    signed and long.
+    """
+    return re.sub(r"https?://\S+", "...", without_number(str(error))) or type(error).__name__

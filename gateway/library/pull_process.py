@@ -106,6 +106,13 @@ Said: TypeAlias = Planned | Progressed | PullFinished | PullFailed
 decode_said: Final = msgspec.json.Decoder(Said).decode
 
 
+# What helps where the hub can't be reached.
+ELSEWHERE: Final = (
+    "Is there a network? hub.endpoint, or HF_ENDPOINT where the gateway is started, names another "
+    "hub, and hub.folder a folder to copy models from."
+)
+
+
 class PullError(Exception):
     """A pull ends without a model."""
 

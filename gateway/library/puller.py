@@ -21,6 +21,7 @@ import msgspec
 from gateway.library.fetch import CachedRepository, FileFetch, Pace, Patience, explained
 from gateway.library.hub import Hub, hub_cache, is_offline
 from gateway.library.pull_process import (
+    ELSEWHERE,
     Planned,
     Progressed,
     PullError,
@@ -57,10 +58,6 @@ _LEFT_BYTES: Final = 256_000_000
 _TOLD_EVERY_S: Final = 0.5
 # A repository may change while it is pulled, and a mirror may ignore the commit.
 _MOST_LISTINGS: Final = 3
-_ELSEWHERE: Final = (
-    "Is there a network? hub.endpoint, or HF_ENDPOINT where the gateway is started, names another "
-    "hub, and hub.folder a folder to copy models from."
-)
 
 
 class Download:
@@ -217,7 +214,7 @@ class Download:
                 patience = later if self._answered else at_first
                 pause_s = patience.failed(time.monotonic(), error.retry_after_s)
                 if pause_s is None:
-                    raise PullError("unreachable", f"{error}. {_ELSEWHERE}") from error
+                    raise PullError("unreachable", f"{error}. {ELSEWHERE}") from error
                 self._say(Progressed(0, 0, None, None, str(error)))
                 time.sleep(pause_s)
             else:

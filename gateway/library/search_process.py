@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.library.pull_process import Code
+from gateway.library.pull_process import ELSEWHERE, Code
 
 # The deadline is for a hub that is slow or doesn't answer; the hub answers in a second.
 DEADLINE_S: Final = 20.0
@@ -141,5 +141,5 @@ def _silent(job: SearchJob) -> SearchFailed:
     where = job.folder or job.endpoint or "The hub"
     return SearchFailed(
         "unreachable",
-        f"{where} did not answer a search within {job.deadline_s:g} s: try again later.",
+        f"{where} did not answer a search within {job.deadline_s:g} s. {ELSEWHERE}",
     )

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from gateway.library.hub import Hub, is_offline
-from gateway.library.pull_process import PullError
+from gateway.library.pull_process import ELSEWHERE, PullError
 from gateway.library.search_process import (
     Candidate,
     SearchAnswer,
@@ -21,7 +21,7 @@ from gateway.library.search_process import (
     SearchJob,
     matches,
 )
-from gateway.library.sources import ModelFolder, TroubleError
+from gateway.library.sources import ModelFolder, TroubleError, UnreachableError
 
 _STALL_S: Final = 10.0
 
@@ -32,6 +32,8 @@ def answer(job: SearchJob) -> SearchAnswer:
         return SearchFound(tuple(_found(job)))
     except PullError as error:
         return SearchFailed(error.code, error.message)
+    except UnreachableError as error:
+        return SearchFailed("unreachable", f"{error}. {ELSEWHERE}")
     except TroubleError as error:
         return SearchFailed("unreachable", f"{str(error).rstrip('.')}.", error.retry_after_s)
 

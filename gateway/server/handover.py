@@ -210,8 +210,11 @@ class Handover:
         try:
             await self._parts.fleet.until_settled(seconds)
         except TimeoutError:
+            every = self._parts.fleet.roster.everyone
+            named = (f"{each.model.id} is {each.state}" for each in every if each.unsettled)
             raise HandoverError(
-                f"models were still being loaded or unloaded after {seconds:g} s"
+                f"models were still being loaded or unloaded after {seconds:g} s: "
+                f"{', '.join(named)}"
             ) from None
 
     async def carry_out(self, successor: SuccessorProcess) -> None:

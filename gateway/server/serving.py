@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import uvicorn
@@ -18,6 +19,7 @@ from gateway.http.app import Parts, build_app
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Handshake
 from gateway.library.pulls import Pulls
+from gateway.models.compartment import Compartment
 from gateway.models.reload import Reloader
 from gateway.server.departure import Departure
 from gateway.server.takeover import CannotTakeOverError, Takeover
@@ -26,6 +28,7 @@ from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.machine import Notifier
 from gateway.system.notation import url
 from gateway.system.processes import ProcessGoneError
+from gateway.system.state_dir import near_url
 from gateway.system.tasks import Tasks
 from gateway.system.tls import Certificates
 
@@ -57,7 +60,8 @@ class GatewayServer:
         self._notifier = notifier
         self._takeover = takeover
         self._upgrader = upgrader
-        self._address = url(*listener.getsockname()[:2], tls=certificates is not None)
+        listening, tls = listener.getsockname()[:2], certificates is not None
+        self._address, self._near = url(*listening, tls=tls), near_url(*listening, tls=tls)
         self._signals: asyncio.Queue[int] = asyncio.Queue()
         self._background = Tasks("server")
         self._handshakes = Tasks("connections")
@@ -135,6 +139,7 @@ class GatewayServer:
             await parts.pulls.resume()
             # Scripts wait for this line. No other line goes to stdout.
             print(f"Bulkhead serves on {self._address}", flush=True)
+            logger.info("%s", _first_steps(self._near, fleet.roster.everyone))
         else:
             parts.mailbox.start()
             self._upgrader.announce()
@@ -256,3 +261,19 @@ async def _first_of(task: asyncio.Task[None], signals: asyncio.Queue[int]) -> in
     if task.done():
         await task
     return received
+
+
+_MOST_NAMED: Final = 8
+
+
+def _first_steps(address: str, models: Sequence[Compartment]) -> str:
+    """Sentences for whoever has started the gateway."""
+    page = f"Its page is {address}/ui."
+    if not models:
+        return f"{page} It has no model yet: `bulkhead run` in another terminal finds one."
+    ids = [each.model.id for each in models]
+    more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
+    return (
+        f"{page} Its models are {', '.join(ids[:_MOST_NAMED])}{more}. To chat, type in another "
+        f"terminal: bulkhead chat {ids[0]}"
+    )

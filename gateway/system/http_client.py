@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 import httptools
 
+from gateway.system.notation import without_number
 from gateway.system.tls import distrust
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -152,7 +153,7 @@ class HttpClient:
         except OSError as error:
             doubt = distrust(error)
             reason = (
-                f"can't be reached: {error}"
+                f"can't be reached: {without_number(str(error))}"
                 if doubt is None
                 else f"shows a certificate that isn't trusted ({doubt})"
             )

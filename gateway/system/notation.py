@@ -153,6 +153,14 @@ def _tail(name: str) -> str:
     return name.rpartition("/")[2] or name
 
 
+_NUMBER: Final = re.compile(r"\[Errno -?\d+\] ?")
+
+
+def without_number(text: str) -> str:
+    """The text of an error of the system without the number of that error."""
+    return _NUMBER.sub("", text)
+
+
 def url(host: str, port: int, *, tls: bool = False) -> str:
     """`http://127.0.0.1:8642`, `https://[::1]:8642`."""
     scheme = "https" if tls else "http"

@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
+from gateway.system.notation import without_number
+
 Code: TypeAlias = Literal[
     "invalid_request_error",
     "context_length_exceeded",
@@ -94,9 +96,9 @@ class Refusal(Exception):
         retry_after_s: int | None = None,
         lasting: bool = False,
     ) -> None:
-        super().__init__(message)
+        self.message = without_number(message)
+        super().__init__(self.message)
         self.code: Code = code
-        self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
         self.lasting = lasting

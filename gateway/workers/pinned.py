@@ -18,6 +18,7 @@ from msgspec import Struct
 from gateway.config.model_folders import expand_home
 from gateway.system.lane import Lane
 from gateway.system.machine import program
+from gateway.system.notation import without_number
 from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks
 from gateway.system.tls import fingerprint, parse_fingerprint, trusting_anybody, trusting_this
@@ -117,7 +118,8 @@ class PinnedClient:
             raise TimeoutError(f"{self.url} did not answer within {deadline_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             self._doubt()
-            raise ConnectionError(f"{self.url}: {str(error) or type(error).__name__}") from error
+            reason = without_number(str(error)) or type(error).__name__
+            raise ConnectionError(f"{self.url}: {reason}") from error
         finally:
             self._asking -= 1
         if not answer.is_success:
@@ -156,7 +158,10 @@ class PinnedClient:
         except TimeoutError as error:
             raise TimeoutError(f"{self.url} did not answer within {_CONNECT_S:g} s") from error
         except OSError as error:
-            raise ConnectionError(f"{self.url} can't be reached: {error}{advice(error)}") from error
+            reason = without_number(str(error))
+            raise ConnectionError(
+                f"{self.url} can't be reached: {reason}{advice(error)}"
+            ) from error
         try:
             shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         finally:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -295,7 +296,8 @@ def test_words_are_whole_and_reasoning_is_dim(
 def test_a_stream_that_goes_on_elsewhere_and_one_that_fails(
     sitting: Sitting, canned: CannedGateway
 ) -> None:
-    canned.will_answer("/v1/models/m", {"id": "m", "state": "loading"})
+    for state in ("ready", "loading"):
+        canned.will_answer("/v1/models/m", {"id": "m", "state": state})
     begun, *rest = chat_events("Half a wo", "rd.")
     canned.will_stream(CHAT, [begun, ": waiting\n\n", *rest])
     envelope = {
@@ -387,12 +389,48 @@ def test_a_file_takes_the_answer_and_the_terminal_the_message(
     assert "\x1b" not in answer
 
 
-@pytest.mark.slow
-def test_tells_what_the_wait_is_for(fleet: Gateway, tmp_path: Path) -> None:
-    fleet.order("kill", "slow", force=True).raise_for_status()
+def test_a_model_is_loaded_before_it_is_called_ready(fleet: Gateway, tmp_path: Path) -> None:
+    fleet.order("unload", "slow").raise_for_status()
     more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
     with screen("chat", "slow", url=fleet.url, more=more) as seen:
         seen.shows("slow is ready. /help shows the commands.\n>")
+        assert fleet.model("slow")["state"] == "ready"
+        printed = seen.printed
+        assert re.search(r"slow: (starting|loading).*, \d+ s", printed)
+        assert "is ready" not in printed.partition(", 0 s")[0]
+        seen.type("/exit\r")
+        assert seen.exit_status() == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "told"),
+    [
+        ("unloaded", None, "m is unloaded: your first message loads it. /help"),
+        ("held", "bulkhead load ends it.", "m is held (bulkhead load ends it). /help"),
+    ],
+)
+def test_a_model_that_is_not_ready_is_not_called_so(
+    state: str, reason: str | None, told: str, canned: CannedGateway, tmp_path: Path
+) -> None:
+    """Without an operator's rights nothing is loaded, and no hold is ended."""
+    model = {"id": "m", "state": state, "reason": reason}
+    canned.will_answer("/v1/models/m", model)
+    refused = {"error": {"message": "Only operators.", "code": "permission_denied"}}
+    canned.will_answer("/admin/v1/models/m/load", refused, 403)
+    more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
+    with screen("chat", "m", url=canned.url, more=more) as seen:
+        seen.shows(told)
+        seen.type("/exit\r")
+        assert seen.exit_status() == 0
+        assert "ready" not in seen.printed
+
+
+@pytest.mark.slow
+def test_tells_what_the_wait_is_for(fleet: Gateway, tmp_path: Path) -> None:
+    more = {"BULKHEAD_STATE_DIR": str(tmp_path / "state")}
+    with screen("chat", "slow", url=fleet.url, more=more) as seen:
+        seen.shows("slow is ready. /help shows the commands.\n>")
+        fleet.order("kill", "slow", force=True).raise_for_status()
         seen.type("What is Bulkhead?\r")
         seen.shows("(waiting: slow is starting...)")
         seen.waits_until(lambda: seen.text.endswith(".\n>"))

@@ -103,7 +103,8 @@ def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
     assert (done.exit_code, done.stdout) == (0, "sk-1\n"), "where there is no terminal"
     assert done.stderr == (
         "Careful: There is no model 'dmo'. Did you mean 'demo'?\n"
-        "The key x, shown this once (only its hash is kept), is the output.\n"
+        "The key x is printed alone to the output. Keep it: Bulkhead stores only its hash, and "
+        "can't show it again.\n"
     )
 
 
@@ -219,3 +220,10 @@ def test_the_admin_key_comes_from_a_file(canned: CannedGateway, tmp_path: Path) 
     for path in (file, tmp_path / "none"):
         refused = bulkhead("models", "--admin-key-file", str(path), url=canned.url)
         assert (refused.returncode, "chmod 600" in refused.stderr) == (2, True)
+
+
+def test_no_message_has_the_number_of_an_error() -> None:
+    done = CliRunner().invoke(main, ["models", "--url", "http://127.0.0.1:9"])
+    assert done.exit_code == 3
+    assert "No gateway answers" in done.stderr
+    assert "[Errno" not in done.stderr

@@ -45,6 +45,8 @@ def test_tells_its_story_and_leaves_nothing(folder: Path) -> None:
     assert re.search(r"Asked again without a kill: the same [\d,]+ characters", stdout)
     for moment in ("before", "loaded", "after"):
         assert stdout.count(f"   {moment} ") == 2
+    assert re.search(r"^   before  there is no worker +\([\d,]+ MB of the machine", stdout, re.M)
+    assert re.search(r"^   loaded  the worker holds [\d.]+ MB", stdout, re.M)
     assert left_in(folder) == []
 
 

@@ -26,6 +26,7 @@ RUN.sort(key=lambda page: "bulkhead key add" in "\n".join(SCRIPTS[page]))
 FIRST_READ = ("README.md", "install.md")
 # As on a Mac: a zsh that is typed into has no comments.
 TYPED = ("zsh", "-f", "-i", "-s")
+BASH = ("bash",)
 PROGRAMS = ("bulkhead ", "curl ", "make ", "sudo ", "ssh ", "brew ", "uv ", "pipx ")
 
 # What the pages call without saying that it must succeed, and a message for a chat to answer. No
@@ -45,9 +46,26 @@ bulkhead() {
 """
 
 
+# The other shell than the system's takes its part in `make test-more`.
+SHELLS = (BASH, TYPED) if LINUX else (TYPED, BASH)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[SHELLS[0], pytest.param(SHELLS[1], marks=pytest.mark.slow)],
+    ids=lambda shell: shell[0],
+)
+def shell(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    if shutil.which(request.param[0]) is None:
+        pytest.skip(f"there is no {request.param[0]}")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    """With the models that the pages name, which are all the embedded one."""
+def gateway(shell: tuple[str, ...]) -> Iterator[Gateway]:
+    """With the models that the pages name, which are all the embedded one. Each shell has its own,
+    as the pages make keys.
+    """
     files = {each.name: each.read_bytes() for each in DEMO.iterdir() if each.is_file()}
     names = ("Qwen3-4B-4bit", "Llama-3.2-3B-Instruct-4bit")
     with Hub({f"mlx-community/{name}": files for name in names}) as hub:
@@ -71,13 +89,12 @@ def gateway() -> Iterator[Gateway]:
     [pytest.param(page, marks=() if page.name in FIRST_READ else pytest.mark.slow) for page in RUN],
     ids=lambda page: page.name,
 )
-def test_the_commands_of_a_page(page: Path, gateway: Gateway, tmp_path: Path) -> None:
+def test_the_commands_of_a_page(
+    page: Path, shell: tuple[str, ...], gateway: Gateway, tmp_path: Path
+) -> None:
     steps = [f"echo '=== {number}' >&2\n{each}" for number, each in enumerate(SCRIPTS[page])]
     script = tmp_path / "script"
     script.write_text(_here("\n".join([SHELL, *steps, "echo '=== end' >&2\n"]), gateway))
-    shell = ("bash",) if LINUX else TYPED
-    if shutil.which(shell[0]) is None:
-        pytest.skip(f"there is no {shell[0]}")
     with script.open() as typed:
         done = subprocess.run(
             shell,

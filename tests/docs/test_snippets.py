@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ def test_configuration_is_right(fence: Fence, tmp_path: Path) -> None:
     members = "".join(f'[models."{each}"]\npath = "demo"\n' for each in {*sum(tables, ())})
     path.write_text(fence.text + members, "utf-8")
     read_settings(Flags(config=path), {})
+
+
+def test_a_server_that_loads_what_it_is_asked_for_has_a_name_to_ask_for() -> None:
+    """It would be asked for the id, and would look for a repository of that name."""
+    found = [
+        (fence.page.name, model)
+        for fence in of_kind("toml")
+        for model in tomllib.loads(fence.text).get("models", {}).values()
+        if isinstance(model, dict) and "mlx_audio.server" in model.get("command", ())
+    ]
+    assert len(found) == 3
+    assert all({"name", "memory"} <= model.keys() for _, model in found), found
+
+
+def test_a_row_has_the_cells_of_its_table() -> None:
+    wrong = []
+    for page in PAGES:
+        cells = 0
+        for line in page.read_text("utf-8").splitlines():
+            found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+            if cells and found and found != cells:
+                wrong.append(f"{page.name}: {line[:80]}")
+            cells = found and (cells or found)
+    assert not wrong
 
 
 @pytest.mark.parametrize("fence", of_kind("json"), ids=_place)

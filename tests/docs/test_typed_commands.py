@@ -21,10 +21,14 @@ ZSH = ("zsh", "-f", "-i", "-s")
 BASH = ("bash", "--noprofile", "--norc", "-s")
 # No program is found, so each call comes here, and is written down.
 RECORD = """
-command_not_found_handler() { { printf '<%s>' "$@"; echo; } >>"$CALLS"; }
+command_not_found_handler() {
+    local line
+    printf -v line '<%s>' "$@"
+    printf '%s\\n' "$line" >>"$CALLS"
+}
 command_not_found_handle() { command_not_found_handler "$@"; }
 cd() { command_not_found_handler cd "$@"; }
-which() { :; }
+which() { printf %s "$1"; }
 """
 # The way to a program would be followed.
 WAY = re.compile(r"^\S+/bin/", re.MULTILINE)

@@ -136,6 +136,15 @@ class TestGateway:
         assert f"`kill -CONT {pid}`" in found["remedy"]
         assert "`bulkhead restart demo`" in found["remedy"]
 
+    def test_without_a_configuration_the_models_are_the_gateways(
+        self, machine: Machine, start_gateway: Callable[..., Gateway]
+    ) -> None:
+        running = start_gateway()
+        machine.state_dir, machine.port = running.state_dir, int(running.url.rpartition(":")[2])
+        answer = json.loads(machine.run("--json").stdout)
+        (evidence,) = (each["evidence"] for each in answer["findings"] if each["check"] == "model")
+        assert evidence == "None is configured here. The running gateway serves demo (unloaded)."
+
     @pytest.mark.slow
     def test_another_configuration_than_the_one_that_runs(
         self, machine: Machine, start_gateway: Callable[..., Gateway]

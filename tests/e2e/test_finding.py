@@ -221,6 +221,25 @@ def test_what_can_not_be_run(home: Path, hub: Hub) -> None:
     assert gateways() == []
 
 
+def test_without_a_hub_there_is_what_is_here(
+    home: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bulkhead("pull", SMALL).returncode == 0
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for line in (("search", "nobody"), ("run", "nobody")):
+        done = bulkhead(*line)
+        assert done.returncode == 1
+        known, here, error = done.stderr.strip().rsplit("\n\n", 2)
+        assert "Well-known models, by a list of" in known
+        assert "mlx-community/Qwen3-4B-4bit" in known
+        assert here == f"On this machine: {SMALL.rpartition('/')[2]}."
+        assert error.startswith("bulkhead: http://127.0.0.1:9 can't be reached: ")
+        assert "[Errno" not in error
+        assert "HF_ENDPOINT" in error
+        assert "hub.folder" in error
+    assert gateways() == []
+
+
 @pytest.mark.slow
 def test_search_without_a_gateway(home: Path) -> None:
     found = listed("search", "tiny3")
@@ -300,6 +319,10 @@ def test_from_an_empty_home_to_a_chat_by_the_page(hub: Hub, tmp_path: Path) -> N
         page.sees("[data-repository='mlx-community/Qwen3-4B-4bit']", "fits now")
         page.sees("[data-repository='mlx-community/Qwen3-235B-A22B-4bit']", "doesn't fit")
         assert hub.asked == [], "nothing is fetched for the list"
+        hub.search_answers = [Answer(status=502)]
+        page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
+        page.sees("[aria-labelledby=search] [role=alert]", "answers 502")
+        page.sees("[aria-labelledby=search]", "Well-known models, by a list of")
         page.type("[type=search]", "tiny3 4b" + Keys.ENTER)
         page.click(f"[aria-label='Pull {SMALL}']")
         page.click(".pulls [aria-label='Chat with Tiny3-4B-4bit']")

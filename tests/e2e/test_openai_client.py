@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from protocol.extras import command_to_add
 from tests.support.gateway import Gateway, eventually
 from tests.support.pictures import RED, data_url, png
 from tests.support.usage import of_text
@@ -259,7 +260,7 @@ def test_bad_requests_name_the_field(
 @pytest.mark.parametrize(
     ("role", "url", "reason"),
     [
-        ("user", data_url(png(RED)), "pip install 'mlx-bulkhead[vision]'"),
+        ("user", data_url(png(RED)), command_to_add("vision")),
         ("system", data_url(png(RED)), "only a user's message"),
     ],
 )

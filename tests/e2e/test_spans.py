@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from protocol.extras import command_to_add
 from tests.support.gateway import Gateway, eventually
 
 pytestmark = pytest.mark.slow
@@ -111,4 +112,4 @@ def test_a_missing_extra_is_said(
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert spans({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}) is None
-    assert "mlx-bulkhead[otel]" in caplog.text
+    assert command_to_add("otel") in caplog.text

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from protocol.extras import command_to_add
 from protocol.model_files import encoder_of, read_header
 from protocol.model_folder import end_token_ids, templates_of, weight_files
 from protocol.requests import SamplingDefaults
@@ -245,8 +246,8 @@ def _load_vision(folder: Path) -> tuple[Any, dict[str, Any], PictureProcessor]:
     # mlx-vlm is an optional dependency.
     if find_spec("mlx_vlm") is None:
         raise ModelError(
-            "pictures: mlx-vlm, which looks at them, isn't installed: pip install "
-            "'mlx-bulkhead[vision]'."
+            "pictures: mlx-vlm, which looks at them, isn't installed. This installs it: "
+            f"{command_to_add('vision')}"
         )
     # Before mlx-vlm imports what processors are made of.
     show_torch()

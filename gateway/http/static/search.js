@@ -29,7 +29,10 @@ export function Search({ empty, onPull }) {
     try {
       setFound(await askJson(`${PATH}?q=${encodeURIComponent(words)}`, { signal: attempt.signal }));
     } catch (failure) {
-      if (!attempt.signal.aborted) setError(failure);
+      if (attempt.signal.aborted) return;
+      setError(failure);
+      // Without the hub there is still the list of the package.
+      if (failure.code === "hub_unavailable") setFound(await askJson(`${PATH}?q=`));
     } finally {
       if (latest.current === attempt) setBusy(false);
     }

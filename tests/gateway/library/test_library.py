@@ -158,6 +158,20 @@ def test_weights_without_scales_are_not_quantized(tmp_path: Path) -> None:
     assert describe(folder).quantization == "fp32"
 
 
+def test_the_type_of_the_weights_is_theirs(tmp_path: Path) -> None:
+    """config.json may still tell the type that the weights had before a conversion."""
+    folder = demo(tmp_path / "model", torch_dtype="float32")
+    header = json.dumps(
+        {
+            "norm": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+            "weight": {"dtype": "BF16", "shape": [6], "data_offsets": [4, 16]},
+        }
+    ).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(16)
+    (folder / "model.safetensors").write_bytes(content)
+    assert describe(folder).quantization == "bf16"
+
+
 def test_the_size_follows_links_and_a_removal_frees_none_of_it(tmp_path: Path) -> None:
     real, linked = demo(tmp_path / "elsewhere" / "real"), tmp_path / "models" / "linked"
     linked.mkdir(parents=True)

@@ -114,6 +114,9 @@ def test_failures_of_the_hub(hub: Hub) -> None:
     away = answer(SearchJob(("qwen3",), "http://127.0.0.1:9"))
     assert isinstance(away, SearchFailed)
     assert "can't be reached" in away.message
+    assert "[Errno" not in away.message
+    assert "HF_ENDPOINT" in away.message
+    assert "hub.folder" in away.message
 
 
 def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
