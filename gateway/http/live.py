@@ -186,10 +186,11 @@ _MOST_REQUESTS: Final = 100
 
 
 class Snapshot(Struct):
-    """`requests` are the first requests of each model."""
+    """`requests` are the first requests of each model. `reads`: the key only reads."""
 
     status: Status
     requests: list[RequestStatus]
+    reads: bool
 
 
 @live_routes.get(
@@ -203,10 +204,12 @@ async def live(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     reloader: Reloader = request.app.state.reloader
     kept = events_since(request, fleet.events, 0)
+    reads = caller_of(request).reads
 
     def snapshot() -> bytes:
         status = gateway_status(fleet, reloader.present)
-        data = msgspec.json.encode(Snapshot(status, request_statuses(fleet, _MOST_REQUESTS)))
+        requests = request_statuses(fleet, _MOST_REQUESTS)
+        data = msgspec.json.encode(Snapshot(status, requests, reads))
         return b"event: snapshot\ndata: %s\n\n" % data
 
     if not follows(request):

@@ -389,7 +389,7 @@ async def health(request: HttpRequest) -> Response:
             )
             for each in compartments
         ],
-        faults=faults if caller.admin else [],
+        faults=faults if caller.admin or caller.reads else [],
         deep=deep,
     )
     return json_response(body, 503 if failed else 200)

@@ -11,13 +11,15 @@ const LONGEST_PAUSE_MS = 4000;
 // A snapshot comes every second: without one for so long the connection is a dead one.
 const SILENCE_MS = 8000;
 
-// What the page shows. `connection`: connecting, live, lost, refused. `rates` has for each model the
+// What the page shows. `connection`: connecting, live, lost, refused. `reads`: the key that is shown
+// only reads. `rates` has for each model the
 // tokens a second of the last two minutes.
 export const nothingYet = {
   connection: "connecting",
   status: null,
   requests: [],
   events: [],
+  reads: false,
   rates: {},
 };
 
