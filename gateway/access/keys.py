@@ -103,6 +103,7 @@ class ApiKeys:
         self.anybody, self.operator = KeySession(), KeySession()
         self.sign_ins = SignIns()
         self._pages: dict[bytes, KeySession] = {}
+        self._since_start: dict[str, Counts] = {}
         self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
         self._lane = Lane("keys")
         self._complained: str | None = None
@@ -196,7 +197,16 @@ class ApiKeys:
         if self._forward is not None:
             self._forward(name, usage)
             return
-        self._accounts.add(_today(), name, Counts.of(usage))
+        counts = Counts.of(usage)
+        self._accounts.add(_today(), name, counts)
+        self._since_start[name] = self._since_start.get(name, Counts()) + counts
+
+    def since_start(self) -> dict[str, Counts]:
+        """The usage since the gateway's start, by the names of the keys in force and of the
+        operator's key. It begins again with a new key of the same name.
+        """
+        names = (ADMIN, *self._sessions) if self.required else ()
+        return {name: self._since_start.get(name, Counts()) for name in names}
 
     @property
     def book(self) -> Book:
@@ -287,6 +297,7 @@ class ApiKeys:
                 self._sessions[name].limits.terms = key
             else:
                 self._sessions[name] = ApiKeySession(key)
+                self._since_start.pop(name, None)
 
 
 def _today() -> str:

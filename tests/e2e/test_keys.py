@@ -388,7 +388,9 @@ def test_a_key_that_reads(gateway: Gateway) -> None:
     assert _run("key", "add", "bored", "--reads", "--rpm", "5", *folder).exit_code == 2
     with _stranger(gateway) as client:
         client.headers.update(board)
-        assert "bulkhead_model_state" in client.get("/metrics").text
+        metrics = client.get("/metrics").text
+        assert "bulkhead_model_state" in metrics
+        assert 'bulkhead_key_requests_total{key="board"} 0.0' in metrics
         ids = {each["id"] for each in client.get("/v1/models").json()["data"]}
         assert ids == {each["id"] for each in gateway.client.get("/v1/models").json()["data"]}
         assert client.get("/v1/models/demo").status_code == 200
@@ -401,6 +403,8 @@ def test_a_key_that_reads(gateway: Gateway) -> None:
         assert client.get("/health?deep=demo").status_code == 403
         for path in ("/admin/v1/logs", "/admin/v1/models/demo/logs"):
             assert client.get(path).status_code == 403
+    assert _run("key", "revoke", "board", *folder).exit_code == 0
+    assert 'key="board"' not in gateway.client.get("/metrics").text
 
 
 def test_the_page_is_opened_by_a_code_that_works_once(

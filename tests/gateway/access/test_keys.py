@@ -12,6 +12,7 @@ from gateway.access.api_key import KeyChange, KeyTerms
 from gateway.access.caller import ADMIN
 from gateway.access.key_file import KeyFile
 from gateway.access.keys import ApiKeys, ApiKeySession
+from gateway.access.limits import Counts
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage
@@ -187,6 +188,21 @@ async def test_tokens_that_are_spent_count_under_the_key_of_their_owner(keys: Ap
     assert not keys.exhausted("phone")
     keys.spend("", USAGE)
     assert _tokens(keys) == {"laptop": 7}
+
+
+async def test_what_is_counted_since_the_start_ends_with_its_key(keys: ApiKeys) -> None:
+    assert keys.since_start() == {}, "without keys nothing is told by key"
+    await keys.add("laptop", KeyTerms())
+    keys.account("laptop", USAGE)
+    keys.account("laptop", USAGE)
+    assert keys.since_start() == {ADMIN: Counts(), "laptop": Counts(2, 14, 0, 6)}
+    await keys.revoke("laptop")
+    # A request that was cut off is counted a little later.
+    keys.account("laptop", USAGE)
+    assert keys.since_start() == {ADMIN: Counts()}
+    await keys.add("laptop", KeyTerms())
+    assert keys.since_start()["laptop"] == Counts()
+    assert _tokens(keys)["laptop"] == 21, "the usage goes on"
 
 
 async def test_usage_is_forwarded_as_long_as_another_gateway_counts(keys: ApiKeys) -> None:
