@@ -247,7 +247,7 @@ class ModelBody(Struct):
     the bytes that it wants in all; they are null until it is loaded. `abilities` are the kinds of
     its answers: text, embedding, score; null until it is loaded, and for a command, whose server
     doesn't tell. `prompt_cache` reveals something of other keys' prompts, so it is null for keys
-    that don't share prompts.
+    that don't share prompts. `default_parameters` (OpenRouter's name) are the configured ones.
     """
 
     id: str
@@ -271,6 +271,7 @@ class ModelBody(Struct):
     active_requests: int | None = None
     queue_depth: int | None = None
     via: tuple[str, ...] = ()
+    default_parameters: dict[str, float] = {}
 
     @property
     def is_upstreams(self) -> bool:
