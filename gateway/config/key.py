@@ -139,7 +139,7 @@ def arguments(about: str, **said: Any) -> Meta:
 
 
 def parameters(about: str, kind: type[Struct], **said: Any) -> Meta:
-    """The annotation of a struct of the type `kind`, whose fields are numbers with bounds or None."""
+    """The annotation of a struct of the type `kind`; its fields are bounded numbers or None."""
     fields = "; ".join(f"{each.name} {_bounds(each.type)}" for each in msgspec.structs.fields(kind))
     expected = f"a table, as {{ temperature = 0.2 }}, of {fields}"
 

@@ -31,7 +31,7 @@ from gateway.http.live import live_routes
 from gateway.http.openapi import LOADS, Operation, Query, Routes
 from gateway.http.search import search_routes
 from gateway.http.sign_in import sign_in_routes
-from gateway.http.status import gateway_status, model_status
+from gateway.http.status import model_status, status_for
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
 from gateway.models.compartment import Compartment
@@ -167,9 +167,10 @@ def _order(summary: str) -> Operation:
 
 
 @admin_routes.get("/status", Operation("The whole state", answer=Status))
-async def status(request: HttpRequest) -> Response:
+async def show_status(request: HttpRequest) -> Response:
     reloader: Reloader = request.app.state.reloader
-    return json_response(gateway_status(request.app.state.fleet, reloader.present))
+    status = status_for(caller_of(request), request.app.state.fleet, reloader.present)
+    return json_response(status)
 
 
 @admin_routes.post("/models/{model_id:path}/load", _order("Load a model"))

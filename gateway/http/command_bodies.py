@@ -312,3 +312,10 @@ class UpgradeAnswer(Struct, frozen=True):
     pid_before: int
     seconds: float
     still_s: float
+
+
+class PageCode(Struct):
+    """`code` is None if requests need no key, so that the page opens without."""
+
+    code: str | None
+    expires_in_s: float

@@ -21,7 +21,7 @@ from gateway.http.bodies import event_stream, json_response, read_count
 from gateway.http.command_bodies import Status
 from gateway.http.errors import invalid
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
-from gateway.http.status import gateway_status
+from gateway.http.status import status_for
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.reload import Reloader
 from gateway.requests.request import Request
@@ -204,12 +204,12 @@ async def live(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     reloader: Reloader = request.app.state.reloader
     kept = events_since(request, fleet.events, 0)
-    reads = caller_of(request).reads
+    caller = caller_of(request)
 
     def snapshot() -> bytes:
-        status = gateway_status(fleet, reloader.present)
+        status = status_for(caller, fleet, reloader.present)
         requests = request_statuses(fleet, _MOST_REQUESTS)
-        data = msgspec.json.encode(Snapshot(status, requests, reads))
+        data = msgspec.json.encode(Snapshot(status, requests, caller.reads))
         return b"event: snapshot\ndata: %s\n\n" % data
 
     if not follows(request):

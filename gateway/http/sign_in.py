@@ -12,18 +12,12 @@ from gateway.access.caller import shown_key
 from gateway.access.keys import ApiKeys
 from gateway.access.sign_ins import CODE_S, SESSION_S
 from gateway.http.bodies import json_response, read_json
+from gateway.http.command_bodies import PageCode
 from gateway.http.openapi import Operation, Routes
 from gateway.system.refusal import Refusal
 
 sign_in_routes = Routes("operation")
 routes = Routes("operation")
-
-
-class PageCode(Struct):
-    """`code` is None if requests need no key, so that the page opens without."""
-
-    code: str | None
-    expires_in_s: float = CODE_S
 
 
 class ShownCode(Struct, forbid_unknown_fields=True):
@@ -49,7 +43,7 @@ class SignedOut(Struct):
 async def make_code(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     code = keys.sign_ins.code(time.monotonic()) if keys.required else None
-    return json_response(PageCode(code), status_code=201)
+    return json_response(PageCode(code, CODE_S), status_code=201)
 
 
 @routes.post(

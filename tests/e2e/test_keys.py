@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
+import signal
 import socket
 import stat
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.cli import main
 from tests.cli.terminal import bulkhead
+from tests.support.faults import sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, read_all, send
 from tests.support.streams import open_stream
@@ -394,7 +397,8 @@ def test_a_key_that_reads(gateway: Gateway) -> None:
         ids = {each["id"] for each in client.get("/v1/models").json()["data"]}
         assert ids == {each["id"] for each in gateway.client.get("/v1/models").json()["data"]}
         assert client.get("/v1/models/demo").status_code == 200
-        assert '"reads":true' in client.get("/admin/v1/live?follow=0").text
+        live = client.get("/admin/v1/live?follow=0").text
+        assert '"reads":true' in live
         for secret in (made.stdout.split()[-1], gateway.client.headers["x-api-key"]):
             assert secret not in client.get("/admin/v1/keys").text
         for path in (CHAT, "/admin/v1/models/demo/kill", "/admin/v1/page/codes"):
@@ -405,6 +409,25 @@ def test_a_key_that_reads(gateway: Gateway) -> None:
             assert client.get(path).status_code == 403
     assert _run("key", "revoke", "board", *folder).exit_code == 0
     assert 'key="board"' not in gateway.client.get("/metrics").text
+
+
+def test_a_key_that_reads_gets_no_end_of_a_log(tmp_path: Path) -> None:
+    said = "what somebody has sent"
+    running = Gateway(
+        environment=sitecustomize(tmp_path, f"import sys; print({said!r}, file=sys.stderr)")
+    )
+    try:
+        running.load()
+        os.kill(running.worker_pid(), signal.SIGKILL)
+        eventually(lambda: running.model()["last_exit"])
+        assert any(said in each for each in running.model()["last_exit"]["log_tail"])
+        made = running.client.post("/admin/v1/keys", json={"name": "board", "reads": True}).json()
+        running.client.headers["x-api-key"] = made["key"]
+        assert running.model()["last_exit"]["log_tail"] == []
+        assert '"log_tail":[]' in running.client.get("/admin/v1/live?follow=0").text
+        assert running.model()["last_exit"]["signal"] == "SIGKILL"
+    finally:
+        assert running.stop() == 0, running.log
 
 
 def test_the_page_is_opened_by_a_code_that_works_once(
