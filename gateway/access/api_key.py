@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.access.caller import ADMIN, Caller
+from gateway.access.caller import ADMIN, OPERATOR, Caller
 
 # Programs that search files for leaked keys recognise OpenAI's keys, and so these, by "sk-".
 _PREFIX: Final = "sk-bulkhead-"
@@ -28,6 +28,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 LARGEST_SHARE: Final = 100
 
 Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
+Models = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
+Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+Share = Annotated[int, Meta(ge=1, le=LARGEST_SHARE)]
+# The last second of the year 9999, which is the last year of Python's calendar.
+LATEST_EXPIRY: Final = 253_402_300_799
+Expiry = Annotated[float, Meta(le=LATEST_EXPIRY)]
 
 
 class KeyTerms(Struct, frozen=True, kw_only=True):
@@ -37,24 +43,35 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
     `priority` is the highest priority that its requests may have. `rpm` and `tpm` are the most
     requests and tokens a minute, `concurrent` the most answers at once. While several keys want a
     model, each gets seconds of it in proportion to its `share`; None is 1. `expires_at` is a Unix
-    time.
+    time. A key that `reads` may look at the gateway, and do nothing else.
     """
 
-    models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)] | None = (
-        None
-    )
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    models: Models | None = None
+    priority: Priority | None = None
     rpm: Limit | None = None
     tpm: Limit | None = None
     concurrent: Limit | None = None
-    share: Annotated[int, Meta(ge=1, le=LARGEST_SHARE)] | None = None
+    share: Share | None = None
     expires_at: float | None = None
+    reads: bool = False
+
+    @property
+    def complaint(self) -> str | None:
+        """Why no key can have these terms; None if one can."""
+        about_work = ("models", "priority", "rpm", "tpm", "concurrent", "share")
+        said = [each for each in about_work if getattr(self, each) is not None]
+        if not self.reads or not said:
+            return None
+        return (
+            f"A key that reads makes no model work, so it has no {', '.join(said)}: only "
+            "a time at which it expires."
+        )
 
 
 class ApiKey(KeyTerms, frozen=True, kw_only=True):
     """The record of a key. `digest` is the SHA-256 of its secret in hexadecimal digits. `id` tells
-    the key from earlier keys of the same name; records of older versions have no id. Times are Unix
-    times in seconds.
+    the key from earlier keys of the same name; records of older versions have no id, and have
+    revoked keys, with the time as `revoked_at`. Times are Unix times in seconds.
     """
 
     name: str
@@ -71,6 +88,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
             models=self.models,
             priority=self.priority,
             share=self.share or 1,
+            reads=self.reads,
         )
 
     @property
@@ -113,11 +131,13 @@ def name_complaint(name: str) -> str | None:
 
 
 # No key is longer. Only so many bytes are hashed, since the time of a hash grows with the length.
-_LONGEST: Final = 512
+LONGEST: Final = 512
 
 
 class HeldKey(Struct, frozen=True):
-    """A key in force, and its caller. `key` is None for the operator's own key."""
+    """A key in force, and its caller. `key` is None for the operator's own key, and for the secret
+    of a session of the page.
+    """
 
     digest: bytes
     caller: Caller
@@ -135,36 +155,50 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[ApiKey], admin_secret: str) -> None:
         self._nobody = HeldKey(secrets.token_bytes(32), Caller(), None)
-        operator = Caller(name=ADMIN, owner=ADMIN, admin=True)
-        admin = HeldKey(digest_of(admin_secret.encode()), operator, None)
-        held = [
-            HeldKey(bytes.fromhex(each.digest), each.caller, each)
-            for each in keys
-            if each.revoked_at is None
-        ]
+        admin = HeldKey(digest_of(admin_secret.encode()), OPERATOR, None)
+        held = [HeldKey(bytes.fromhex(each.digest), each.caller, each) for each in keys]
         self._held = {each.digest: each for each in (*held, admin)}
 
     def find(self, secret: bytes) -> HeldKey | None:
         """The key with this secret, which may have expired; None if there is none."""
-        digest = digest_of(secret[:_LONGEST])
+        digest = digest_of(secret[:LONGEST])
         held = self._held.get(digest, self._nobody)
         same = hmac.compare_digest(held.digest, digest)
-        return held if same and len(secret) <= _LONGEST else None
-
-
-# The last second of the year 9999, which is the last year of Python's calendar.
-LATEST_EXPIRY: Final = 253_402_300_799
+        return held if same and len(secret) <= LONGEST else None
 
 
 class NewKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An order to make a key, with the fields of `KeyTerms`."""
 
     name: str
-    expires_at: Annotated[float, Meta(le=LATEST_EXPIRY)] | None = None
+    expires_at: Expiry | None = None
 
     @property
     def terms(self) -> KeyTerms:
         return KeyTerms(**{each: getattr(self, each) for each in KeyTerms.__struct_fields__})
+
+
+class KeyChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An order to change the terms of a key. A field that is left out stays as it is, and None
+    removes the limit.
+    """
+
+    models: Models | UnsetType | None = UNSET
+    priority: Priority | UnsetType | None = UNSET
+    rpm: Limit | UnsetType | None = UNSET
+    tpm: Limit | UnsetType | None = UNSET
+    concurrent: Limit | UnsetType | None = UNSET
+    share: Share | UnsetType | None = UNSET
+    expires_at: Expiry | UnsetType | None = UNSET
+
+    def of(self, key: ApiKey) -> ApiKey:
+        """The key with the new terms."""
+        given = {
+            name: value
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not UNSET
+        }
+        return msgspec.structs.replace(key, **given)
 
 
 class KeyBody(KeyTerms, frozen=True, kw_only=True):
@@ -174,15 +208,17 @@ class KeyBody(KeyTerms, frozen=True, kw_only=True):
 
     name: str
     created_at: float
-    revoked_at: float | None
     key: str | None = None
 
     @classmethod
     def of(cls, key: ApiKey, secret: str | None = None) -> KeyBody:
         fields = msgspec.structs.asdict(key)
-        del fields["digest"], fields["id"]
+        del fields["digest"], fields["id"], fields["revoked_at"]
         return cls(**fields, key=secret)
 
 
 class KeyList(Struct):
+    """`required`: requests need a key. That may be so while there are no keys."""
+
     keys: list[KeyBody]
+    required: bool

@@ -32,7 +32,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     None for all models.
     `priority` is the highest priority that the caller's requests may have, None for the model's
     own. It doesn't bind an `admin`. `share` weighs the seconds of models that the caller gets while
-    others want them too.
+    others want them too. A caller that `reads` looks at the gateway, and does nothing else.
     """
 
     name: str | None = None
@@ -41,6 +41,7 @@ class Caller(Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] | None = None
     priority: int | None = None
     share: int = 1
+    reads: bool = False
 
     def may_use(self, model_id: str, aliases: Collection[str] = ()) -> bool:
         """Whether the caller may use, and see, a model."""
@@ -91,6 +92,8 @@ def sharer_at(address: str) -> str:
     return str(ipaddress.ip_network((int(found), _NETWORK), strict=False))
 
 
+# Whoever shows the operator's key.
+OPERATOR: Final = Caller(name=ADMIN, owner=ADMIN, admin=True)
 # Every caller, as long as there are no keys.
 ANYBODY: Final = Caller(admin=True)
 # A caller without a key, where none is needed.
@@ -109,6 +112,25 @@ _ADMIN_PATHS: Final = (
     "/api/create",
     "/api/copy",
     "/api/delete",
+)
+# What a key that reads may get. Neither logs, which may quote what others have sent, nor anything
+# that makes a model, a disk or another server work.
+READABLE: Final = (
+    "/metrics",
+    "/openapi.json",
+    "/v1/models",
+    "/api/ps",
+    "/api/tags",
+    "/api/version",
+    "/admin/v1/events",
+    "/admin/v1/history",
+    "/admin/v1/keys",
+    "/admin/v1/live",
+    "/admin/v1/pulls",
+    "/admin/v1/requests",
+    "/admin/v1/requests/finished",
+    "/admin/v1/status",
+    "/admin/v1/usage",
 )
 _BEARER: Final = b"bearer "
 # Headers by which proxies, tunnels and `tailscale serve` name the original client.
@@ -142,6 +164,13 @@ def needed(method: str, path: str) -> NeededKey:
     if path.startswith(_ADMIN) or path.rstrip("/") in _ADMIN_PATHS:
         return NeededKey.ADMIN
     return NeededKey.KEY
+
+
+def readable(method: str, path: str) -> bool:
+    """Whether a key that reads may make this request."""
+    if method not in ("GET", "HEAD"):
+        return False
+    return path in READABLE or path.startswith("/v1/models/")
 
 
 def counts(method: str, path: str) -> bool:

@@ -18,7 +18,15 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from gateway.access.api_key import ApiKey, KeyTerms, digest_of, name_complaint, new_id, new_secret
+from gateway.access.api_key import (
+    ApiKey,
+    KeyChange,
+    KeyTerms,
+    digest_of,
+    name_complaint,
+    new_id,
+    new_secret,
+)
 from gateway.system.state_file import read_file, read_secret, write_secret
 
 _LOCK_S: Final = 5.0
@@ -33,7 +41,7 @@ class KeyFileError(Exception):
 
 
 class NoSuchKeyError(KeyFileError):
-    """There is no key of that name, or the key is revoked already."""
+    """There is no key of that name."""
 
 
 class _Content(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,8 +49,8 @@ class _Content(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyFile:
-    """The file of the API keys, which holds their hashes. Revoked keys stay in the file, so that
-    their usage keeps a name, and that requests still need a key.
+    """The file of the API keys, which holds their hashes. As long as there is the file, requests
+    need a key, also after the last key was revoked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +68,8 @@ class KeyFile:
         """Raises: KeyFileError: the file can't be read, or other accounts could have written it."""
         try:
             content = read_file(self.path)
-            return msgspec.json.decode(content, type=_Content).keys
+            keys = msgspec.json.decode(content, type=_Content).keys
+            return tuple(each for each in keys if each.revoked_at is None)
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.MsgspecError) as error:
@@ -70,14 +79,16 @@ class KeyFile:
             ) from error
 
     def add(self, name: str, terms: KeyTerms, now: float) -> tuple[ApiKey, str]:
-        """Add a key. Returns the key and its secret, which isn't kept. The name of a key that was
-        revoked, or has expired, may be used again.
+        """Add a key. Returns the key and its secret, which isn't kept. The name of a key that has
+        expired may be used again.
 
         Raises:
-            KeyFileError: the name can't be used, or the file can't be written.
+            KeyFileError: no key can have this name or these terms, or the file can't be written.
         """
         if (complaint := name_complaint(name)) is not None:
             raise KeyFileError(f"{complaint}.")
+        if terms.complaint is not None:
+            raise KeyFileError(terms.complaint)
         secret = new_secret()
         key = ApiKey(
             **msgspec.structs.asdict(terms),
@@ -89,31 +100,46 @@ class KeyFile:
         with self._locked():
             keys = self.read()
             for each in keys:
-                if each.name == name and each.revoked_at is None and not each.expired(now):
+                if each.name == name and not each.expired(now):
                     raise KeyFileError(
                         f"There is a key {name!r} already: revoke it, or choose another name."
                     )
             self._write((*(each for each in keys if each.name != name), key))
         return key, secret
 
-    def revoke(self, name: str, now: float) -> ApiKey:
-        """Revoke a key, and return its record.
+    def change(self, name: str, change: KeyChange) -> ApiKey:
+        """Change the terms of a key, and return its new record. Its secret stays.
 
         Raises:
-            NoSuchKeyError: there is no key of that name, or the key is revoked already.
+            NoSuchKeyError: there is no key of that name.
+            KeyFileError: no key can have these terms, or the file can't be read or written.
+        """
+        with self._locked():
+            keys = self.read()
+            found = _named(name, keys)
+            changed = change.of(found)
+            if changed.complaint is not None:
+                raise KeyFileError(changed.complaint)
+            self._write(tuple(changed if each is found else each for each in keys))
+        return changed
+
+    def revoke(self, name: str) -> ApiKey:
+        """Revoke a key, and return the record that it had.
+
+        Raises:
+            NoSuchKeyError: there is no key of that name.
             KeyFileError: the file can't be read or written.
         """
         with self._locked():
             keys = self.read()
-            found = next((each for each in keys if each.name == name), None)
-            if found is None or found.revoked_at is not None:
-                known = ", ".join(each.name for each in keys if each.revoked_at is None)
-                raise NoSuchKeyError(
-                    f"There is no key {name!r} to revoke; there are: {known or 'none'}."
-                )
-            revoked = msgspec.structs.replace(found, revoked_at=now)
-            self._write(tuple(revoked if each is found else each for each in keys))
-        return revoked
+            found = _named(name, keys)
+            self._write(tuple(each for each in keys if each is not found))
+        return found
+
+    def remove(self) -> None:
+        """Remove all keys, and the need of one. Raises: KeyFileError."""
+        with self._locked():
+            self.path.unlink(missing_ok=True)
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
         content = msgspec.json.format(msgspec.json.encode(_Content(keys)), indent=1)
@@ -132,6 +158,15 @@ class KeyFile:
                 os.close(lock)
         except OSError as error:
             raise KeyFileError(f"The keys in {self.path} can't be changed: {error}.") from error
+
+
+def _named(name: str, keys: tuple[ApiKey, ...]) -> ApiKey:
+    """Raises: NoSuchKeyError."""
+    for each in keys:
+        if each.name == name:
+            return each
+    known = ", ".join(each.name for each in keys)
+    raise NoSuchKeyError(f"There is no key {name!r}; there are: {known or 'none'}.")
 
 
 def _lock(descriptor: int) -> None:

@@ -14,10 +14,18 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.access.api_key import ApiKey, HeldKey, KeyRing, KeyTerms, name_of_owner
+from gateway.access.api_key import (
+    ApiKey,
+    HeldKey,
+    KeyChange,
+    KeyRing,
+    KeyTerms,
+    name_of_owner,
+)
 from gateway.access.caller import ADMIN
 from gateway.access.key_file import KeyFile, KeyFileError, Signature, ensured_admin_key
 from gateway.access.limits import Accounts, Book, Counts, KeyLimits, Seat
+from gateway.access.sign_ins import SignIns
 from gateway.system.lane import Lane
 from gateway.system.state_dir import StateDir
 from gateway.system.state_file import read_state, write_secret
@@ -71,8 +79,9 @@ _FILE_S: Final = 20.0
 
 class ApiKeys:
     """The keys in force, their sessions and their usage. With `required` requests need a key. That
-    is so from the first key on until the gateway's end, whatever happens to the file, and always if
-    the gateway is `exposed`, so that other machines can reach it.
+    is so from the first key on until `turn_off` or the gateway's end, whatever else happens to the
+    file, and always if the gateway is `exposed`, so that other machines can reach it. `sign_ins`
+    are the sessions of the operator's page.
     """
 
     def __init__(self, state_dir: StateDir, *, exposed: bool) -> None:
@@ -92,24 +101,31 @@ class ApiKeys:
         self._sessions: dict[str, ApiKeySession] = {}
         # The sessions of requests that came before there were keys, and of the operator's key.
         self.anybody, self.operator = KeySession(), KeySession()
+        self.sign_ins = SignIns()
+        self._pages: dict[bytes, KeySession] = {}
+        self._since_start: dict[str, Counts] = {}
         self._accounts = Accounts(read_state(self._usage_path, Book) or Book())
         self._lane = Lane("keys")
         self._complained: str | None = None
         self._forward: Callable[[str, Usage], None] | None = None
         self.exposed = exposed
-        self.required = exposed or bool(self._keys)
+        self.required = exposed or self._signature is not None
         self._take(self._keys)
 
     @property
     def all(self) -> Sequence[ApiKey]:
-        """All API keys, including revoked keys."""
         return self._keys
 
     def find(self, secret: bytes) -> HeldKey | None:
-        return self._ring.find(secret)
+        """The key with this secret, which may have expired, or the page's session."""
+        return self._ring.find(secret) or self.sign_ins.find(secret, time.monotonic())
 
-    def session(self, name: str) -> ApiKeySession:
-        return self._sessions[name]
+    def session(self, held: HeldKey) -> KeySession:
+        if held.key is not None:
+            return self._sessions[held.key.name]
+        if held.digest not in self.sign_ins.sessions(time.monotonic()):
+            return self.operator
+        return self._pages.setdefault(held.digest, KeySession())
 
     def opens(self, owner: str) -> bool:
         """Whether an owner's key exists and isn't revoked."""
@@ -120,7 +136,10 @@ class ApiKeys:
         tasks.keep(self.keep_accounts, "accounts of the keys", KEPT_EVERY_S)
 
     async def look(self) -> None:
-        """Read the files if they have changed. A file that can't be read changes nothing."""
+        """Read the files if they have changed. A file that can't be read changes nothing. Close the
+        page's sessions that are over.
+        """
+        self._close_pages("The page's session is over.")
         try:
             signature, keys, secret = await self._beside(partial(self._read, self._signature))
         except (KeyFileError, OSError) as error:
@@ -130,8 +149,10 @@ class ApiKeys:
             return
         self._complained = None
         if secret != self._admin_secret:
-            self.operator.close("The admin key was replaced by another.")
-            self.operator = KeySession()
+            reason = "The admin key was replaced by another."
+            self.operator.close(reason)
+            self.operator, self.sign_ins = KeySession(), SignIns()
+            self._close_pages(reason)
         if secret != self._admin_secret or keys is not None:
             self._signature, self._admin_secret = signature, secret
             self._take(self._keys if keys is None else keys)
@@ -148,18 +169,44 @@ class ApiKeys:
         await self.look()
         return added
 
+    async def change(self, name: str, change: KeyChange) -> ApiKey:
+        """Raises: KeyFileError, OSError."""
+        changed = await self._beside(partial(self._file.change, name, change))
+        await self.look()
+        return changed
+
     async def revoke(self, name: str) -> ApiKey:
         """Raises: KeyFileError, OSError."""
-        revoked = await self._beside(partial(self._file.revoke, name, time.time()))
+        revoked = await self._beside(partial(self._file.revoke, name))
         await self.look()
         return revoked
+
+    async def turn_off(self) -> None:
+        """Revoke all keys, and need none from now on. Not for a gateway that is `exposed`.
+
+        Raises: KeyFileError, OSError.
+        """
+        await self._beside(self._file.remove)
+        await self.look()
+        # There is a file again if a key was made meanwhile.
+        if self._signature is None and self.required:
+            self.required, self.anybody = self.exposed, KeySession()
 
     def account(self, name: str, usage: Usage) -> None:
         """Add a request to the usage of an API key, or of the operator's key."""
         if self._forward is not None:
             self._forward(name, usage)
             return
-        self._accounts.add(_today(), name, Counts.of(usage))
+        counts = Counts.of(usage)
+        self._accounts.add(_today(), name, counts)
+        self._since_start[name] = self._since_start.get(name, Counts()) + counts
+
+    def since_start(self) -> dict[str, Counts]:
+        """The usage since the gateway's start, by the names of the keys in force and of the
+        operator's key. It begins again with a new key of the same name.
+        """
+        names = (ADMIN, *self._sessions) if self.required else ()
+        return {name: self._since_start.get(name, Counts()) for name in names}
 
     @property
     def book(self) -> Book:
@@ -229,13 +276,18 @@ class ApiKeys:
     async def _beside(self, call: Callable[[], T]) -> T:
         return await self._lane.run(call, _FILE_S, "the folder of the keys")
 
+    def _close_pages(self, reason: str) -> None:
+        going_on = set(self.sign_ins.sessions(time.monotonic()))
+        for digest in self._pages.keys() - going_on:
+            self._pages.pop(digest).close(reason)
+
     def _take(self, keys: tuple[ApiKey, ...]) -> None:
         self._keys = keys
         self._ring = KeyRing(keys, self._admin_secret)
-        if keys and not self.required:
+        if self._signature is not None and not self.required:
             self.required = True
             self.anybody.close("There are API keys by now, and one is needed.")
-        opening = {each.name: each for each in keys if each.revoked_at is None}
+        opening = {each.name: each for each in keys}
         for name, session in list(self._sessions.items()):
             if name not in opening or opening[name].digest != session.digest:
                 del self._sessions[name]
@@ -245,6 +297,7 @@ class ApiKeys:
                 self._sessions[name].limits.terms = key
             else:
                 self._sessions[name] = ApiKeySession(key)
+                self._since_start.pop(name, None)
 
 
 def _today() -> str:

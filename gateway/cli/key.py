@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from gateway.access.api_key import (
     LARGEST_SHARE,
     LATEST_EXPIRY,
     KeyBody,
+    KeyChange,
     KeyList,
     KeyTerms,
     NewKey,
@@ -32,6 +33,7 @@ from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelErr
 from gateway.cli.gateway_access import local_settings, own_gateway
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import new_table, print_json, print_table, stdout_console
+from gateway.config.machine_rules import needs_keys
 from gateway.system.notation import nearest_model, parse_time, suggestion
 
 _KEYS: Final = "/admin/v1/keys"
@@ -39,7 +41,7 @@ _KEYS: Final = "/admin/v1/keys"
 
 @click.group("key", cls=UncutGroup)
 def key_command() -> None:
-    """Make, list and revoke API keys.
+    """Make, list, change and revoke API keys.
 
     Keys are kept in the gateway's state folder, so the gateway needn't run. With --url the keys of
     that gateway are meant.
@@ -86,35 +88,52 @@ def _check_models(
     return tuple(found) or None
 
 
+def _takes_terms(verb: Callable[..., None]) -> Callable[..., None]:
+    """The options of a verb that says what a key may do."""
+    for option in reversed(_TERMS):
+        verb = option(verb)
+    return verb
+
+
+_TERMS: Final = (
+    click.option(
+        "--models",
+        multiple=True,
+        callback=_check_models,
+        metavar="MODEL,...",
+        help="The only models that the key may use, by id or alias; box/* stands for all of an "
+        "upstream. Repeatable.",
+    ),
+    click.option(
+        "--priority",
+        type=click.IntRange(-1000, 1000),
+        help="The highest priority of its requests [the model's own].",
+    ),
+    click.option("--rpm", type=click.IntRange(1), help="Requests a minute."),
+    click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers."),
+    click.option("--concurrent", type=click.IntRange(1), help="Answers at once."),
+    click.option(
+        "--share",
+        type=click.IntRange(1, LARGEST_SHARE),
+        help="Its weight while several keys want a model [1].",
+    ),
+    click.option(
+        "--expires",
+        "expires_at",
+        callback=_check_expires,
+        metavar="TIME",
+        help="When it ends: 90d, 12h, or a date.",
+    ),
+)
+
+
 @key_command.command("add")
 @click.argument("name")
+@_takes_terms
 @click.option(
-    "--models",
-    multiple=True,
-    callback=_check_models,
-    metavar="MODEL,...",
-    help="The only models that the key may use, by id or alias; box/* stands for all of an "
-    "upstream. Repeatable.",
-)
-@click.option(
-    "--priority",
-    type=click.IntRange(-1000, 1000),
-    help="The highest priority of its requests [the model's own].",
-)
-@click.option("--rpm", type=click.IntRange(1), help="Requests a minute.")
-@click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers.")
-@click.option("--concurrent", type=click.IntRange(1), help="Answers at once.")
-@click.option(
-    "--share",
-    type=click.IntRange(1, LARGEST_SHARE),
-    help="Its weight while several keys want a model [1].",
-)
-@click.option(
-    "--expires",
-    "expires_at",
-    callback=_check_expires,
-    metavar="TIME",
-    help="When it ends: 90d, 12h, or a date.",
+    "--reads",
+    is_flag=True,
+    help="It may only look: status, models, events, requests, usage, metrics and the page.",
 )
 @state_dir_option
 @reaches_gateway
@@ -122,23 +141,28 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
     """Make an API key and print it. It can't be shown again. A file or a pipe gets the key alone.
 
     Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without options the key may
-    use every model without limits.
+    use every model without limits. From the first key on every client needs one: `bulkhead key off`
+    goes back.
     """
     new = NewKey(name=name, **terms)
+    if new.complaint is not None:
+        raise click.UsageError(new.complaint)
     first = False
     if names_gateway() and state_dir is None:
         _warn_of_unknown(gateway, new.models or ())
+        first = not gateway.read(gateway.get(_KEYS), KeyList).required
         secret = gateway.read(gateway.send("POST", _KEYS, new, ANSWER), KeyBody).key
     else:
         with own_gateway(state_dir) as own:
             _warn_of_unknown(own, new.models or ())
         with _own_file(state_dir) as file:
-            first = not file.read()
+            first = not _needed(file)
             _, secret = file.add(name, KeyTerms(**terms), time.time())
     if first:
         click.echo(
-            "From now on requests need a key. Commands of this account find the admin key in the "
-            "state folder by themselves.",
+            "From now on every client needs a key, also those that had none: make one for each. "
+            "Commands of this account find the admin key in the state folder by themselves. "
+            "`bulkhead key off` goes back to a gateway without keys.",
             err=True,
         )
     keep = "Keep it: Bulkhead stores only its hash, and can't show it again."
@@ -149,6 +173,49 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
         click.echo(secret)
 
 
+_UNSET: Final = {"expires": "expires_at"}
+_LIMITS: Final = ("models", "priority", "rpm", "tpm", "concurrent", "share", "expires")
+
+
+@key_command.command("set")
+@click.argument("name")
+@_takes_terms
+@click.option(
+    "--unset",
+    multiple=True,
+    type=click.Choice(_LIMITS),
+    help="Remove this limit. Repeatable.",
+)
+@state_dir_option
+@reaches_gateway
+def set_terms(
+    gateway: GatewayClient,
+    /,
+    *,
+    name: str,
+    unset: tuple[str, ...],
+    state_dir: Path | None,
+    **terms: Any,
+) -> None:
+    """Change the limits of a key, which keeps its secret. What isn't named stays as it is."""
+    given = {field: value for field, value in terms.items() if value is not None}
+    removed = dict.fromkeys(_UNSET.get(each, each) for each in unset)
+    if both := given.keys() & removed.keys():
+        raise click.UsageError(f"Either set or unset {min(both)}.")
+    if not given and not removed:
+        raise click.UsageError("Name what is to change, as --rpm 60 or --unset rpm.")
+    change = KeyChange(**given, **removed)
+    if names_gateway() and state_dir is None:
+        _warn_of_unknown(gateway, terms["models"] or ())
+        gateway.send("POST", _path(name), change, ANSWER)
+    else:
+        with own_gateway(state_dir) as own:
+            _warn_of_unknown(own, terms["models"] or ())
+        with _own_file(state_dir) as file:
+            file.change(name, change)
+    click.echo(f"The key {name} has its new limits: `bulkhead key list` shows them.")
+
+
 @key_command.command("revoke")
 @click.argument("name")
 @state_dir_option
@@ -156,19 +223,75 @@ def add(gateway: GatewayClient, /, *, name: str, state_dir: Path | None, **terms
 def revoke(gateway: GatewayClient, *, name: str, state_dir: Path | None) -> None:
     """Revoke a key: it is refused from now on, and its running requests are cut off."""
     if names_gateway() and state_dir is None:
-        if name in FOLDED:
-            raise CommandError(f"There is no key {name!r} to revoke.")
-        gateway.send("DELETE", f"{_KEYS}/{quote(name, safe='')}", timeout=ANSWER)
-        left = gateway.read(gateway.get(_KEYS), KeyList).keys
+        gateway.send("DELETE", _path(name), timeout=ANSWER)
+        left = bool(gateway.read(gateway.get(_KEYS), KeyList).keys)
     else:
         with _own_file(state_dir) as file:
-            file.revoke(name, time.time())
-            left = [KeyBody.of(each) for each in file.read()]
+            file.revoke(name)
+            left = bool(file.read())
     click.echo(f"The key {name} is revoked.")
-    if not any(each.revoked_at is None for each in left):
+    if not left:
         click.echo(
-            "No key is left, and requests still need one: `bulkhead key add NAME`.", err=True
+            "No key is left, and requests still need one: `bulkhead key add NAME`, or "
+            "`bulkhead key off`.",
+            err=True,
         )
+
+
+@key_command.command("off")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@state_dir_option
+@reaches_gateway
+def off(gateway: GatewayClient, *, yes: bool, state_dir: Path | None) -> None:
+    """Go back to a gateway without keys, as before the first one.
+
+    All keys are revoked, and every program of this machine may do everything. A gateway that other
+    machines can reach keeps its keys.
+    """
+    with contextlib.ExitStack() as stack:
+        elsewhere = names_gateway() and state_dir is None
+        reached = gateway if elsewhere else stack.enter_context(own_gateway(state_dir))
+        if reached is None:
+            _turn_off_here(state_dir, yes=yes)
+            return
+        listed = reached.read(reached.get(_KEYS), KeyList)
+        if _agreed(listed, yes=yes):
+            reached.send("DELETE", _KEYS, timeout=ANSWER)
+            click.echo(_OFF)
+
+
+_OFF: Final = "There are no keys any more. Clients may go on sending theirs: nobody looks at them."
+
+
+def _turn_off_here(state_dir: Path | None, *, yes: bool) -> None:
+    """Remove the keys of a state folder with which no gateway runs."""
+    settings, _ = local_settings(state_dir)
+    for _, reason in needs_keys(settings.gateway):
+        raise CommandError(f"The keys stay: {reason}.")
+    with _own_file(state_dir) as file:
+        if _agreed(_listed(file), yes=yes):
+            file.remove()
+            click.echo(_OFF)
+
+
+def _agreed(listed: KeyList, *, yes: bool) -> bool:
+    """Say what it means to have no keys, and ask. Raises: CommandError: nobody can be asked."""
+    if not listed.required:
+        click.echo("There are no keys: every program of this machine may do everything.")
+        return False
+    names = ", ".join(each.name for each in listed.keys) or "none is left"
+    click.echo(
+        f"This revokes all keys for good ({names}), and cuts off what runs under them. Then every "
+        "program and every account of this machine may do everything, without a key: the "
+        "operator's orders, too. The gateway listens for this machine alone, and refuses what a "
+        "proxy passes on.",
+        err=True,
+    )
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise CommandError("Nobody can be asked here: --yes agrees.")
+    return click.confirm("Go on without keys?", err=True)
 
 
 @key_command.command("list")
@@ -181,13 +304,34 @@ def list_keys(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) 
         listed = gateway.read(gateway.get(_KEYS), KeyList)
     else:
         with _own_file(state_dir) as file:
-            listed = KeyList([KeyBody.of(each) for each in file.read()])
+            listed = _listed(file)
     if as_json:
         print_json(listed)
-    elif not listed.keys:
-        click.echo("There are no keys: every program on this machine may do everything.")
-    else:
+    elif listed.keys:
         print_table(stdout_console(), _table(listed.keys))
+    elif listed.required:
+        click.echo("No key is left, and requests need one: `bulkhead key add NAME` makes one.")
+    else:
+        click.echo("There are no keys: every program on this machine may do everything.")
+
+
+def _path(name: str) -> str:
+    """The path of a key. Raises: CommandError: the name would lead to another path."""
+    if name in FOLDED:
+        raise CommandError(f"There is no key {name!r}.")
+    return f"{_KEYS}/{quote(name, safe='')}"
+
+
+def _listed(file: KeyFile) -> KeyList:
+    return KeyList([KeyBody.of(each) for each in file.read()], _needed(file))
+
+
+def _needed(file: KeyFile) -> bool:
+    """Whether requests need a key."""
+    try:
+        return file.signature() is not None
+    except OSError as error:
+        raise KeyFileError(f"The keys in {file.path} can't be read: {error}.") from error
 
 
 @contextlib.contextmanager
@@ -250,7 +394,7 @@ def _table(keys: list[KeyBody]) -> Table:
         table.add_row(
             each.name,
             _state(each),
-            "all" if each.models is None else ", ".join(each.models),
+            "none, it reads" if each.reads else ", ".join(each.models or ("all",)),
             *map(_limit, (each.priority, each.rpm, each.tpm, each.concurrent, each.share)),
             _day(each.created_at),
         )
@@ -258,8 +402,6 @@ def _table(keys: list[KeyBody]) -> Table:
 
 
 def _state(key: KeyBody) -> str:
-    if key.revoked_at is not None:
-        return f"revoked {_day(key.revoked_at)}"
     if key.expires_at is None:
         return "good"
     verb = "expired" if key.expires_at <= time.time() else "good until"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import click
@@ -283,12 +283,21 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
         "context": context,
         "chat template": "yes" if entry.has_template else "no",
         "can": ", ".join(entry.abilities) or None,
+        "system": _by_id(entry, entry.system),
+        "defaults": _by_id(entry, entry.defaults),
         "last used": used(entry),
         "configured": ", ".join(entry.configured) or "no, found",
     }
     for name, value in rows.items():
         if value is not None:
             click.echo(f"{name:<14} {printable(value)}")
+
+
+def _by_id(entry: ModelOnDisk, texts: Mapping[str, str]) -> str | None:
+    """What the ids of a model are configured with; None if none of them is."""
+    if len(entry.ids) == 1:
+        return next(iter(texts.values()), None)
+    return "; ".join(f"{model_id}: {text}" for model_id, text in texts.items()) or None
 
 
 @click.command("rm")

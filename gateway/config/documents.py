@@ -120,8 +120,9 @@ def _as_toml(schema: Any) -> Any:
         case {"anyOf": [only, {"type": "null"}], **said}:
             said.pop("default", None)
             return {**_as_toml(only), **said}
-        case {"type": "number", **said}:
-            return {**said, "type": ["number", "string"], "pattern": TIME_PATTERN}
+        # Of all numbers only times are described.
+        case {"type": "number", "description": _, **said}:
+            return {**schema, "type": ["number", "string"], "pattern": TIME_PATTERN}
         case dict():
             return {name: _as_toml(each) for name, each in schema.items()}
         case list():

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -136,6 +136,28 @@ def arguments(about: str, **said: Any) -> Meta:
     """The annotation of a dict. Its names and values are not checked, but must be JSON."""
     expected = "a table, as { enable_thinking = false }"
     return _meta(Key(about, expected, prepare=_check_json, **said))
+
+
+def parameters(about: str, kind: type[Struct], **said: Any) -> Meta:
+    """The annotation of a struct of the type `kind`; its fields are bounded numbers or None."""
+    fields = "; ".join(f"{each.name} {_bounds(each.type)}" for each in msgspec.structs.fields(kind))
+    expected = f"a table, as {{ temperature = 0.2 }}, of {fields}"
+
+    def check(value: Any) -> Any:
+        for name, each in value.items() if isinstance(value, dict) else ():
+            try:
+                msgspec.convert({name: each}, kind)
+            except msgspec.ValidationError:
+                raise UnexpectedError(each, name) from None
+        return value
+
+    return _meta(Key(about, expected, prepare=check, **said))
+
+
+def _bounds(annotation: Any) -> str:
+    """The bounds of an optional number, as "0 to 2"."""
+    bounds = get_args(annotation)[0].__metadata__[0]
+    return f"{bounds.ge} to {bounds.le}"
 
 
 def variables(about: str, **said: Any) -> Meta:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.access.key_file import KeyFile, KeyFileError
+from gateway.access.key_file import KeyFile
 from gateway.config.key import toml_text
 from gateway.config.model_folders import NotThereError, expand_home, find_folder, find_pictures
 from gateway.config.settings import GatewaySettings, Settings
@@ -196,19 +196,9 @@ def tls_files(settings: GatewaySettings) -> tuple[Path, Path] | None:
 def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Place, str]]:
     """Mistakes in what a gateway needs if other machines reach it: API keys and certificates."""
     gateway = settings.gateway
-    if exposed(gateway) and not has_keys(gateway):
-        yield (
-            ("gateway", "host"),
-            f"{gateway.host} is not loopback: without API keys the gateway listens on 127.0.0.1, "
-            f"::1 or localhost only; {first_key(gateway)} makes the first one",
-        )
-    for index, name in enumerate(gateway.allowed_hosts):
-        if not is_loopback(name) and not has_keys(gateway):
-            yield (
-                ("gateway", "allowed_hosts", index),
-                f"{toml_text(name)} is not this machine alone: without API keys every client that "
-                f"uses that name would be the operator; {first_key(gateway)} makes the first one",
-            )
+    for place, reason in needs_keys(gateway):
+        if not has_keys(gateway):
+            yield place, f"{reason}; {first_key(gateway)} makes the first one"
     for one, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
         if getattr(gateway, one) is not None and getattr(gateway, other) is None:
             yield ("gateway", one), f"it needs {other} beside it"
@@ -222,6 +212,23 @@ def network_complaints(settings: Settings, places: Places) -> Iterator[tuple[Pla
 
         sought = Sought("tls_certificate", str(certificate))
         yield from _complaints(places, [(TLS_PLACES[0], sought, look)])
+
+
+def needs_keys(gateway: GatewaySettings) -> Iterator[tuple[Place, str]]:
+    """The settings with which a gateway needs API keys, and why."""
+    if exposed(gateway):
+        yield (
+            ("gateway", "host"),
+            f"{gateway.host} is not loopback: without API keys the gateway listens on 127.0.0.1, "
+            "::1 or localhost only",
+        )
+    for index, name in enumerate(gateway.allowed_hosts):
+        if not is_loopback(name):
+            yield (
+                ("gateway", "allowed_hosts", index),
+                f"{toml_text(name)} is not this machine alone: without API keys every client that "
+                "uses that name would be the operator",
+            )
 
 
 def network_cautions(settings: GatewaySettings) -> Iterator[str]:
@@ -249,10 +256,10 @@ def first_key(settings: GatewaySettings) -> str:
 
 
 def has_keys(settings: GatewaySettings) -> bool:
-    """Whether requests need an API key. They do if the key file has keys, revoked keys included. A
-    key file that can't be read counts as a file with keys: the gateway's start fails on it anyway.
+    """Whether requests need an API key: they do if there is the file of the keys, also after the
+    last one was revoked. If that can't be known they do: the gateway's start fails on it anyway.
     """
     try:
-        return bool(KeyFile(StateDir.at(settings.state_dir).keys_path).read())
-    except KeyFileError:
+        return KeyFile(StateDir.at(settings.state_dir).keys_path).signature() is not None
+    except OSError:
         return True

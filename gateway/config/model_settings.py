@@ -15,6 +15,7 @@ from gateway.config.key import (
     byte_size,
     choice,
     count,
+    parameters,
     rank_places,
     switch,
     text,
@@ -45,6 +46,26 @@ class RankPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     def __post_init__(self) -> None:
         if not all(each.isprintable() for each in (self.host, *self.interfaces)):
             raise ValueError("names and addresses have printable characters alone")
+
+
+class SamplingSettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Parameters of sampling, in OpenAI's, vLLM's and mlx_lm.server's words. None: not set."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in self.given.items())
 
 
 class ModelSettings(Section, frozen=True):
@@ -155,6 +176,22 @@ class ModelSettings(Section, frozen=True):
             *get_args(RankSplit),
         ),
     ] = "tensor"
+    system: Annotated[
+        Text | None,
+        text(
+            "The system prompt of conversations in which the client sends none.",
+            "a text",
+            example="Answer in one sentence.",
+            unset="none",
+        ),
+    ] = None
+    defaults: Annotated[
+        SamplingSettings,
+        parameters(
+            "Parameters of requests that leave them out; a request's own override them.",
+            SamplingSettings,
+        ),
+    ] = field(default_factory=SamplingSettings)
     template_arguments: Annotated[
         dict[str, Any],
         arguments(
@@ -285,8 +322,8 @@ class ModelSettings(Section, frozen=True):
 # The keys that only models have that workers compute, and those that only commands have.
 COMPUTED_KEYS: Final = (
     *("path", "context_tokens", "kv_bits", "adapter", "draft_model", "draft_tokens", "guesses"),
-    *("pictures", "local", "ranks", "backend", "split", "template_arguments"),
-    *("reasoning_fields", "python"),
+    *("pictures", "local", "ranks", "backend", "split", "system", "defaults"),
+    *("template_arguments", "reasoning_fields", "python"),
 )
 COMMAND_KEYS: Final = (
     *("environment", "folder", "health", "name", "paths", "fields", "silence_s", "memory"),

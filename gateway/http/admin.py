@@ -14,11 +14,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from gateway.access.api_key import KeyBody, KeyList, NewKey
+from gateway.access.api_key import KeyBody, KeyChange, KeyList, NewKey
 from gateway.access.key_file import KeyFileError, NoSuchKeyError
 from gateway.access.keys import ApiKeys
 from gateway.access.limits import KeyUsage, UsageList
 from gateway.config.layers import ConfigError
+from gateway.config.machine_rules import needs_keys
 from gateway.config.tables import Reloaded
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
@@ -30,7 +31,8 @@ from gateway.http.library import library_routes
 from gateway.http.live import live_routes
 from gateway.http.openapi import LOADS, Operation, Query, Routes
 from gateway.http.search import search_routes
-from gateway.http.status import gateway_status, model_status
+from gateway.http.sign_in import sign_in_routes
+from gateway.http.status import model_status, status_for
 from gateway.memory.estimator import UnreadableFilesError
 from gateway.memory.forecast import Forecast
 from gateway.models.compartment import Compartment
@@ -46,7 +48,7 @@ admin_routes = Routes("operation")
 async def list_keys(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     await keys.look()
-    return json_response(KeyList([KeyBody.of(each) for each in keys.all]))
+    return json_response(_listed(keys))
 
 
 @admin_routes.post(
@@ -55,12 +57,7 @@ async def list_keys(request: HttpRequest) -> Response:
 async def add_key(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     new = await read_json(request, NewKey)
-    if new.expires_at is not None and new.expires_at <= time.time():
-        raise invalid(
-            f"expires_at is {new.expires_at:.0f}, which is in the past: send a Unix time in the "
-            "future, in seconds.",
-            "expires_at",
-        )
+    _check_expiry(new.expires_at)
     try:
         key, secret = await keys.add(new.name, new.terms)
     except KeyFileError as error:
@@ -68,6 +65,30 @@ async def add_key(request: HttpRequest) -> Response:
     except OSError as error:
         raise _unwritten(error) from error
     return json_response(KeyBody.of(key, secret), status_code=201)
+
+
+@admin_routes.post(
+    "/keys/{name}",
+    Operation(
+        "Change the limits of an API key", body=KeyChange, answer=KeyBody, refusals=("not_found",)
+    ),
+)
+async def change_key(request: HttpRequest) -> Response:
+    """Change the fields that are sent; null removes a limit. The secret stays, and running requests
+    go on.
+    """
+    keys: ApiKeys = request.app.state.keys
+    change = await read_json(request, KeyChange)
+    if isinstance(change.expires_at, float):
+        _check_expiry(change.expires_at)
+    try:
+        return json_response(KeyBody.of(await keys.change(request.path_params["name"], change)))
+    except NoSuchKeyError as error:
+        raise Refusal("not_found", str(error)) from error
+    except KeyFileError as error:
+        raise Refusal("invalid_request_error", str(error)) from error
+    except OSError as error:
+        raise _unwritten(error) from error
 
 
 @admin_routes.delete(
@@ -83,12 +104,42 @@ async def revoke_key(request: HttpRequest) -> Response:
         raise _unwritten(error) from error
 
 
+@admin_routes.delete("/keys", Operation("Go on without API keys", answer=KeyList))
+async def turn_keys_off(request: HttpRequest) -> Response:
+    """Revoke all keys. From then on requests need none, as before the first key. The answer is 400
+    if other machines can reach the gateway.
+    """
+    keys: ApiKeys = request.app.state.keys
+    fleet: Fleet = request.app.state.fleet
+    for _, reason in needs_keys(fleet.settings.gateway):
+        raise Refusal("invalid_request_error", f"The keys stay: {reason}.")
+    try:
+        await keys.turn_off()
+    except (KeyFileError, OSError) as error:
+        raise _unwritten(error) from error
+    return json_response(_listed(keys))
+
+
 @admin_routes.get("/usage", Operation("The usage of each API key", answer=UsageList))
 async def usage(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
     return json_response(
         UsageList([KeyUsage(name, *counts) for name, counts in keys.used().items()])
     )
+
+
+def _listed(keys: ApiKeys) -> KeyList:
+    return KeyList([KeyBody.of(each) for each in keys.all], keys.required)
+
+
+def _check_expiry(expires_at: float | None) -> None:
+    """Raises: Refusal: it is in the past."""
+    if expires_at is not None and expires_at <= time.time():
+        raise invalid(
+            f"expires_at is {expires_at:.0f}, which is in the past: send a Unix time in the "
+            "future, in seconds.",
+            "expires_at",
+        )
 
 
 def _unwritten(error: Exception) -> Refusal:
@@ -117,9 +168,10 @@ def _order(summary: str) -> Operation:
 
 
 @admin_routes.get("/status", Operation("The whole state", answer=Status))
-async def status(request: HttpRequest) -> Response:
+async def show_status(request: HttpRequest) -> Response:
     reloader: Reloader = request.app.state.reloader
-    return json_response(gateway_status(request.app.state.fleet, reloader.present))
+    status = status_for(caller_of(request), request.app.state.fleet, reloader.present)
+    return json_response(status)
 
 
 @admin_routes.post("/models/{model_id:path}/load", _order("Load a model"))
@@ -288,6 +340,7 @@ routes = [
             *library_routes,
             *search_routes,
             *live_routes,
+            *sign_in_routes,
         ],
     )
 ]

@@ -22,6 +22,7 @@ from gateway.http import (
     page,
     responses,
     servers,
+    sign_in,
     status,
     vectors,
 )
@@ -48,6 +49,7 @@ from gateway.upstreams.route import comes_back
 
 ROUTES: Final = (
     *page.routes,
+    *sign_in.routes,
     *status.routes,
     *metrics.routes,
     *library.model_routes,

@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access.api_key import HeldKey
 from gateway.access.caller import (
     ANYBODY,
     STRANGER,
@@ -25,6 +26,7 @@ from gateway.access.caller import (
     counts,
     needed,
     passed_on,
+    readable,
     shown_key,
 )
 from gateway.access.keys import ApiKeys, ApiKeySession, KeySession
@@ -264,42 +266,53 @@ class AuthMiddleware:
                 await self._app(scope, receive, send)
             return
         try:
-            caller = self._identify(scope)
+            held = self._identify(scope)
         except Refusal as refusal:
             await error_response(refusal, scope["path"])(scope, receive, send)
             return
+        caller = STRANGER if held is None else held.caller
         scope["state"][_KEY] = caller
         record = record_of(scope)
         record.key = caller.name
-        if caller.name is None:
+        if held is None or caller.name is None:
             await self._app(scope, receive, send)
             return
         work = counts(scope["method"], scope["path"])
         try:
-            session = self._keys.operator if caller.admin else self._keys.session(caller.name)
-            await self._serve(session, work, scope, receive, send)
+            await self._serve(self._keys.session(held), work, scope, receive, send)
         finally:
             if work and (usage := record.uncounted) is not None:
                 self._keys.account(caller.name, usage)
 
-    def _identify(self, scope: Scope) -> Caller:
-        """Raises: Refusal: the request has no valid key, or its key doesn't allow the request."""
+    def _identify(self, scope: Scope) -> HeldKey | None:
+        """The key of the request; None: it shows none that is valid, and needs none.
+
+        Raises: Refusal: the request has no valid key, or its key doesn't allow the request.
+        """
         need = needed(scope["method"], scope["path"])
         secret = shown_key(scope["headers"])
         held = None if secret is None else self._keys.find(secret)
         if held is None:
             if need is NeededKey.NOTHING:
-                return STRANGER
+                return None
             raise _unknown(need, shown=secret is not None)
         if held.key is not None and held.key.expired(time.time()):
             if need is NeededKey.NOTHING:
-                return STRANGER
+                return None
             raise Refusal("invalid_api_key", f"The API key {held.key.name!r} has expired.")
-        if need is NeededKey.ADMIN and not held.caller.admin:
+        if held.caller.reads:
+            if need is not NeededKey.NOTHING and not readable(scope["method"], scope["path"]):
+                raise Refusal(
+                    "permission_denied",
+                    f"The API key {held.caller.name!r} only reads: status, models, events, "
+                    "requests, usage and metrics. It gives no orders, makes no model work and sees "
+                    "no logs.",
+                )
+        elif need is NeededKey.ADMIN and not held.caller.admin:
             raise Refusal(
                 "permission_denied", f"The API key {held.caller.name!r} is not the admin key."
             )
-        return held.caller
+        return held
 
     async def _serve(
         self, session: KeySession, work: bool, scope: Scope, receive: Receive, send: Send

@@ -25,6 +25,8 @@ from gateway.http.generation import (
     constraint_of,
     generate_message,
     thinks,
+    with_defaults,
+    with_system,
 )
 from gateway.http.kept import keep, kept_routes
 from gateway.http.model_call import ModelCall, check_mailbox
@@ -270,6 +272,7 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     check_number(len(body.messages))
     check_generation(body, "chat")
     call = ModelCall(http_request, body.model)
+    body = with_defaults(body, call.model.settings)
     find = functools.partial(picture_sources, body.messages, vision=call.vision)
     sources = await call.beside_the_loop(find)
     unseen = set() if call.vision else await call.beside_the_loop(left_out, body.messages)
@@ -318,7 +321,8 @@ def _goes_on(body: ChatBody, messages: Sequence[ChatMessage]) -> bool:
 def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Generate:
     arguments = body.template_arguments(model.settings.template_arguments)
     messages = chat_messages(body.messages, pictures, vision=model.settings.pictures)
-    prompt = ChatPrompt(messages, arguments, _goes_on(body, messages))
+    goes = _goes_on(body, messages)
+    prompt = ChatPrompt(with_system(messages, model.settings), arguments, goes)
     alternatives = max(0, body.top_logprobs or 0)
     if alternatives and not body.logprobs:
         raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")

@@ -49,7 +49,7 @@ async def list_lines(request: HttpRequest) -> Response:
         fleet, request.path_params["model_id"], caller_of(request)
     )
     url = (request.query_params.get("url") or str(request.base_url)).rstrip("/")
-    key = _A_KEY if keys.all else None
+    key = _A_KEY if keys.required else None
     connection = Connection(url, model_id, tokens, key, of_upstream)
     return json_response(ClientLines(model_id, tokens, all_lines(connection)))
 

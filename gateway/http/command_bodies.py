@@ -248,7 +248,7 @@ class ModelBody(Struct):
     the bytes that it wants in all; they are null until it is loaded. `abilities` are the kinds of
     its answers: text, embedding, score; null until it is loaded, and for a command, whose server
     doesn't tell. `prompt_cache` reveals something of other keys' prompts, so it is null for keys
-    that don't share prompts.
+    that don't share prompts. `default_parameters` (OpenRouter's name) are the configured ones.
     """
 
     id: str
@@ -272,6 +272,7 @@ class ModelBody(Struct):
     active_requests: int | None = None
     queue_depth: int | None = None
     via: tuple[str, ...] = ()
+    default_parameters: dict[str, float] = {}
 
     @property
     def is_upstreams(self) -> bool:
@@ -312,3 +313,10 @@ class UpgradeAnswer(Struct, frozen=True):
     pid_before: int
     seconds: float
     still_s: float
+
+
+class PageCode(Struct):
+    """`code` is None if requests need no key, so that the page opens without."""
+
+    code: str | None
+    expires_in_s: float

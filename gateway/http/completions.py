@@ -29,6 +29,7 @@ from gateway.http.generation import (
     check_generation,
     constraint_of,
     generate_message,
+    with_defaults,
 )
 from gateway.http.model_call import ModelCall
 from gateway.http.openapi import EVENT_STREAM, GENERATES, Operation, Routes
@@ -203,6 +204,7 @@ async def create_completion(http_request: HttpRequest) -> Response:
     check_generation(body, "completions")
     _check_best_of(body)
     call = ModelCall(http_request, body.model)
+    body = with_defaults(body, call.model.settings)
     generates = await call.beside_the_loop(_generates, body)
     requests = call.requests(body, generates, "prompt")
     form = CompletionFormat(call.model.id, requests[0], body)

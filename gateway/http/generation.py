@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from gateway.config.model_settings import ModelSettings
 from gateway.http.bodies import ABSENT, NOT_GIVEN, given
 from gateway.http.errors import invalid
 from gateway.http.parameters import Place, check_supported, refusing
 from gateway.system.refusal import Refusal
 from protocol.message import LARGEST_TOKEN_ID
-from protocol.requests import Constraint, Generate, Prompt, Sampling
+from protocol.requests import ChatMessage, Constraint, Generate, Prompt, Sampling
 
 # No context has room for more messages, since each message takes some tokens.
 _MOST_MESSAGES: Final = 200_000
@@ -127,6 +128,25 @@ class GenerationBody(SamplingBody, kw_only=True):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+Body = TypeVar("Body", bound=SamplingBody)
+
+
+def with_defaults(body: Body, settings: ModelSettings) -> Body:
+    """The body, with the model's defaults for the parameters that it leaves out."""
+    given = settings.defaults.given.items()
+    missing = {name: value for name, value in given if getattr(body, name) is None}
+    return msgspec.structs.replace(body, **missing) if missing else body
+
+
+def with_system(
+    messages: Sequence[ChatMessage], settings: ModelSettings
+) -> tuple[ChatMessage, ...]:
+    """The messages, behind the model's own system prompt if they have none."""
+    if not settings.system or any(each.role == "system" for each in messages):
+        return tuple(messages)
+    return (ChatMessage("system", settings.system), *messages)
 
 
 def limit_of(tokens: int | None) -> int | None:

@@ -80,6 +80,7 @@ def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
         active_requests=status.active_requests,
         queue_depth=status.queue_depth,
         via=(fleet.upstreams.instance,),
+        default_parameters=compartment.model.settings.defaults.given,
     )
 
 

@@ -22,7 +22,7 @@ from gateway.http.command_bodies import Status
 from gateway.http.errors import invalid
 from gateway.http.finished import FinishedRequest, FinishedRequests
 from gateway.http.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
-from gateway.http.status import gateway_status
+from gateway.http.status import status_for
 from gateway.models.fleet import Fleet, Phase
 from gateway.models.reload import Reloader
 from gateway.requests.request import Request
@@ -210,12 +210,13 @@ _MOST_REQUESTS: Final = 100
 
 class Snapshot(Struct):
     """`requests` are the first requests of each model, and `finished` counts the requests that have
-    finished.
+    finished. `reads`: the key only reads.
     """
 
     status: Status
     requests: list[RequestStatus]
     finished: int
+    reads: bool
 
 
 @live_routes.get(
@@ -230,11 +231,12 @@ async def live(request: HttpRequest) -> Response:
     reloader: Reloader = request.app.state.reloader
     finished: FinishedRequests = request.app.state.finished
     kept = events_since(request, fleet.events, 0)
+    caller = caller_of(request)
 
     def snapshot() -> bytes:
-        status = gateway_status(fleet, reloader.present)
+        status = status_for(caller, fleet, reloader.present)
         present = request_statuses(fleet, _MOST_REQUESTS)
-        data = msgspec.json.encode(Snapshot(status, present, finished.count))
+        data = msgspec.json.encode(Snapshot(status, present, finished.count, caller.reads))
         return b"event: snapshot\ndata: %s\n\n" % data
 
     if not follows(request):

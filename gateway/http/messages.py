@@ -25,6 +25,8 @@ from gateway.http.generation import (
     encode_arguments,
     generate_message,
     thinks,
+    with_defaults,
+    with_system,
 )
 from gateway.http.messages_bodies import (
     AnthropicConversation,
@@ -254,9 +256,9 @@ def _generate(
             "from which no answer goes on well: leave the white space out.",
             "messages",
         )
-    prompt = ChatPrompt(messages, arguments, open_)
+    prompt = ChatPrompt(with_system(messages, model.settings), arguments, open_)
     generate = msgspec.structs.replace(
-        generate_message(generation, prompt, generation.limit),
+        generate_message(with_defaults(generation, model.settings), prompt, generation.limit),
         parsed=True,
         tools=callable_tools(tools, body.tool_choice, references(body)),
         constraint=_constraint(body),

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from gateway.access.limits import Counts
 from gateway.http.access_log import HttpMeter
 from gateway.http.command_bodies import GroupStatus, ModelStatus, Status, UpstreamStatus
 from gateway.http.connection_limits import ConnectionLimiter, Doing
@@ -34,6 +35,7 @@ from gateway.system.events import Kind
 from gateway.system.lane import Lane
 from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Histogram
+from gateway.upstreams.upstream import Upstream
 from protocol.answers import Guesses
 
 routes = Routes("probes")
@@ -134,6 +136,44 @@ def _upstreams(upstreams: Iterable[UpstreamStatus]) -> Iterator[Metric]:
         running.add_metric((each.name,), each.active_requests)
     yield reachable
     yield running
+
+
+def upstream_requests(upstreams: Iterable[Upstream]) -> Iterator[Metric]:
+    """The failures and the latencies of requests to upstreams."""
+    failures = CounterMetricFamily(
+        "bulkhead_upstream_failures",
+        "Requests from here that got no answer there, or not all of it.",
+        labels=("upstream",),
+    )
+    upstreams = list(upstreams)
+    yield _filled(failures, (((each.name,), each.failures) for each in upstreams))
+    yield _histogram(
+        "bulkhead_upstream_answer_seconds",
+        "From a request to the upstream until its answer has begun.",
+        {each.name: each.answer_s for each in upstreams},
+        "upstream",
+    )
+
+
+_KEYS: Final[dict[str, tuple[str, Callable[[Counts], int]]]] = {
+    "requests": ("Requests under the key that have ended.", lambda each: each.requests),
+    "prompt_tokens": ("Tokens of prompts under the key.", lambda each: each.prompt_tokens),
+    "cached_tokens": (
+        "Of these, the tokens that were found in the prompt cache.",
+        lambda each: each.cached_tokens,
+    ),
+    "generation_tokens": (
+        "Tokens that were generated under the key.",
+        lambda each: each.completion_tokens,
+    ),
+}
+
+
+def keys(used: Mapping[str, Counts]) -> Iterator[Metric]:
+    """The counters of the keys in force, by their names."""
+    for name, (about, value) in _KEYS.items():
+        counter = CounterMetricFamily(f"bulkhead_key_{name}", about, labels=("key",))
+        yield _filled(counter, (((key,), value(each)) for key, each in used.items()))
 
 
 def _groups(groups: Iterable[GroupStatus]) -> Iterator[Metric]:
@@ -355,10 +395,12 @@ def lag(late_s: Histogram) -> Metric:
     return family
 
 
-def _histogram(name: str, about: str, by_model: Mapping[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(name, about, labels=(MODEL,))
-    for model_id, each in by_model.items():
-        family.add_metric((model_id,), _buckets(each), each.sum)
+def _histogram(
+    name: str, about: str, histograms: Mapping[str, Histogram], label: str = MODEL
+) -> Metric:
+    family = HistogramMetricFamily(name, about, labels=(label,))
+    for value, each in histograms.items():
+        family.add_metric((value,), _buckets(each), each.sum)
     return family
 
 
@@ -399,7 +441,12 @@ _RETRY_AFTER_S: Final = 10
 async def metrics(request: HttpRequest) -> Response:
     state = request.app.state
     known = gauges(gateway_status(state.fleet, state.reloader.present))
-    families = [*known, *_counted(state.fleet, state.http_meter, state.limiter)]
+    families = [
+        *known,
+        *_counted(state.fleet, state.http_meter, state.limiter),
+        *upstream_requests(state.fleet.upstreams.by_name.values()),
+        *keys(state.keys.since_start()),
+    ]
     try:
         text = await _writer.run(functools.partial(_written, families), _WRITTEN_S, "/metrics")
     except OSError as error:

@@ -20,7 +20,13 @@ from gateway.http.answer import LINES, CountFormat
 from gateway.http.bodies import ABSENT, beside_the_loop, given, json_response, read_json
 from gateway.http.completions import Input, parse_inputs
 from gateway.http.errors import invalid
-from gateway.http.generation import GenerationBody, counting, generate_message, thinks
+from gateway.http.generation import (
+    GenerationBody,
+    counting,
+    generate_message,
+    thinks,
+    with_system,
+)
 from gateway.http.model_call import ModelCall, keep_alive_s
 from gateway.http.ollama_bodies import (
     AnswerBody,
@@ -174,7 +180,7 @@ def _chat_generate(
         body,
         asked,
         ChatPrompt(
-            messages,
+            with_system(messages, model.settings),
             arguments_of(body.think, model.settings.template_arguments),
             goes_on(messages, "messages"),
         ),
@@ -190,7 +196,7 @@ def _prompt(body: GenerateBody, model: Model, pictures: Sequence[bytes]) -> Prom
         messages = [ChatMessage("system", body.system)] if body.system else []
         messages.append(ChatMessage("user", text, pictures=shown(pictures, "")))
         arguments = arguments_of(body.think, model.settings.template_arguments)
-        return ChatPrompt(tuple(messages), arguments)
+        return ChatPrompt(with_system(messages, model.settings), arguments)
     if pictures:
         raise invalid("images: they can't be combined with raw or suffix.", "images")
     return TextPrompt(text, body.suffix or None)

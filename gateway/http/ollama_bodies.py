@@ -21,6 +21,7 @@ from gateway.http.generation import (
     Stop,
     check_number,
     encode_arguments,
+    with_defaults,
 )
 from gateway.http.model_call import ModelCall
 from gateway.http.parameters import check_supported, refusing
@@ -67,16 +68,16 @@ def generation(
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
     if looks_back is not None and looks_back < 0:
         looks_back = model.settings.context_tokens
-    return GenerationBody(
+    own = GenerationBody(
         model=model.id,
         # Ollama reads 0 and negative numbers as no limit.
         max_tokens=max(0, int(asked.num_predict or 0)) or None,
         temperature=asked.temperature,
         # In Ollama 0 switches top_p off.
-        top_p=asked.top_p or None,
+        top_p=1.0 if asked.top_p == 0 else asked.top_p,
         top_k=None if asked.top_k is None else max(0, int(asked.top_k)),
         min_p=asked.min_p,
-        repetition_penalty=None if looks_back == 0 else asked.repeat_penalty,
+        repetition_penalty=1.0 if looks_back == 0 else asked.repeat_penalty,
         repetition_context_size=looks_back or None,
         stop=asked.stop,
         seed=asked.seed,
@@ -84,6 +85,7 @@ def generation(
         presence_penalty=asked.presence_penalty,
         keep_alive=keep_alive,
     )
+    return with_defaults(own, model.settings)
 
 
 Think: TypeAlias = bool | Literal["low", "medium", "high", "max"]

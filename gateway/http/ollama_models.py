@@ -21,6 +21,7 @@ from gateway import VERSION
 from gateway.access.caller import Caller
 from gateway.config.model import Model
 from gateway.config.model_folders import find_folder
+from gateway.config.model_settings import ModelSettings
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_json
 from gateway.http.ollama_bodies import call_of, tagged
@@ -230,6 +231,7 @@ class Shown(Struct):
     modelfile: str
     parameters: str
     template: str
+    system: str
     details: Details
     model_info: dict[str, Any]
     capabilities: list[str]
@@ -271,18 +273,28 @@ async def show(request: HttpRequest) -> Response:
     body = await read_json(request, ShowBody)
     compartment = call_of(request, body.model or body.name).compartment
     files = await _files(request, compartment)
+    settings = compartment.model.settings
     return json_response(
         Shown(
             license=files.license,
             modelfile=f"# Served by Bulkhead.\nFROM {tagged(compartment.model.id)}\n",
-            parameters=f"num_ctx {_context_tokens(compartment, files)}",
+            parameters=_parameters(settings, _context_tokens(compartment, files)),
             template=files.template,
+            system=settings.system or "",
             details=_details(files),
             model_info=_info(compartment, files),
             capabilities=_capabilities(compartment, files),
             modified_at=_time(files.modified_at),
         )
     )
+
+
+def _parameters(settings: ModelSettings, context_tokens: int) -> str:
+    """A line for each parameter, with Ollama's name."""
+    lines = {"num_ctx": context_tokens, **settings.defaults.given}
+    if "repetition_penalty" in lines:
+        lines["repeat_penalty"] = lines.pop("repetition_penalty")
+    return "\n".join(f"{name} {value}" for name, value in lines.items())
 
 
 @model_routes.get("/api/version", Operation("Which API this is", answer=VersionBody))

@@ -220,7 +220,7 @@ async def compact(http_request: HttpRequest) -> Response:
     """Answer with a summary of the conversation. Nothing is stored."""
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
-    call = asked.call
+    body, call = asked.body, asked.call
     said = [each for each in asked.items if each.kind == "message" and each.role != "assistant"]
     asked.items.append(ItemBody(type="compaction_trigger"))
     asked.names.append("input")
@@ -263,7 +263,7 @@ class InputTokens(Struct):
 async def count(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
-    requests = asked.call.requests(body.generation(), [counting(await build(asked))], "input")
+    requests = asked.call.requests(asked.body.generation(), [counting(await build(asked))], "input")
     form = CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
     return asked.call.answer(requests, form)
 
@@ -286,7 +286,7 @@ async def create_response(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     check_body(body)
     asked = await gather(http_request, body)
-    call = asked.call
+    body, call = asked.body, asked.call
     cut = await _cut(asked) if body.truncation == "auto" else 0
     generation = body.generation()
     if body.background and body.priority is None:

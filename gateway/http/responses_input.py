@@ -20,6 +20,7 @@ from gateway.http.generation import (
     counting,
     generate_message,
     thinks,
+    with_defaults,
 )
 from gateway.http.kept import mailbox_of
 from gateway.http.model_call import ModelCall
@@ -266,6 +267,7 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
     """Raises: Refusal: there is no such model or earlier response, or the items can't be read."""
     check_supported(body, "responses")
     call = ModelCall(http_request, body.model)
+    body = with_defaults(body, call.model.settings)
     response_id = new_id()
     mailbox, owner, share = mailbox_of(http_request), call.caller.owner, call.share
     before: list[ItemBody] = []
@@ -294,13 +296,24 @@ async def gather(http_request: HttpRequest, body: ResponseBody) -> ResponseInput
     return ResponseInput(call, body, response_id, items, names, pictures, unseen)
 
 
+def _instructions(asked: ResponseInput) -> str | None:
+    """The body's instructions; without any system message of the client, those of the model."""
+    if asked.body.instructions is not None or any(map(_is_system, asked.items)):
+        return asked.body.instructions
+    return asked.call.model.settings.system
+
+
+def _is_system(item: ItemBody) -> bool:
+    return item.kind == "message" and item.role in ("system", "developer")
+
+
 def _generate(asked: ResponseInput, cut: int) -> Generate:
     body, settings = asked.body, asked.call.model.settings
     generation = body.generation()
     arguments = generation.template_arguments(settings.template_arguments)
     places = places_after(asked.items, cut)
     said = converse(
-        body.instructions,
+        _instructions(asked),
         [asked.items[each] for each in places],
         [asked.names[each] for each in places],
         [picture for each in places for picture in asked.pictures.get(each, ())],

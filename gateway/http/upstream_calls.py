@@ -139,7 +139,7 @@ class UpstreamCall:
         refusal = None if left else self._unavailable()
         while left:
             way = left.pop(0)
-            with way.upstream.asking(way.told):
+            with way.upstream.asking(way.told) as began:
                 try:
                     answer = await self._ask(way, target, body, form)
                 except AnswerError as error:
@@ -152,7 +152,7 @@ class UpstreamCall:
                     begun = await self._begun(way, answer, last=not left or form is not None)
                     if begun is None:
                         continue
-                    way.upstream.health.served()
+                    way.upstream.served(began)
                     yield begun
                     return
                 except AnswerError as error:

@@ -26,7 +26,8 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     can't be loaded. Its removal would free `freed_bytes`; `part_bytes` of these are of a pull that
     has not ended. `path` is what is removed, `folder` where the files to load are, without links.
     `state` is that of the first of its ids. `configured` are the ids whose tables in the
-    configuration name it. `name_kept_by` is the model that had its plain name before it.
+    configuration name it. `name_kept_by` is the model that had its plain name before it. `system`
+    and `defaults` are the system prompts and parameters that are configured, by ids.
     """
 
     source: str
@@ -47,6 +48,8 @@ class ModelOnDisk(Struct, frozen=True, kw_only=True):
     last_used_at: float | None
     configured: tuple[str, ...]
     name_kept_by: str | None
+    system: dict[str, str] = {}
+    defaults: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -121,14 +124,14 @@ def catalogue(
     for each in found:
         places = (each.source, each.folder)
         ids = tuple(k for k, v in configuration.located.items() if v.path in places)
-        settings = [configuration.settings.models[model_id] for model_id in ids]
+        own = {model_id: configuration.settings.models[model_id] for model_id in ids}
         first = served.get(ids[0]) if ids else None
         described = each.description
         entries.append(
             ModelOnDisk(
                 source=each.source,
                 ids=ids,
-                aliases=tuple(alias for model in settings for alias in model.aliases),
+                aliases=tuple(alias for model in own.values() for alias in model.aliases),
                 path=each.path,
                 folder=each.folder,
                 size_bytes=each.size_bytes,
@@ -144,6 +147,8 @@ def catalogue(
                 last_used_at=last_used_at.get(each.source),
                 configured=tuple(k for k in ids if k not in configuration.discovered),
                 name_kept_by=_name_kept_by(each, ids, configuration),
+                system={k: v.system for k, v in own.items() if v.system},
+                defaults={k: str(v.defaults) for k, v in own.items() if v.defaults.given},
             )
         )
     return sorted(entries, key=lambda each: (each.name.lower(), each.source))

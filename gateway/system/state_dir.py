@@ -122,6 +122,8 @@ class StateDir:
         self.usage_path = self.path / "usage.json"
         # The admin key, in plain text.
         self.admin_key_path = self.path / "admin.key"
+        # Leads a browser to the page, with a code that works once.
+        self.page_path = self.path / "page.html"
         # The certificate that the gateway shows, without its key.
         self.served_path = self.path / "served.crt"
         self.mailbox_path = self.path / "mailbox.sqlite"
@@ -183,7 +185,7 @@ class StateDir:
             self.successor_path,
         )
         secret = [self.keys_path, self.keys_path.with_suffix(".lock")]
-        secret += [self.admin_key_path, self.usage_path, self.served_path]
+        secret += [self.admin_key_path, self.usage_path, self.served_path, self.page_path]
         files = [self.lock_path, *secret, *kept, *(each.with_suffix(".new") for each in kept)]
         files += [*_entries(self.workers), *self.logs.glob("*.log"), *self.logs.glob("*.log.?")]
         # `acquire` removes everything else in the folder of sockets.

@@ -19,6 +19,7 @@ from gateway.system.events import EventLog
 from gateway.system.http_client import AnswerError, HttpClient, Question, Server
 from gateway.system.lane import Lane
 from gateway.system.state_file import read_secret
+from gateway.system.tasks import Histogram
 from gateway.system.tls import trusting_signer, trusting_system
 from gateway.upstreams.health import Health
 from gateway.upstreams.offers import CycleError, Offer, read_offers
@@ -31,6 +32,8 @@ _CONNECT_S: Final = 3.0
 _LOOK_S: Final = 5.0
 _MOST_LIST_BYTES: Final = 1 << 20
 _BUSY_S: Final = 1.0
+# Bounds of a histogram. A model that must be loaded there is in the last ones.
+_ANSWER_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _API: Final = "/v1"
 _KEY: Final = re.compile(rb"[!-~]+")
 _PORTS: Final = {"http": 80, "https": 443}
@@ -45,7 +48,8 @@ class KeyNotTakenError(ValueError):
 class Upstream:
     """`offers` are the models of the last list, by all names that the upstream knows them by. They
     stay while it is out of reach. `running` counts the requests to each name that run from here.
-    `asked` is set after the first look, `idle` while no request runs.
+    `asked` is set after the first look, `idle` while no request runs. `failures` counts requests
+    that got no answer or not all of it, and `answer_s` has the seconds until answers began.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Upstream:
         self.offers: dict[str, Offer] = {}
         self.running: Counter[str] = Counter()
         self.chosen_at: dict[str, float] = {}
+        self.failures = 0
+        self.answer_s = Histogram(_ANSWER_S)
         self.asked = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -132,22 +138,28 @@ class Upstream:
         return [] if self._key is None else [(b"authorization", b"Bearer " + self._key)]
 
     @contextmanager
-    def asking(self, name: str) -> Iterator[None]:
-        """A request to the model runs."""
+    def asking(self, name: str) -> Iterator[float]:
+        """A request to the model runs. Yields the time at which it began."""
         now = self._loop.time()
         self.health.begin(now)
         self.running[name] += 1
         self.idle.clear()
         self.chosen_at[name] = now
         try:
-            yield
+            yield now
         finally:
             self.running[name] -= 1
             if not self.running.total():
                 self.idle.set()
 
+    def served(self, began: float) -> None:
+        """It has begun to answer a request, which began at that time."""
+        self.health.served()
+        self.answer_s.observe(self._loop.time() - began)
+
     def failed(self, error: AnswerError) -> None:
         """A request got no answer, or not all of it."""
+        self.failures += 1
         now = self._loop.time()
         if error.sent:
             self.health.failed(now, str(error))

@@ -112,6 +112,8 @@ def _nothing(kind: inspect.Type) -> Any:
             return None
         case inspect.ListType() | inspect.VarTupleType():
             return []
+        case inspect.DictType():
+            return {}
         case inspect.StructType(cls=inner):
             return filled(inner)
         case inspect.StrType():

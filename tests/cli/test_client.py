@@ -95,7 +95,7 @@ def test_an_unknown_model_of_a_key_is_warned_of(canned: CannedGateway) -> None:
     none = {"error": {"message": unknown, "code": "model_not_found"}}
     canned.will_answer("/v1/models/dmo", none, 404)
     canned.will_answer("/v1/models/demo", {"id": "demo", "state": "ready"})
-    made = {"name": "x", "created_at": 1.0, "revoked_at": None, "key": "sk-1"}
+    made = {"name": "x", "created_at": 1.0, "key": "sk-1", "keys": [], "required": True}
     canned.will_answer("/admin/v1/keys", made, 201)
     done = CliRunner().invoke(
         main, ["key", "add", "x", "--models", "demo,dmo", "--url", canned.url]

@@ -47,7 +47,9 @@ def crowded() -> Any:
         server.will_answer("/admin/v1/library", {"models": [_entry(each) for each in IDS]})
         server.will_answer("/admin/v1/library/demo", _entry("demo"))
         server.will_answer("/admin/v1/status", _status())
-        server.will_answer("/admin/v1/keys", {"keys": [_key(each) for each in ("laptop", LONG)]})
+        server.will_answer(
+            "/admin/v1/keys", {"keys": [_key(each) for each in ("laptop", LONG)], "required": True}
+        )
         counts = {
             "requests": MOST,
             "prompt_tokens": MOST,
@@ -269,7 +271,6 @@ def _key(name: str) -> dict[str, Any]:
         "share": 100,
         "created_at": 1.7e9,
         "expires_at": time.mktime((2030, 1, 31, 12, 0, 0, 0, 0, -1)),
-        "revoked_at": None,
     }
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
+import signal
 import socket
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +18,11 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.access.api_key import KeyTerms
+from gateway.access.key_file import KeyFile
 from gateway.cli import main
 from tests.cli.terminal import bulkhead
+from tests.support.faults import sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, read_all, send
 from tests.support.streams import open_stream
@@ -349,6 +356,14 @@ def test_commands(gateway: Gateway) -> None:
     mine = next(each for each in listed if each["name"] == "cli")
     assert (mine["models"], mine["rpm"], mine["key"]) == (["demo", "default"], 5, None)
     assert secret not in json.dumps(listed)
+    changed = _run("key", "set", "cli", "--rpm", "6", "--tpm", "900", "--unset", "models", *folder)
+    assert changed.exit_code == 0, changed.stderr
+    answer = gateway.client.get("/v1/models", headers={"x-api-key": secret})
+    assert answer.headers["x-ratelimit-limit-requests"] == "6", "at once, with the same secret"
+    assert "other" in answer.text
+    for wrong in ((), ("--rpm", "6", "--unset", "rpm"), ("--rpm", "0")):
+        assert _run("key", "set", "cli", *wrong, *folder).exit_code == 2
+    assert _run("key", "set", "nobody", "--rpm", "6", *folder).exit_code == 1
     # From elsewhere, as any machine would.
     denied = _run("usage", url=gateway.url)
     assert (denied.exit_code, "BULKHEAD_ADMIN_KEY" in denied.stderr) == (1, True)
@@ -357,10 +372,174 @@ def test_commands(gateway: Gateway) -> None:
     assert usage.exit_code == 0, usage.stderr
     assert "this month" in usage.stdout
     assert "this month" in _run("usage", *folder).stdout
+    remote = _run("key", "set", "cli", "--unset", "tpm", "--share", "3", *admin, url=gateway.url)
+    assert remote.exit_code == 0, remote.stderr
+    listed = json.loads(_run("key", "list", "--json", *folder).stdout)["keys"]
+    mine = next(each for each in listed if each["name"] == "cli")
+    assert (mine["rpm"], mine["tpm"], mine["share"]) == (6, None, 3)
     remote = _run("key", "revoke", "cli", *admin, url=gateway.url)
     assert remote.exit_code == 0, remote.stderr
     assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 401
     assert _run("key", "revoke", "cli", *folder).exit_code == 1
+    assert "cli" not in _run("key", "list", *folder).stdout
+
+
+def test_a_key_that_reads(gateway: Gateway) -> None:
+    folder = ("--state-dir", str(gateway.state_dir))
+    made = _run("key", "add", "board", "--reads", "--expires", "90d", *folder)
+    board = {"authorization": f"Bearer {made.stdout.split()[-1]}"}
+    assert _run("key", "add", "bored", "--reads", "--rpm", "5", *folder).exit_code == 2
+    with _stranger(gateway) as client:
+        client.headers.update(board)
+        metrics = client.get("/metrics").text
+        assert "bulkhead_model_state" in metrics
+        assert 'bulkhead_key_requests_total{key="board"} 0.0' in metrics
+        ids = {each["id"] for each in client.get("/v1/models").json()["data"]}
+        assert ids == {each["id"] for each in gateway.client.get("/v1/models").json()["data"]}
+        assert client.get("/v1/models/demo").status_code == 200
+        live = client.get("/admin/v1/live?follow=0").text
+        assert '"reads":true' in live
+        for secret in (made.stdout.split()[-1], gateway.client.headers["x-api-key"]):
+            assert secret not in client.get("/admin/v1/keys").text
+        for path in (CHAT, "/admin/v1/models/demo/kill", "/admin/v1/page/codes"):
+            refused = client.post(path, json=chat_body("Hi"))
+            assert (refused.status_code, "only reads" in refused.text) == (403, True), path
+        assert client.get("/health?deep=demo").status_code == 403
+        for path in ("/admin/v1/logs", "/admin/v1/models/demo/logs"):
+            assert client.get(path).status_code == 403
+    assert _run("key", "revoke", "board", *folder).exit_code == 0
+    assert 'key="board"' not in gateway.client.get("/metrics").text
+
+
+def test_a_key_that_reads_gets_no_end_of_a_log(tmp_path: Path) -> None:
+    said = "what somebody has sent"
+    running = Gateway(
+        environment=sitecustomize(tmp_path, f"import sys; print({said!r}, file=sys.stderr)")
+    )
+    try:
+        running.load()
+        os.kill(running.worker_pid(), signal.SIGKILL)
+        eventually(lambda: running.model()["last_exit"])
+        assert any(said in each for each in running.model()["last_exit"]["log_tail"])
+        made = running.client.post("/admin/v1/keys", json={"name": "board", "reads": True}).json()
+        running.client.headers["x-api-key"] = made["key"]
+        assert running.model()["last_exit"]["log_tail"] == []
+        assert '"log_tail":[]' in running.client.get("/admin/v1/live?follow=0").text
+        assert running.model()["last_exit"]["signal"] == "SIGKILL"
+    finally:
+        assert running.stop() == 0, running.log
+
+
+def test_the_page_is_opened_by_a_code_that_works_once(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The browser is a program that notes what it is given, which every account could see."""
+    noted = tmp_path / "noted"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >> {noted}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    monkeypatch.setenv("BULKHEAD_STATE_DIR", str(gateway.state_dir))
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    done = _run("page")
+    assert done.exit_code == 0, done.stderr
+    address, _, code = done.stdout.strip().partition("#code=")
+    assert address == f"{gateway.url}/ui"
+    seen = eventually(lambda: noted.exists() and noted.read_text().strip())
+    assert seen.startswith("file://")
+    assert code not in seen
+    file = Path(seen.removeprefix("file://"))
+    assert f"#code={code}" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with _stranger(gateway) as client:
+        shown = {"code": code}
+        foreign = {"origin": "https://evil.example"}
+        assert client.post("/ui/session", json=shown, headers=foreign).status_code == 403
+        answer = client.post("/ui/session", json=shown)
+        assert answer.status_code == 201, answer.text
+        session = answer.json()["key"]
+        assert session != gateway.client.headers["x-api-key"]
+        assert client.post("/ui/session", json=shown).status_code == 401, "a second time"
+        page = {"authorization": f"Bearer {session}"}
+        assert client.get("/admin/v1/status", headers=page).status_code == 200
+        assert client.delete("/ui/session", headers=page).json() == {"signed_out": True}
+        assert client.get("/admin/v1/status", headers=page).status_code == 401
+        for _ in range(9):
+            assert client.post("/ui/session", json={"code": "guess"}).status_code == 401
+        limited = client.post("/ui/session", json={"code": "guess"})
+        assert (limited.status_code, limited.json()["error"]["code"]) == (
+            429,
+            "rate_limit_exceeded",
+        )
+        assert int(limited.headers["retry-after"]) >= 1
+    kept = gateway.log + "".join(
+        each.read_text(errors="replace") for each in gateway.state_dir.glob("logs/*")
+    )
+    assert "/ui/session" in kept
+    assert code not in kept
+    assert session not in kept
+    monkeypatch.setenv("SSH_CONNECTION", "1")
+    noted.unlink()
+    assert "#code=" in _run("page").stdout
+    assert not noted.exists()
+
+
+def test_without_keys_again() -> None:
+    """All that was closed is open again, and nothing that runs under a key goes on."""
+    running = Gateway()
+    try:
+        folder = ("--state-dir", str(running.state_dir))
+        assert "There are no keys" in _run("key", "off", "--yes", *folder).stdout
+        made = _run("key", "add", "phone", *folder)
+        assert "bulkhead key off" in made.stderr
+        assert running.client.get("/v1/models").status_code == 401
+        phone = {"authorization": f"Bearer {made.stdout.split()[-1]}"}
+        stream = open_stream(
+            running, "Tell me a story.", headers=phone, max_tokens=4000, ignore_eos=True
+        )
+        eventually(lambda: stream.text, START_S)
+        unasked = _run("key", "off", *folder)
+        assert (unasked.exit_code, "--yes" in unasked.stderr) == (1, True)
+        assert "phone" in unasked.stderr
+        assert running.client.get("/v1/models").status_code == 401
+        done = _run("key", "off", "--yes", *folder)
+        assert done.exit_code == 0, done.stderr
+        stream.join()
+        assert stream.error is not None
+        assert stream.error["code"] == "invalid_api_key"
+        for headers in ({}, phone):
+            assert running.client.get("/admin/v1/status", headers=headers).status_code == 200
+        assert running.client.post("/admin/v1/page/codes").json()["code"] is None
+        assert _run("page", url=running.url).stdout.strip() == f"{running.url}/ui"
+        assert "no keys" in _run("key", "list", *folder).stdout
+        assert _run("key", "add", "phone", *folder).exit_code == 0
+        assert running.client.get("/v1/models").status_code == 401
+    finally:
+        assert running.stop() == 0, running.log
+
+
+def test_who_is_reached_from_elsewhere_keeps_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state"
+    config = tmp_path / "config.toml"
+    config.write_text(f'[gateway]\nhost = "0.0.0.0"\nport = 0\nstate_dir = "{folder}"\n')
+    monkeypatch.setenv("BULKHEAD_CONFIG", str(config))
+    assert _run("key", "add", "phone").exit_code == 0
+    refused = _run("key", "off", "--yes")
+    assert (refused.exit_code, "0.0.0.0 is not loopback" in refused.stderr) == (1, True)
+    running = Gateway(
+        *("--host", "0.0.0.0"),
+        models=(),
+        prepare=lambda path: KeyFile(path / "keys.json").add("phone", KeyTerms(), 1.0),
+    )
+    try:
+        admin = {"x-api-key": (running.state_dir / "admin.key").read_text().strip()}
+        refused_there = running.client.delete("/admin/v1/keys", headers=admin)
+        assert (refused_there.status_code, "The keys stay" in refused_there.text) == (400, True)
+        assert running.client.get("/v1/models").status_code == 401
+    finally:
+        assert running.stop() == 0, running.log
 
 
 def test_what_the_mailbox_makes_is_counted_once(gateway: Gateway) -> None:

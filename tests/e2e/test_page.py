@@ -396,10 +396,70 @@ def test_keys_are_made_and_revoked(page: Browser, site: Site) -> None:
     assert [each["id"] for each in answer.json()["data"]] == ["demo"]
     page.sees("tbody", "only demo, 30 requests/min")
     page.click(".notice button:last-child")
+    page.click("[aria-label='Change laptop']")
+    page.sees("#key-form", "Limits of laptop")
+    assert page.find("[name=rpm]").get_attribute("value") == "30"
+    page.type("[name=rpm]", "31")
+    page.click("[name=models][value=demo]")
+    page.click(".fields .primary")
+    page.sees("tbody", "31 requests/min")
+    page.sees("#key-form", "New key")
+    answer = httpx.get(f"{site.gateway.url}/v1/models", headers=headers)
+    assert len(answer.json()["data"]) > 1
     page.click("[aria-label='Revoke laptop']")
     page.click("dialog .danger")
-    page.sees("tbody tr.over", "revoked")
+    page.until(lambda: "laptop" not in page.text("tbody"))
     assert httpx.get(f"{site.gateway.url}/v1/models", headers=headers).status_code == 401
+
+
+def _code(site: Site) -> str:
+    answer = site.gateway.client.post("/admin/v1/page/codes").raise_for_status()
+    code: str = answer.json()["code"]
+    return code
+
+
+@pytest.mark.slow
+def test_a_code_signs_in_once_and_leaves_no_trace(page: Browser, site: Site) -> None:
+    shown = "return sessionStorage.getItem('bulkhead.admin-key')"
+    page.click("header > .quiet")
+    page.sees(".sign-in", "Admin key")
+    address = f"{site.url}#code={_code(site)}"
+    page.open(address)
+    page.sees(".connection", "live")
+    assert page.driver.current_url == site.url
+    assert page.driver.execute_script(shown) not in (None, site.admin_key)
+    page.driver.refresh()
+    page.sees(".connection", "live")
+    secret = page.driver.execute_script(shown)
+    page.click("header > .quiet")
+    page.sees(".sign-in", "Admin key")
+    signed_out = {"authorization": f"Bearer {secret}"}
+    assert httpx.get(f"{site.gateway.url}/metrics", headers=signed_out).status_code == 401
+    page.open(address)
+    page.sees(".sign-in .error", "used already")
+    assert page.driver.current_url == site.url
+    assert page.driver.execute_script(shown) is None
+
+
+@pytest.mark.slow
+def test_a_key_that_reads_is_shown_no_orders(page: Browser, site: Site) -> None:
+    client = site.gateway.client
+    made = client.post("/admin/v1/keys", json={"name": "board", "reads": True}).json()
+    site.gateway.load()
+    page.sees("[data-model=demo] .actions", "Kill")
+    page.click("header > .quiet")
+    _sign_in(page, made["key"])
+    page.sees(".connection", "live")
+    page.sees("[data-model=demo]", "ready")
+    assert page.text("[data-model=demo] .actions") == ""
+    assert page.text("nav").split() == ["Overview", "Keys"]
+    assert page.findings() == []
+    _show(page, "keys")
+    page.sees("tbody", "only reads")
+    assert not page.there("tbody button")
+    assert not page.there("form")
+    client.delete("/admin/v1/keys/board").raise_for_status()
+    page.sees(".sign-in .error", "not known here")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import time
@@ -76,6 +77,16 @@ class TestLists:
         assert "second/third/demo" in printed
         metrics = first.client.get("/metrics").text
         assert 'bulkhead_upstream_reachable{upstream="third"} 1.0' in metrics
+
+    def test_the_metrics_have_how_long_it_takes_to_answer(self, three: Three) -> None:
+        first, _, third = three
+        third.load()
+        first.say("hi", "third/demo", max_tokens=2)
+        metrics = first.client.get("/metrics").text
+        counted = re.search(r'upstream_answer_seconds_count{upstream="third"} ([0-9.]+)', metrics)
+        assert counted is not None
+        assert float(counted[1]) >= 1
+        assert 'bulkhead_upstream_failures_total{upstream="third"} 0.0' in metrics
 
     def test_a_model_of_an_upstream_is_not_steered_from_here(self, three: Three) -> None:
         refused = three[0].order("load", "third/demo")

@@ -23,6 +23,7 @@ from msgspec.inspect import (
     Metadata,
     NoneType,
     StrType,
+    StructType,
     Type,
     UnionType,
     VarTupleType,
@@ -31,7 +32,13 @@ from msgspec.inspect import (
 
 from gateway.config.key import toml_text, written_value
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.config.model_settings import COMMAND_KEYS, LOCAL, ModelSettings, RankPlace
+from gateway.config.model_settings import (
+    COMMAND_KEYS,
+    LOCAL,
+    ModelSettings,
+    RankPlace,
+    SamplingSettings,
+)
 from gateway.config.settings import HUGGING_FACE, DiscoverySettings, Settings
 from gateway.config.tables import MODELS, SECTIONS, KeyDefinition, keys_of
 from gateway.config.toml_file import Place
@@ -210,6 +217,10 @@ def spelled(draw: Draw, definition: KeyDefinition) -> Spelled:
         case VarTupleType():
             places = (RankPlace(LOCAL),) * draw(st.integers(0, 3))
             return Spelled(written_value(places), places)
+        case StructType():
+            some = {"temperature": st.floats(0, 2), "top_k": st.integers(0, 99)}
+            settings = SamplingSettings(**draw(st.fixed_dictionaries({}, optional=some)))
+            return Spelled(written_value(settings), settings)
         case DictType():
             names = st.sampled_from(["enable_thinking", "größe", "a b"])
             values = st.booleans() | st.integers(-5, 5) | _TEXT | st.lists(st.booleans())

@@ -1,11 +1,12 @@
-// Requests to the gateway, with the admin key if there is one.
+// Requests to the gateway, with the key of who is signed in: the admin key, one that reads, or the
+// secret of a session.
 
 const NAME = "bulkhead.admin-key";
 // A response begins at once, or, of a model that others wait for, within seconds.
 const ANSWER_MS = 60_000;
 
 // In this tab alone, and gone with it.
-export const adminKey = {
+export const shownKey = {
   get: () => sessionStorage.getItem(NAME),
   set: (secret) => sessionStorage.setItem(NAME, secret),
   forget: () => sessionStorage.removeItem(NAME),
@@ -26,7 +27,7 @@ export class ApiError extends Error {
 
 // The response, if it is a good one. Throws ApiError, and AbortError for a request that was aborted.
 export async function ask(path, { method = "GET", body, headers = {}, signal } = {}) {
-  const secret = adminKey.get();
+  const secret = shownKey.get();
   const sent = { ...headers };
   if (secret) sent.authorization = `Bearer ${secret}`;
   if (body !== undefined) sent["content-type"] = "application/json";

@@ -5,11 +5,17 @@ import { Confirm } from "./confirm.js";
 import { Failure } from "./failure.js";
 import { count, day } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
-import { NewKey } from "./new_key.js";
+import { KeyForm } from "./new_key.js";
 import { askableIds } from "./upstreams.js";
 
 const EVERY_MS = 5000;
 const TODAY = ["requests", "prompt_tokens", "completion_tokens"];
+
+const NONE =
+  "There are none, so every program of this machine may do everything. With the first one that ends: every client needs a key then, and this page the admin key.";
+const NONE_LEFT = "None is left, and requests still need one.";
+
+const pathOf = (name) => `/admin/v1/keys/${encodeURIComponent(name)}`;
 
 export function Keys({ live }) {
   const [keys, setKeys] = useState(null);
@@ -17,6 +23,7 @@ export function Keys({ live }) {
   const [error, setError] = useState(null);
   const [asked, setAsked] = useState(null);
   const [made, setMade] = useState(null);
+  const [changed, setChanged] = useState(null);
   const [turn, setTurn] = useState(0);
 
   useEffect(() => {
@@ -28,7 +35,7 @@ export function Keys({ live }) {
           askJson("/admin/v1/keys", options),
           askJson("/admin/v1/usage", options),
         ]);
-        setKeys(found.keys);
+        setKeys(found);
         setUsage(Object.fromEntries(used.keys.map((each) => [each.name, each])));
       } catch (failure) {
         if (failure.name !== "AbortError") setError(failure);
@@ -58,24 +65,38 @@ export function Keys({ live }) {
     if (key) setMade(key);
     return key !== null;
   };
+  const change = async (terms) => {
+    const done = await act(pathOf(changed.name), { method: "POST", body: terms });
+    if (done) setChanged(null);
+    return done !== null;
+  };
+  const off = () =>
+    setAsked({
+      title: "Go on without keys?",
+      text:
+        "All keys are revoked for good, and what runs under them ends. Then every program and every account of this machine may do everything, without a key.",
+      verb: "Revoke all keys",
+      act: () => act("/admin/v1/keys", { method: "DELETE" }),
+    });
   const revoke = (name) =>
     setAsked({
       title: `Revoke ${name}?`,
       text: "Its requests end at once, also those that run. It can't be undone.",
       verb: "Revoke",
-      act: () => act(`/admin/v1/keys/${encodeURIComponent(name)}`, { method: "DELETE" }),
+      act: () => act(pathOf(name), { method: "DELETE" }),
     });
   if (keys === null) return html`<${Failure} error=${error} />`;
   return html`
     <${Failure} error=${error} onClose=${() => setError(null)} />
     <${Secret} made=${made} onClose=${() => setMade(null)} />
-    ${keys.length === 0
-      ? html`<p class="empty">
-          There are none, so every program of this machine may do everything. With the first one that
-          ends: requests need a key then, and this page the admin key.
-        </p>`
-      : html`<${Table} keys=${keys} usage=${usage} onRevoke=${revoke} />`}
-    <${NewKey} models=${askableIds(live.status)} onAdd=${add} />
+    ${keys.keys.length === 0 ? html`<p class="empty">${keys.required ? NONE_LEFT : NONE}</p>` : ""}
+    <${Table} keys=${keys.keys} usage=${usage} reads=${live.reads} onChange=${setChanged} onRevoke=${revoke} />
+    ${!live.reads &&
+    html`
+      <${KeyForm} key=${changed?.name} changed=${changed} models=${askableIds(live.status)}
+        onTerms=${changed ? change : add} onClose=${() => setChanged(null)} />
+      ${keys.required && html`<p><button class="quiet" onClick=${off}>Go on without keys…</button></p>`}
+    `}
     <${Confirm} question=${asked} onClose=${() => setAsked(null)} />
   `;
 }
@@ -94,8 +115,9 @@ function Secret({ made, onClose }) {
   `;
 }
 
-function Table({ keys, usage, onRevoke }) {
+function Table({ keys, usage, reads, onChange, onRevoke }) {
   const others = Object.values(usage).filter(({ name }) => !keys.some((each) => each.name === name));
+  if (keys.length + others.length === 0) return null;
   return html`
     <div class="scroll" tabindex="0" role="region" aria-label="Keys">
       <table>
@@ -105,7 +127,7 @@ function Table({ keys, usage, onRevoke }) {
             <th scope="col" rowspan="2">May</th>
             <th scope="colgroup" colspan="3">Today</th>
             <th scope="colgroup" colspan="3">This month</th>
-            <th scope="col" rowspan="2">Revoke</th>
+            ${!reads && html`<th scope="col" rowspan="2">Orders</th>`}
           </tr>
           <tr>
             ${["Today", "This month"].map(() => ["Requests", "In", "Out"].map((each) => html`<th scope="col">${each}</th>`))}
@@ -114,17 +136,20 @@ function Table({ keys, usage, onRevoke }) {
         <tbody>
           ${[...keys, ...others].map(
             (each) => html`
-              <tr class=${each.revoked_at ? "over" : ""}>
+              <tr class=${"created_at" in each ? "" : "over"}>
                 <th scope="row">${each.name}</th>
-                <td>${"created_at" in each ? terms(each) : ""}</td>
+                <td>${"created_at" in each ? terms(each) : each.name === "admin" ? "everything" : "revoked"}</td>
                 ${["today", "month"].map((when) =>
                   TODAY.map((what) => html`<td class="number">${count(usage[each.name]?.[when][what] ?? 0)}</td>`),
                 )}
-                <td>
+                ${!reads &&
+                html`<td>
                   ${"created_at" in each &&
-                  !each.revoked_at &&
-                  html`<button class="quiet" aria-label=${`Revoke ${each.name}`} onClick=${() => onRevoke(each.name)}>Revoke</button>`}
-                </td>
+                  html`
+                    <button class="quiet" aria-label=${`Change ${each.name}`} onClick=${() => onChange(each)}>Change</button>
+                    <button class="quiet" aria-label=${`Revoke ${each.name}`} onClick=${() => onRevoke(each.name)}>Revoke</button>
+                  `}
+                </td>`}
               </tr>
             `,
           )}
@@ -135,8 +160,8 @@ function Table({ keys, usage, onRevoke }) {
 }
 
 function terms(key) {
-  if (key.revoked_at) return `revoked ${day(key.revoked_at)}`;
   const said = [
+    key.reads && "only reads",
     key.models && `only ${key.models.join(", ")}`,
     key.rpm && `${count(key.rpm)} requests/min`,
     key.tpm && `${count(key.tpm)} tokens/min`,

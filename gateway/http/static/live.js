@@ -10,13 +10,15 @@ const LONGEST_PAUSE_MS = 4000;
 // A snapshot comes every second: without one for so long the connection is a dead one.
 const SILENCE_MS = 8000;
 
-// What the page shows. `connection`: connecting, live, lost, refused.
+// What the page shows. `connection`: connecting, live, lost, refused. `reads`: the key that is shown
+// only reads.
 export const nothingYet = {
   connection: "connecting",
   status: null,
   requests: [],
   finished: 0,
   events: [],
+  reads: false,
 };
 
 // Calls `tell` with each new state, until the function that it returns is called.

@@ -1,39 +1,63 @@
-// The form for another API key.
+// The form for another API key, or for the limits of one that there is.
 
-import { html, useRef } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 
 const DAY_S = 86400;
+const NUMBERS = {
+  rpm: "Requests a minute",
+  tpm: "Tokens a minute",
+  concurrent: "Answers at once",
+  share: "Share, beside other keys",
+};
 
-export function NewKey({ models, onAdd }) {
+// `changed` is the key whose limits change; null: the form makes another key.
+export function KeyForm({ changed, models, onTerms, onClose }) {
   const form = useRef(null);
+  const [reads, setReads] = useState(changed?.reads ?? false);
+  useEffect(() => changed && form.current.querySelector("input:not([type=checkbox])").focus(), []);
   const submit = async (event) => {
     event.preventDefault();
     const data = new FormData(form.current);
-    const terms = { name: data.get("name").trim() };
-    const chosen = data.getAll("models");
-    if (chosen.length > 0) terms.models = chosen;
-    for (const each of ["rpm", "tpm", "concurrent", "share"]) {
-      if (data.get(each)) terms[each] = Number(data.get(each));
+    // A limit that is left empty is none, also if there was one.
+    const terms = changed ? {} : { name: data.get("name").trim(), reads };
+    if (!reads) {
+      const chosen = data.getAll("models");
+      terms.models = chosen.length > 0 ? chosen : null;
+      for (const each of Object.keys(NUMBERS)) terms[each] = data.get(each) ? Number(data.get(each)) : null;
     }
     if (data.get("days")) terms.expires_at = Date.now() / 1000 + Number(data.get("days")) * DAY_S;
-    if (await onAdd(terms)) form.current.reset();
+    if ((await onTerms(terms)) && !changed) {
+      form.current.reset();
+      setReads(false);
+    }
   };
   const number = (name, label) => html`
-    <label>${label}<input name=${name} type="number" min="1" step="1" inputmode="numeric" /></label>
+    <label>${label}<input name=${name} type="number" min="1" step="1" inputmode="numeric" defaultValue=${changed?.[name] ?? ""} /></label>
   `;
+  // Rights that no box stands for, as box/*, stay.
+  const ids = [...new Set([...models, ...(changed?.models ?? [])])];
   return html`
-    <section aria-labelledby="new-key">
-      <h2 id="new-key">New key</h2>
+    <section aria-labelledby="key-form">
+      <h2 id="key-form">${changed ? `Limits of ${changed.name}` : "New key"}</h2>
       <form class="fields" ref=${form} onSubmit=${submit}>
-        <label>Name<input name="name" required autocomplete="off" spellcheck=${false} autocapitalize="off" /></label>
-        ${number("rpm", "Requests a minute")} ${number("tpm", "Tokens a minute")}
-        ${number("concurrent", "Answers at once")} ${number("share", "Share, beside other keys")}
-        ${number("days", "Days until it expires")}
-        <fieldset>
+        ${!changed && html`<label>Name<input name="name" required autocomplete="off" spellcheck=${false} autocapitalize="off" /></label>`}
+        ${!reads && Object.entries(NUMBERS).map(([name, label]) => number(name, label))}
+        ${number("days", changed?.expires_at ? "Days until it expires (empty: as it is)" : "Days until it expires")}
+        ${!changed &&
+        html`<label class="check"><input type="checkbox" name="reads" checked=${reads} onChange=${(event) => setReads(event.target.checked)} />It only reads</label>`}
+        ${!reads &&
+        html`<fieldset>
           <legend>Models (none chosen: all)</legend>
-          ${models.map((id) => html`<label class="check"><input type="checkbox" name="models" value=${id} />${id}</label>`)}
-        </fieldset>
-        <button class="primary">Make the key</button>
+          ${ids.map(
+            (id) => html`
+              <label class="check">
+                <input type="checkbox" name="models" value=${id} defaultChecked=${changed?.models?.includes(id) ?? false} />${id}
+              </label>
+            `,
+          )}
+        </fieldset>`}
+        <button class="primary">${changed ? "Change the limits" : "Make the key"}</button>
+        ${changed && html`<button type="button" onClick=${onClose}>Leave it</button>`}
       </form>
     </section>
   `;

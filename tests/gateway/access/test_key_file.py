@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access.api_key import KeyTerms, digest_of, name_of_owner
+from gateway.access.api_key import KeyChange, KeyTerms, digest_of, name_of_owner
 from gateway.access.key_file import (
     KeyFile,
     KeyFileError,
@@ -37,18 +37,48 @@ def test_only_a_hash_is_kept_and_for_nobody_else(file: KeyFile) -> None:
     assert (key.rpm, key.models, key.created_at) == (5, ("demo",), 100.0)
 
 
-def test_revoked_keys_are_remembered(file: KeyFile) -> None:
+def test_revoked_keys_are_gone_and_the_file_stays(file: KeyFile) -> None:
     file.add("laptop", KeyTerms(), 100.0)
     with pytest.raises(KeyFileError, match="already"):
         file.add("laptop", KeyTerms(), 101.0)
-    file.revoke("laptop", 102.0)
-    assert [(each.name, each.revoked_at) for each in file.read()] == [("laptop", 102.0)]
-    with pytest.raises(NoSuchKeyError):
-        file.revoke("laptop", 103.0)
-    with pytest.raises(NoSuchKeyError):
-        file.revoke("phone", 103.0)
+    file.revoke("laptop")
+    assert file.read() == ()
+    assert file.signature() is not None, "requests still need a key"
+    for name in ("laptop", "phone"):
+        with pytest.raises(NoSuchKeyError):
+            file.revoke(name)
     file.add("laptop", KeyTerms(), 104.0)
-    assert [(each.name, each.revoked_at) for each in file.read()] == [("laptop", None)]
+    assert [each.name for each in file.read()] == ["laptop"]
+    file.remove()
+    file.remove()
+    assert (file.read(), file.signature()) == ((), None)
+
+
+def test_a_key_that_an_older_version_has_revoked_stays_revoked(file: KeyFile) -> None:
+    key, _ = file.add("laptop", KeyTerms(), 100.0)
+    old = file.path.read_text().replace('"revoked_at": null', '"revoked_at": 101.0')
+    write_secret(file.path, old.encode())
+    assert file.read() == ()
+    assert key.digest in old
+
+
+def test_terms_change_and_the_secret_stays(file: KeyFile) -> None:
+    key, _ = file.add("laptop", KeyTerms(rpm=5, models=("demo",)), 100.0)
+    changed = file.change("laptop", KeyChange(rpm=6, models=None, tpm=7))
+    assert (changed.rpm, changed.models, changed.tpm) == (6, None, 7)
+    assert (changed.digest, changed.owner) == (key.digest, key.owner)
+    assert file.read() == (changed,)
+    with pytest.raises(NoSuchKeyError, match="there are: laptop"):
+        file.change("phone", KeyChange(rpm=6))
+
+
+def test_a_key_that_reads_has_no_limits_of_work(file: KeyFile) -> None:
+    with pytest.raises(KeyFileError, match="so it has no models, rpm"):
+        file.add("board", KeyTerms(reads=True, rpm=5, models=("demo",)), 100.0)
+    file.add("board", KeyTerms(reads=True, expires_at=200.0), 100.0)
+    with pytest.raises(KeyFileError, match="no tpm"):
+        file.change("board", KeyChange(tpm=5))
+    assert file.change("board", KeyChange(expires_at=None)).expires_at is None
 
 
 def test_a_name_can_be_used_again_once_its_key_has_expired(file: KeyFile) -> None:
@@ -61,7 +91,7 @@ def test_a_name_can_be_used_again_once_its_key_has_expired(file: KeyFile) -> Non
 
 def test_a_name_that_is_given_again_owns_nothing_of_before(file: KeyFile) -> None:
     first, _ = file.add("laptop", KeyTerms(), 100.0)
-    file.revoke("laptop", 101.0)
+    file.revoke("laptop")
     second, _ = file.add("laptop", KeyTerms(), 102.0)
     assert first.owner != second.owner
     assert second.caller.owner == second.owner
@@ -75,7 +105,7 @@ def test_files_of_older_versions_have_no_ids(file: KeyFile) -> None:
     write_secret(file.path, old.encode())
     (key,) = file.read()
     assert key.owner == "laptop", "as what was kept for it says"
-    file.revoke("laptop", 101.0)
+    file.revoke("laptop")
     assert file.add("laptop", KeyTerms(), 102.0)[0].owner != key.owner
 
 

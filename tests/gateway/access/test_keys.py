@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
-from gateway.access.api_key import KeyTerms
+from gateway.access.api_key import KeyChange, KeyTerms
 from gateway.access.caller import ADMIN
 from gateway.access.key_file import KeyFile
-from gateway.access.keys import ApiKeys
+from gateway.access.keys import ApiKeys, ApiKeySession
+from gateway.access.limits import Counts
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Tasks
 from protocol.answers import Usage
@@ -35,6 +37,14 @@ def _tokens(keys: ApiKeys) -> dict[str, int]:
     return {name: today.prompt_tokens for name, (today, _) in keys.used().items()}
 
 
+def _session(keys: ApiKeys, secret: str) -> ApiKeySession:
+    held = keys.find(secret.encode())
+    assert held is not None
+    session = keys.session(held)
+    assert isinstance(session, ApiKeySession)
+    return session
+
+
 async def test_keys_of_an_earlier_start_are_found(keys: ApiKeys, state_dir: StateDir) -> None:
     _, secret = await keys.add("laptop", KeyTerms())
     later = ApiKeys(state_dir, exposed=False)
@@ -42,20 +52,24 @@ async def test_keys_of_an_earlier_start_are_found(keys: ApiKeys, state_dir: Stat
     assert later.find(b"another") is None
     assert later.required
     assert [key.name for key in later.all] == ["laptop"]
-    assert later.session("laptop").closed is None
+    held = later.find(secret.encode())
+    assert held is not None
+    assert later.session(held).closed is None
 
 
 async def test_new_terms_of_a_key_keep_its_session(keys: ApiKeys, state_dir: StateDir) -> None:
     # Fewer digits may also stand in the key's digest.
-    await keys.add("laptop", KeyTerms(tpm=123_456_789))
-    session = keys.session("laptop")
+    _, secret = await keys.add("laptop", KeyTerms(tpm=123_456_789))
+    session = _session(keys, secret)
     path = state_dir.keys_path
     changed = path.read_bytes().replace(b"123456789", b"4100")
     path.write_bytes(changed)
     await keys.look()
-    assert keys.session("laptop") is session
+    assert _session(keys, secret) is session
     assert session.closed is None
     assert session.limits.terms.tpm == 4100
+    await keys.change("laptop", KeyChange(tpm=None))
+    assert session.limits.terms.tpm is None
 
 
 async def test_a_file_that_stays_unreadable_is_told_once(
@@ -86,6 +100,66 @@ async def test_files_are_followed_and_usage_is_kept_by_itself(
     assert keys.anybody.closed == "There are API keys by now, and one is needed."
 
 
+async def test_after_the_last_key_one_is_needed_until_they_are_turned_off(
+    keys: ApiKeys, state_dir: StateDir
+) -> None:
+    _, secret = await keys.add("laptop", KeyTerms())
+    session = _session(keys, secret)
+    await keys.revoke("laptop")
+    assert (keys.required, ApiKeys(state_dir, exposed=False).required) == (True, True)
+    _, other = await keys.add("phone", KeyTerms())
+    running = _session(keys, other)
+    await keys.turn_off()
+    assert (keys.required, keys.all, keys.find(other.encode())) == (False, (), None)
+    assert session.closed == running.closed == "The API key was revoked."
+    assert keys.anybody.closed is None
+    assert not ApiKeys(state_dir, exposed=False).required
+    await keys.add("phone", KeyTerms())
+    assert keys.required
+    assert keys.anybody.closed is not None
+
+
+async def test_who_can_be_reached_stays_closed_without_keys(state_dir: StateDir) -> None:
+    keys = ApiKeys(state_dir, exposed=True)
+    await keys.add("laptop", KeyTerms())
+    await keys.turn_off()
+    assert keys.required
+
+
+async def test_the_page_is_the_operator_until_its_session_ends(keys: ApiKeys) -> None:
+    await keys.add("laptop", KeyTerms())
+    one, two = (
+        keys.sign_ins.exchange(keys.sign_ins.code(time.monotonic()), time.monotonic())
+        for _ in range(2)
+    )
+    assert one is not None
+    assert two is not None
+    held = [keys.find(each.encode()) for each in (one, two)]
+    assert [each is not None and each.caller.admin for each in held] == [True, True]
+    sessions = [keys.session(each) for each in held if each is not None]
+    assert len({keys.operator, *sessions}) == 3
+    assert keys.sign_ins.end(one.encode(), time.monotonic())
+    assert not keys.sign_ins.end(one.encode(), time.monotonic())
+    assert keys.find(one.encode()) is None
+    await keys.look()
+    assert [each.closed for each in sessions] == ["The page's session is over.", None]
+
+
+async def test_the_page_is_signed_out_with_the_admin_key(
+    keys: ApiKeys, state_dir: StateDir
+) -> None:
+    now = time.monotonic()
+    secret = keys.sign_ins.exchange(keys.sign_ins.code(now), now)
+    assert secret is not None
+    held = keys.find(secret.encode())
+    assert held is not None
+    session = keys.session(held)
+    state_dir.admin_key_path.unlink()
+    await keys.look()
+    assert session.closed == "The admin key was replaced by another."
+    assert keys.find(secret.encode()) is None
+
+
 async def test_only_keys_in_force_open(keys: ApiKeys) -> None:
     key, _ = await keys.add("laptop", KeyTerms())
     assert keys.opens(ADMIN)
@@ -114,6 +188,21 @@ async def test_tokens_that_are_spent_count_under_the_key_of_their_owner(keys: Ap
     assert not keys.exhausted("phone")
     keys.spend("", USAGE)
     assert _tokens(keys) == {"laptop": 7}
+
+
+async def test_what_is_counted_since_the_start_ends_with_its_key(keys: ApiKeys) -> None:
+    assert keys.since_start() == {}, "without keys nothing is told by key"
+    await keys.add("laptop", KeyTerms())
+    keys.account("laptop", USAGE)
+    keys.account("laptop", USAGE)
+    assert keys.since_start() == {ADMIN: Counts(), "laptop": Counts(2, 14, 0, 6)}
+    await keys.revoke("laptop")
+    # A request that was cut off is counted a little later.
+    keys.account("laptop", USAGE)
+    assert keys.since_start() == {ADMIN: Counts()}
+    await keys.add("laptop", KeyTerms())
+    assert keys.since_start()["laptop"] == Counts()
+    assert _tokens(keys)["laptop"] == 21, "the usage goes on"
 
 
 async def test_usage_is_forwarded_as_long_as_another_gateway_counts(keys: ApiKeys) -> None:

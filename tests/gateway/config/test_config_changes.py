@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.config.model_settings import ModelSettings
+from gateway.config.model_settings import ModelSettings, SamplingSettings
 from gateway.config.settings import (
     GatewaySettings,
     MemorySettings,
@@ -24,6 +24,7 @@ OTHER = {
     tuple: ("other",),
     type(None): "other",
     dict: {"a": 1},
+    SamplingSettings: SamplingSettings(top_k=7),
 }
 
 

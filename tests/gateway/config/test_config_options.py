@@ -209,3 +209,41 @@ def test_mistakes_about_where_models_come_from(
         read_settings(Flags(config=path), {})
     (mistake,) = raised.value.mistakes
     assert (mistake.source.line, mistake.key.replace('"', "")) == (line, key)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line", "key"),
+    [
+        ("defaults = { temprature = 0.2 }\n", 3, "defaults.temprature"),
+        ("defaults = { top_p = 0.9, temperature = 3 }\n", 3, "defaults.temperature"),
+        ("system = 'Hi'\n[models.a.defaults]\ntop_p = 0.9\ntop_k = 1.5\n", 6, "defaults.top_k"),
+        ("defaults = { temperature = true }\n", 3, "defaults.temperature"),
+        ("defaults = 0.2\n", 3, "defaults"),
+        ("system = 5\n", 3, "system"),
+    ],
+)
+def test_what_no_request_could_say_is_named(tmp_path: Path, keys: str, line: int, key: str) -> None:
+    told = _mistake(tmp_path, MODEL + keys)
+    assert f'config.toml:{line}: models."a".{key}: expected ' in told
+
+
+def test_a_model_has_a_system_prompt_and_parameters(tmp_path: Path) -> None:
+    keys = 'system = """\nBe brief.\nBe kind.\n"""\ndefaults = { temperature = 0, top_k = 5 }\n'
+    settings = _model(tmp_path, keys).settings
+    assert settings.system == "Be brief.\nBe kind.\n"
+    assert settings.defaults.given == {"temperature": 0.0, "top_k": 5}
+    assert str(settings.defaults) == "temperature 0, top_k 5"
+    plain = _model(tmp_path, "")
+    assert plain.same_for_workers(_model(tmp_path, keys))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('[models.w]\ncommand = ["w", "{port}"]\n', "only a model with a path has this key"),
+        ('[upstreams.box]\nurl = "http://box/v1"\n', "unknown here; it is a key of [models.ID]"),
+    ],
+)
+@pytest.mark.parametrize("key", ['system = "Hi"', "defaults = { top_k = 5 }"])
+def test_other_servers_have_their_own(tmp_path: Path, table: str, said: str, key: str) -> None:
+    assert said in _mistake(tmp_path, f"{table}{key}\n")

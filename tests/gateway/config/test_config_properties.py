@@ -15,6 +15,7 @@ from msgspec.inspect import (
     IntType,
     LiteralType,
     StrType,
+    StructType,
     UnionType,
     VarTupleType,
 )
@@ -228,6 +229,9 @@ def _wrong(definition: KeyDefinition) -> list[str]:
             own = ["1", '["local"]', '[{ host = "" }]', '[{ host = "local", port = 1 }]']
             own += ["[{ interfaces = [] }]", '[{ host = "elsewhere" }]']
             return [*own, "1979-05-27", "{}", "{ a = 1 }"]
+        case StructType():
+            own = ["1", '"x"', "[]", "{ temperature = nan }", "{ temperature = -0.1 }"]
+            return [*own, '{ top_k = "1" }', "{ top_k = 1.5 }", "{ top_p = inf }", "{ a = 1 }"]
         case DictType():
             return ["1", '"x"', "[]", "1979-05-27", "{ a = 1979-05-27 }", "{ a = [inf] }"]
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from gateway.http.access_log import (
 from gateway.http.app import ROUTES
 from gateway.http.auth import AuthMiddleware, caller_of
 from gateway.http.finished import FinishedRequests
+from gateway.http.openapi import described
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults
 from protocol.answers import Usage
@@ -185,6 +187,85 @@ async def test_the_admin_key_alone_is_for_operators(world: World) -> None:
         )
 
 
+# What a key that reads gets, of all routes: each new route is the operator's until it stands here.
+READ = {
+    "/admin/v1/events",
+    "/admin/v1/history",
+    "/admin/v1/keys",
+    "/admin/v1/live",
+    "/admin/v1/pulls",
+    "/admin/v1/requests",
+    "/admin/v1/requests/finished",
+    "/admin/v1/status",
+    "/admin/v1/usage",
+    "/api/ps",
+    "/api/tags",
+    "/api/version",
+    "/metrics",
+    "/openapi.json",
+    "/v1/models",
+    "/v1/models/",
+    "/v1/models/{model_id:path}",
+}
+# What everybody gets.
+OPEN = {
+    ("DELETE", "/ui/session"),
+    ("GET", "/"),
+    ("GET", "/health"),
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+    ("GET", "/ui"),
+    ("GET", "/ui/{path:path}"),
+    ("POST", "/ui/session"),
+}
+
+
+async def test_a_key_that_reads_reads_and_does_nothing_else(world: World) -> None:
+    board = await world.add("board", reads=True)
+    got: set[tuple[str, str]] = set()
+    for path, route in described(ROUTES):
+        # Ids with slashes, as they could look like something that is read.
+        address = re.sub(r"\{\w+(:\w+)?\}", "v1/status", path)
+        methods = {*(route.methods or ())} - {"HEAD"}
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE", *methods}:
+            answer = await world.client.request(method, address, headers=board)
+            if answer.status_code == 200:
+                got |= {(method, path)} if method in methods else set()
+            else:
+                assert answer.status_code == 403, (method, path)
+                assert "only reads" in answer.text
+    assert got == {*(("GET", each) for each in READ), *OPEN}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/admin/v1/logs", "/admin/v1/models/demo/logs", "/admin/v1/models/demo/estimate"),
+        *("/admin/v1/status/", "//admin/v1/status", "/metrics/x", "/admin/v1/keys/board"),
+        *("/nowhere", "/servers/demo/x", "/v1/responses/resp_1", "/admin/v1/requests/x"),
+    ],
+)
+async def test_what_is_near_to_what_is_read_is_not(world: World, path: str) -> None:
+    board = await world.add("board", reads=True)
+    answer = await world.client.get(path, headers=board)
+    assert _code(answer) == (403, "permission_denied")
+
+
+async def test_a_session_of_the_page_is_the_operator(world: World) -> None:
+    await world.add("laptop")
+    code = world.keys.sign_ins.code(time.monotonic())
+    secret = world.keys.sign_ins.exchange(code, time.monotonic())
+    page = {"authorization": f"Bearer {secret}"}
+    answer = await world.client.post("/admin/v1/reload", headers=page)
+    assert (answer.json()["admin"], answer.json()["name"]) == (True, "admin")
+    following = asyncio.create_task(world.client.get("/admin/v1/live?wait=stream", headers=page))
+    async with world.streams:
+        assert world.keys.sign_ins.end((secret or "").encode(), time.monotonic())
+        await world.keys.look()
+        assert "The page's session is over." in (await following).text
+    assert _code(await world.client.get("/metrics", headers=page)) == (401, "invalid_api_key")
+
+
 async def test_errors_have_the_envelope_of_their_path(world: World) -> None:
     await world.add("laptop")
     answer = await world.client.post("/v1/messages")
@@ -272,7 +353,7 @@ async def test_a_revoked_key_stops_at_once(world: World) -> None:
     streaming = asyncio.create_task(world.client.post(f"{WORK}?wait=stream", headers=laptop))
     await world.began.wait()
     # By the command line, beside the gateway, and noticed by a look at the file.
-    world.file.revoke("laptop", time.time())
+    world.file.revoke("laptop")
     await world.keys.look()
     assert _code(await waiting) == (401, "invalid_api_key")
     cut = await streaming

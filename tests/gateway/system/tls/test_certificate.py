@@ -89,7 +89,7 @@ def test_another_host_needs_keys_and_is_warned_of_plain_http(tmp_path: Path) -> 
     file = KeyFile(tmp_path / "keys.json")
     file.add("laptop", KeyTerms(), 1.0)
     # A revoked one keeps everybody out.
-    file.revoke("laptop", 2.0)
+    file.revoke("laptop")
     assert complaints(open_) == []
     (caution,) = network_cautions(open_.gateway)
     assert "plain HTTP" in caution
