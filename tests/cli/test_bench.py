@@ -37,5 +37,7 @@ def test_what_can_not_be_measured(gateway: Gateway, fleet: Gateway) -> None:
     assert (long.returncode, long.stdout) == (1, "")
     assert "tokens" in long.stderr
     assert bulkhead("bench", "nobody", url=gateway.url).returncode == 4
+    for each in fleet.client.get("/v1/models").json()["data"]:
+        fleet.order("unload", each["id"]).raise_for_status()
     several = bulkhead("bench", url=fleet.url)
     assert (several.returncode, "Name the model" in several.stderr) == (2, True)

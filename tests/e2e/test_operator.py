@@ -94,6 +94,7 @@ def test_status_has_every_field(gateway: Gateway) -> None:
         "repeated_deaths",
         "guesses",
         "sharers",
+        "command",
     }
     assert set(model["worker"]) == {
         "pid",

@@ -50,7 +50,7 @@ class Output:
 
     def __init__(self, source: int, health: str) -> None:
         self._source = source
-        self._probes = re.compile(rb"[^\n]*\bGET %b[ \"][^\n]*\n" % re.escape(health.encode()))
+        self._probe = re.compile(rb"\bGET %b[ \"]" % re.escape(health.encode()))
         self._tail = b""
         self._thread = threading.Thread(target=self._print, name="output", daemon=True)
         self._thread.start()
@@ -64,7 +64,8 @@ class Output:
     def _print(self) -> None:
         bound = Bound(time.monotonic())
         while output := os.read(self._source, _READ_BYTES):
-            output = self._probes.sub(b"", output)
+            lines = output.splitlines(keepends=True)
+            output = b"".join(line for line in lines if self._probe.search(line) is None)
             self._tail = (self._tail + output)[-_TAIL_BYTES:]
             left = memoryview(bound.pass_on(output, time.monotonic()))
             while left:
