@@ -328,7 +328,7 @@ def test_a_context_that_cannot_be_is_none(tmp_path: Path) -> None:
 
 def test_pictures_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.load.loading.find_spec", lambda _name: None)
-    with pytest.raises(ModelError, match="This installs it: .*vision") as refused:
+    with pytest.raises(ModelError, match=r"This installs it: .*vision") as refused:
         load(str(shapes.DEMO), lambda _done, _total: None, lambda: False, pictures=True)
     assert refused.value.permanent
 
