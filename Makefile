@@ -89,7 +89,7 @@ demo: install
 demo-picture: $(VENV)/.dev
 	@mkdir -p dist
 	$(BIN)/uvx --quiet asciinema@2.4.0 rec --quiet --overwrite --cols 80 --rows 24 --idle-time-limit 4 \
-	  --command '$(BIN)/bulkhead demo; sleep 4' dist/demo.cast
+	  --command '$(BIN)/bulkhead demo; sleep 4; echo' dist/demo.cast
 	npx --yes svg-term-cli@2.1.1 --in dist/demo.cast --out docs/pictures/demo.svg --window --width 80 --height 24
 
 serve: install
