@@ -17,7 +17,6 @@ from gateway.access.caller import ADMIN, OPERATOR, Caller
 # Programs that search files for leaked keys recognise OpenAI's keys, and so these, by "sk-".
 _PREFIX: Final = "sk-bulkhead-"
 _RANDOM_BYTES: Final = 32
-_LARGEST: Final = (1 << 31) - 1
 _ID_BYTES: Final = 8
 # Separates name and id in an owner. No name of a key contains this character.
 _BEFORE_ID: Final = "#"
@@ -26,8 +25,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 # With larger ones a key would keep others waiting, which is what a priority is for.
 LARGEST_SHARE: Final = 100
+LARGEST_LIMIT: Final = (1 << 31) - 1
 
-Limit = Annotated[int, Meta(ge=1, le=_LARGEST)]
+Limit = Annotated[int, Meta(ge=1, le=LARGEST_LIMIT)]
 Models = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
 Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Share = Annotated[int, Meta(ge=1, le=LARGEST_SHARE)]

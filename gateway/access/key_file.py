@@ -75,7 +75,8 @@ class KeyFile:
         except (OSError, msgspec.MsgspecError) as error:
             raise KeyFileError(
                 f"The keys in {self.path} can't be read ({error}), and without them every client "
-                "would get in: put a copy back, or remove it and make new keys."
+                "would get in: mend the file, or put a copy back. `bulkhead key off` gives up "
+                "all keys."
             ) from error
 
     def add(self, name: str, terms: KeyTerms, now: float) -> tuple[ApiKey, str]:
@@ -142,8 +143,13 @@ class KeyFile:
             self.path.unlink(missing_ok=True)
 
     def _write(self, keys: tuple[ApiKey, ...]) -> None:
-        content = msgspec.json.format(msgspec.json.encode(_Content(keys)), indent=1)
-        write_secret(self.path, content + b"\n")
+        """Raises: KeyFileError: the keys couldn't be read again."""
+        content = msgspec.json.encode(_Content(keys))
+        try:
+            msgspec.json.decode(content, type=_Content)
+        except msgspec.ValidationError as error:
+            raise KeyFileError(f"No key can have these terms: {error}.") from error
+        write_secret(self.path, msgspec.json.format(content, indent=1) + b"\n")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

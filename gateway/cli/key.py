@@ -16,6 +16,7 @@ import msgspec
 from rich.table import Table
 
 from gateway.access.api_key import (
+    LARGEST_LIMIT,
     LARGEST_SHARE,
     LATEST_EXPIRY,
     KeyBody,
@@ -109,9 +110,13 @@ _TERMS: Final = (
         type=click.IntRange(-1000, 1000),
         help="The highest priority of its requests [the model's own].",
     ),
-    click.option("--rpm", type=click.IntRange(1), help="Requests a minute."),
-    click.option("--tpm", type=click.IntRange(1), help="Tokens a minute, of prompts and answers."),
-    click.option("--concurrent", type=click.IntRange(1), help="Answers at once."),
+    click.option("--rpm", type=click.IntRange(1, LARGEST_LIMIT), help="Requests a minute."),
+    click.option(
+        "--tpm",
+        type=click.IntRange(1, LARGEST_LIMIT),
+        help="Tokens a minute, of prompts and answers.",
+    ),
+    click.option("--concurrent", type=click.IntRange(1, LARGEST_LIMIT), help="Answers at once."),
     click.option(
         "--share",
         type=click.IntRange(1, LARGEST_SHARE),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
@@ -48,13 +48,17 @@ Budget: TypeAlias = (
 
 class UnexpectedError(ValueError):
     """A key doesn't accept `value`. `index` is the index of `value` in a list, or its name in a
-    table; None: the value is the whole value of the key.
+    table; None: the value is the whole value of the key. `expected` describes the accepted values;
+    None: those of the key.
     """
 
-    def __init__(self, value: object, index: int | str | None = None) -> None:
+    def __init__(
+        self, value: object, index: int | str | None = None, expected: str | None = None
+    ) -> None:
         super().__init__(value)
         self.value = value
         self.index = index
+        self.expected = expected
 
 
 # A whole number. A union takes no bounds, so these are on the number.
@@ -140,15 +144,23 @@ def arguments(about: str, **said: Any) -> Meta:
 
 def parameters(about: str, kind: type[Struct], **said: Any) -> Meta:
     """The annotation of a struct of the type `kind`; its fields are bounded numbers or None."""
-    fields = "; ".join(f"{each.name} {_bounds(each.type)}" for each in msgspec.structs.fields(kind))
+    bounds = {each.name: _bounds(each.type) for each in msgspec.structs.fields(kind)}
+    fields = "; ".join(f"{name} {most}" for name, most in bounds.items())
     expected = f"a table, as {{ temperature = 0.2 }}, of {fields}"
 
-    def check(value: Any) -> Any:
-        for name, each in value.items() if isinstance(value, dict) else ():
+    def wrong(given: dict[str, Any]) -> Iterator[UnexpectedError]:
+        for name, value in given.items():
+            if name not in bounds:
+                yield UnexpectedError(name, name, f"one of {', '.join(bounds)}")
+                continue
             try:
-                msgspec.convert({name: each}, kind)
+                msgspec.convert({name: value}, kind)
             except msgspec.ValidationError:
-                raise UnexpectedError(each, name) from None
+                yield UnexpectedError(value, name, f"a number, {bounds[name]}")
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and (errors := list(wrong(value))):
+            raise ExceptionGroup("parameters", errors)
         return value
 
     return _meta(Key(about, expected, prepare=check, **said))
@@ -195,11 +207,12 @@ def read_value(annotation: Any, value: object) -> Any:
 
     Raises:
         UnexpectedError: the key doesn't accept `value`.
+        ExceptionGroup: of UnexpectedError, for each element that the key doesn't accept.
     """
     prepare = key_of(annotation).prepare
     try:
         return msgspec.convert(value if prepare is None else prepare(value), annotation)
-    except UnexpectedError:
+    except (UnexpectedError, ExceptionGroup):
         raise
     except ValueError as error:
         if isinstance(value, list) and (at := _AT_ELEMENT.search(str(error))):

@@ -85,8 +85,8 @@ def missing(key: Key) -> str:
     return f"it is missing; expected {key.expected}"
 
 
-def unexpected(key: Key, value: object) -> str:
-    return f"expected {key.expected}, not {_shown(value)}"
+def unexpected(expected: str, value: object) -> str:
+    return f"expected {expected}, not {_shown(value)}"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -322,10 +322,13 @@ class _Reading:
             try:
                 values[name] = keys[name].read(value)
                 self._given.append(place)
-            except UnexpectedError as error:
+            except* UnexpectedError as group:
                 self._wrong.add(place)
-                element = place if error.index is None else (*place, error.index)
-                self._complain(element, unexpected(keys[name].key, error.value))
+                for error in group.exceptions:
+                    assert isinstance(error, UnexpectedError)
+                    element = place if error.index is None else (*place, error.index)
+                    expected = error.expected or keys[name].key.expected
+                    self._complain(element, unexpected(expected, error.value))
         for name, definition in keys.items():
             if section is ModelSettings and name == "path" and "command" in given:
                 if not values["command"] and name not in given:

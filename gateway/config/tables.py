@@ -34,7 +34,7 @@ class KeyDefinition(Struct, frozen=True):
         return key_of(self.type)
 
     def read(self, value: object) -> Any:
-        """Make the value of the setting. Raises: UnexpectedError: the key can't have `value`."""
+        """Make the value of the setting. Raises as `read_value`."""
         return read_value(self.type, value)
 
     @property

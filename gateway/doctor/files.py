@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gateway.access.key_file import KeyFile, KeyFileError
 from gateway.config.machine_rules import tls_files
 from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
@@ -141,6 +142,12 @@ def look_at_secrets(installation: Installation) -> Iterator[Finding]:
     if (files := tls_files(installation.settings.gateway)) is not None:
         # The rights of the group don't count: a group that may read certificates is common.
         findings += _open(files[1], stat.S_IRWXO, "its readers can pass for this machine")
+    try:
+        KeyFile(state_dir.keys_path).read()
+    except KeyFileError as failure:
+        findings.append(
+            error(_SECRETS, str(failure), "Until then no key can be made, changed or revoked.")
+        )
     yield from findings
     if not findings:
         yield ok(_SECRETS, "Only this account can read the keys.")

@@ -18,7 +18,14 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.caller import NeededKey, counts, needed
-from gateway.http.errors import CLIENT_LEFT, error_response, outcome_of, routes_at, told_error
+from gateway.http.errors import (
+    CLIENT_LEFT,
+    PASSED_ERROR,
+    error_response,
+    outcome_of,
+    routes_at,
+    told_error,
+)
 from gateway.http.finished import FinishedRequest, FinishedRequests, phases, tokens_per_s
 from gateway.http.openapi import described
 from gateway.requests.use import Timing
@@ -421,6 +428,7 @@ def _told(scope: Scope, record: Record, seconds: float) -> str:
     """How a request ended, for people."""
     usage = record.usage
     parts = [str(record.status or "the client left")]
+    parts += ["an error of its server"] if outcome_of(scope) == PASSED_ERROR else []
     parts += [] if record.model is None else [record.model]
     parts += [] if record.key is None else [f"key {record.key}"]
     if usage is not None:

@@ -296,6 +296,7 @@ class AuthMiddleware:
             if need is NeededKey.NOTHING:
                 return None
             raise _unknown(need, shown=secret is not None)
+        record_of(scope).key = held.caller.name
         if held.key is not None and held.key.expired(time.time()):
             if need is NeededKey.NOTHING:
                 return None

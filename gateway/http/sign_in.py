@@ -42,7 +42,13 @@ class SignedOut(Struct):
 )
 async def make_code(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
-    code = keys.sign_ins.code(time.monotonic()) if keys.required else None
+    now = time.monotonic()
+    if keys.sign_ins.find(shown_key(request.scope["headers"]) or b"", now) is not None:
+        # Else whoever got hold of a session could go on for ever.
+        raise Refusal(
+            "permission_denied", "A session of the page makes no codes: `bulkhead page` does."
+        )
+    code = keys.sign_ins.code(now) if keys.required else None
     return json_response(PageCode(code, CODE_S), status_code=201)
 
 

@@ -156,6 +156,15 @@ def test_a_machine_without_them_is_well(machine: Machine) -> None:
     assert machine.findings() == []
 
 
+def test_keys_that_can_not_be_read(machine: Machine) -> None:
+    state_dir = StateDir(machine.state_dir)
+    state_dir.path.mkdir(0o700)
+    state_dir.keys_path.write_text('{"keys": [{"name": "ann"}]}')
+    state_dir.keys_path.chmod(0o600)
+    (found,) = [each for each in machine.findings() if each["check"] == "secrets"]
+    assert (found["severity"], "can't be read" in found["evidence"]) == ("error", True)
+
+
 def test_a_model_that_the_gateway_alone_cannot_load(
     machine: Machine, canned: CannedGateway
 ) -> None:

@@ -462,6 +462,7 @@ def test_the_page_is_opened_by_a_code_that_works_once(
         assert client.post("/ui/session", json=shown).status_code == 401, "a second time"
         page = {"authorization": f"Bearer {session}"}
         assert client.get("/admin/v1/status", headers=page).status_code == 200
+        assert client.post("/admin/v1/page/codes", headers=page).status_code == 403
         assert client.delete("/ui/session", headers=page).json() == {"signed_out": True}
         assert client.get("/admin/v1/status", headers=page).status_code == 401
         for _ in range(9):

@@ -173,4 +173,6 @@ def test_what_is_served_counts_under_its_path_and_with_its_outcome(keyed: Keyed)
     dear = gateway.client.post(paths[2], files=[field("prov/dear"), FILE], headers=operator)
     assert dear.status_code == 404
     eventually(lambda: ended(paths[2], "passed_error"))
+    logs = gateway.client.get("/admin/v1/logs", headers=operator).text
+    assert "404, an error of its server, " in logs
     assert not ended(paths[0], "passed_error")

@@ -81,6 +81,16 @@ def test_a_key_that_reads_has_no_limits_of_work(file: KeyFile) -> None:
     assert file.change("board", KeyChange(expires_at=None)).expires_at is None
 
 
+def test_nothing_is_written_that_can_not_be_read(file: KeyFile) -> None:
+    file.add("ann", KeyTerms(rpm=5), 100.0)
+    before = file.path.read_bytes()
+    with pytest.raises(KeyFileError, match="No key can have these terms"):
+        file.add("ben", KeyTerms(tpm=3_000_000_000), 100.0)
+    with pytest.raises(KeyFileError, match="No key can have these terms"):
+        file.change("ann", KeyChange(rpm=3_000_000_000))
+    assert file.path.read_bytes() == before
+
+
 def test_a_name_can_be_used_again_once_its_key_has_expired(file: KeyFile) -> None:
     file.add("guest", KeyTerms(expires_at=200.0), 100.0)
     with pytest.raises(KeyFileError):

@@ -227,6 +227,17 @@ def test_what_no_request_could_say_is_named(tmp_path: Path, keys: str, line: int
     assert f'config.toml:{line}: models."a".{key}: expected ' in told
 
 
+def test_each_wrong_parameter_is_named(tmp_path: Path) -> None:
+    keys = 'defaults = { temperature = "hot", top_p = -1, temprature = 1 }\n'
+    with pytest.raises(ConfigError) as raised:
+        _read(tmp_path, MODEL + keys)
+    told = str(raised.value)
+    at = 'models."a".defaults'
+    assert f'{at}.temperature: expected a number, 0 to 2, not "hot".' in told
+    assert f"{at}.top_p: expected a number, 0 to 1, not -1." in told
+    assert f"{at}.temprature: expected one of temperature, top_p, " in told
+
+
 def test_a_model_has_a_system_prompt_and_parameters(tmp_path: Path) -> None:
     keys = 'system = """\nBe brief.\nBe kind.\n"""\ndefaults = { temperature = 0, top_k = 5 }\n'
     settings = _model(tmp_path, keys).settings
