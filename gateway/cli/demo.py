@@ -100,7 +100,7 @@ class Pulse:
 
 _MODEL: Final = "demo"
 _SHORT_QUESTION: Final = "What is Bulkhead?"
-_LONG_QUESTION: Final = "Tell me a story."
+_LONG_QUESTION: Final = "What happens if a worker dies?"
 # On a fast machine the whole answer may be sent before the signal: then the demo tries again.
 _KILL_ATTEMPTS: Final = 5
 _WORDS_BEFORE_KILL: Final = 5
@@ -109,19 +109,17 @@ _WIDTH: Final = 79
 
 
 class MemoryNote(Struct, frozen=True):
-    """The memory of machine and worker at one moment of the demo, which `when` names."""
+    """The memory of the model's worker at one moment of the demo, which `when` names. The memory
+    of the machine would show other programs too, whose changes are larger than this model.
+    """
 
     when: str
-    available_bytes: int
     footprint_bytes: int | None
 
     def __str__(self) -> str:
-        worker = "there is no worker"
-        if self.footprint_bytes is not None:
-            worker = f"the worker holds {format_size(self.footprint_bytes)}"
-        # Other programs change what is available, so it comes last.
-        available = f"{self.available_bytes / 1e6:,.0f} MB of the machine are available"
-        return f"{self.when:<7} {worker:<27} ({available})"
+        if self.footprint_bytes is None:
+            return f"{self.when:<7} {'0 B':>7}, since there is no process"
+        return f"{self.when:<7} {format_size(self.footprint_bytes):>7}, held by its process"
 
 
 @click.command("demo")
@@ -154,7 +152,7 @@ def _perform(child: ChildGateway) -> None:
     status = child.stop()
     _expect(status == 0, f"The gateway ended with status {status}.")
     _say("It ended with status 0.")
-    _title("Memory of the model's worker, and what it left of the machine's:")
+    _title("The model's memory:")
     for note in notes:
         _say(str(note))
 
@@ -173,7 +171,7 @@ def _converse(gateway: GatewayClient, address: str, gateway_pid: int) -> tuple[M
         killed_pid, answer = _kill_in_mid_answer(gateway)
         new_pid = _worker(gateway).pid
         _show_last_exit(gateway)
-        _say(f"The rest came from a new worker (pid {new_pid}, after {killed_pid}).")
+        _say(f"The rest came from another worker (pid {new_pid}), after {killed_pid} had died.")
         undisturbed = "".join(_answer(gateway, _LONG_QUESTION))
         _expect(answer == undisturbed, "Asked again without a kill, the answer is another one.")
         _say(
@@ -222,7 +220,9 @@ def _kill_after_first_words(gateway: GatewayClient) -> tuple[int, str]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 paragraph.end_line()
-                _say(f"*** SIGKILL to the worker (pid {pid}) ***")
+                click.secho(
+                    f"{_INDENT}*** SIGKILL to the worker (pid {pid}) ***", fg="red", bold=True
+                )
     if pid is None:
         raise CommandError(f"The answer has fewer than {_WORDS_BEFORE_KILL} words.")
     return pid, answer
@@ -282,7 +282,7 @@ def _memory_note(gateway: GatewayClient, when: str) -> MemoryNote:
         held = None if worker is None else footprint(worker.pid).current_bytes
     except FootprintError as error:
         raise CommandError(f"The worker's footprint can't be read: {error}.") from error
-    return MemoryNote(when, reading.memory.available_bytes, held)
+    return MemoryNote(when, held)
 
 
 def _expect(holds: bool, otherwise: str) -> None:
