@@ -499,8 +499,10 @@ def _listens_aside(port: int) -> bool:
     return False
 
 
-def test_a_program_that_is_not_there_costs_no_other_model_its_memory() -> None:
+def test_what_is_known_to_fail_costs_no_other_model_its_memory(tmp_path: Path) -> None:
     absent = '[models.gone]\ncommand = ["no-such-program", "{port}"]\nmemory = "260MB"\n'
+    (tmp_path / "config.json").write_text("{}")
+    absent += f'[models.broken]\npath = "{tmp_path}"\n'
     budget = "[memory]\nbudget = 400_000_000\n"
     with serving(budget + table("here", memory="260MB") + absent) as gateway:
         cause = "configuration: files missing"
@@ -509,6 +511,13 @@ def test_a_program_that_is_not_there_costs_no_other_model_its_memory() -> None:
         refused = gateway.chat("hi", "gone")
         assert refused.status_code == 503
         assert "There is no program no-such-program" in refused.text
+        for model in ("gone", "broken"):
+            assert gateway.order("load", model).status_code == 503
+            assert gateway.chat("hi", model).status_code == 503
+        gateway.client.post("/admin/v1/reload").raise_for_status()
+        before = gateway.status()["instance"]
+        gateway.client.post("/admin/v1/upgrade").raise_for_status()
+        eventually(lambda: gateway.status()["instance"] != before)
         assert gateway.order("load", "gone").status_code == 503
         assert gateway.model("here")["state"] == "ready"
         assert not gateway.events("evict")
