@@ -209,12 +209,12 @@ def lost(
     if tail:
         # Python's own report of a fatal error ends with lists of modules.
         fatal = (each for each in reversed(tail) if each.startswith("Fatal Python error"))
-        text += f"; its last line was: {next(fatal, tail[-1])}"
+        text += f". Its last line was: {next(fatal, tail[-1])}"
     if next_attempt_s is None:
         return text
     at = datetime.fromtimestamp(time.time() + next_attempt_s, UTC)
     return (
-        f"{text}; it died {deaths} times; the next attempt comes at {at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"{text}. It died {deaths} times, and the next attempt comes at {at:%Y-%m-%d %H:%M:%S} UTC, "
         f"or with `bulkhead load {model_id}`"
     )
 

@@ -105,7 +105,7 @@ def test_pinned_models_stay_and_who_never_fits_is_told_the_numbers(
     error = refused.json()["error"]
     assert error["code"] == "insufficient_memory"
     assert re.search(
-        r"'b' needs \d+ MB.*a holds \d+ MB \(pinned\).*memory.budget", error["message"]
+        r"'b' needs \d+ MB.*a is promised \d+ MB \(pinned\).*memory.budget", error["message"]
     )
     assert running.model("a")["state"] == "ready"
     assert running.model("b")["reason"] == error["message"]
@@ -175,7 +175,7 @@ def test_a_busy_model_is_waited_for_and_a_priority_is_not(
     waiting = open_stream(running, STORY, "b", max_tokens=4)
     model = eventually(lambda: (m := running.model("b"))["reason"] and m, START_S)
     assert model["state"] == "waiting"
-    assert re.search(r"it needs \d+ MB and .* are free; a holds \d+ MB", model["reason"])
+    assert re.search(r"it needs \d+ MB and .* are free; a is promised \d+ MB", model["reason"])
     urgent = open_stream(running, STORY, "urgent", max_tokens=4).join()
     assert urgent.done
     waiting.join()
