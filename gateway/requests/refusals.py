@@ -214,8 +214,8 @@ def lost(
         return text
     at = datetime.fromtimestamp(time.time() + next_attempt_s, UTC)
     return (
-        f"{text}. It died {deaths} times, and the next attempt comes at {at:%Y-%m-%d %H:%M:%S} UTC, "
-        f"or with `bulkhead load {model_id}`"
+        f"{text}. It died {deaths} times. The next attempt comes at {at:%Y-%m-%d %H:%M:%S} UTC, or "
+        f"with `bulkhead load {model_id}`"
     )
 
 

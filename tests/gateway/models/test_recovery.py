@@ -309,7 +309,7 @@ async def test_the_exit_status_is_told_if_the_reason_does_not_tell_it(
     if broke_protocol:
         world.compartment.condition.handle(ModelEvent.MISBEHAVED, "it spoke nonsense")
     world.worker.ends(status)
-    assert f"the worker was lost: {told}; " in str(world.compartment.condition.reason)
+    assert f"the worker was lost: {told}. " in str(world.compartment.condition.reason)
 
 
 async def test_each_end_is_told_and_counted(world: ModelWorld) -> None:
