@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.cli import main
-from tests.cli.terminal import bulkhead
+from tests.cli.terminal import bulkhead, terminal
 from tests.support.faults import sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, read_all, send
@@ -502,6 +502,11 @@ def test_without_keys_again() -> None:
         assert (unasked.exit_code, "--yes" in unasked.stderr) == (1, True)
         assert "phone" in unasked.stderr
         assert running.client.get("/v1/models").status_code == 401
+        with terminal("key", "off", *folder, url=None) as screen:
+            screen.expect("Go on without keys?")
+            screen.type("n\r")
+            screen.expect("The keys stay.")
+            assert screen.exit_status() == 1
         done = _run("key", "off", "--yes", *folder)
         assert done.exit_code == 0, done.stderr
         stream.join()
@@ -526,8 +531,11 @@ def test_who_is_reached_from_elsewhere_keeps_its_keys(
     config.write_text(f'[gateway]\nhost = "0.0.0.0"\nport = 0\nstate_dir = "{folder}"\n')
     monkeypatch.setenv("BULKHEAD_CONFIG", str(config))
     assert _run("key", "add", "phone").exit_code == 0
-    refused = _run("key", "off", "--yes")
-    assert (refused.exit_code, "0.0.0.0 is not loopback" in refused.stderr) == (1, True)
+    for yes in ((), ("--yes",)):
+        refused = _run("key", "off", *yes)
+        assert (refused.exit_code, "0.0.0.0 is not loopback" in refused.stderr) == (1, True)
+        assert "take gateway.host out of the configuration" in refused.stderr
+        assert "This revokes" not in refused.stderr
     running = Gateway(
         *("--host", "0.0.0.0"),
         models=(),
@@ -537,6 +545,9 @@ def test_who_is_reached_from_elsewhere_keeps_its_keys(
         admin = {"x-api-key": (running.state_dir / "admin.key").read_text().strip()}
         refused_there = running.client.delete("/admin/v1/keys", headers=admin)
         assert (refused_there.status_code, "The keys stay" in refused_there.text) == (400, True)
+        unasked = _run("key", "off", "--state-dir", str(running.state_dir))
+        assert (unasked.exit_code, "The keys stay" in unasked.stderr) == (1, True)
+        assert "This revokes" not in unasked.stderr
         assert running.client.get("/v1/models").status_code == 401
     finally:
         assert running.stop() == 0, running.log
