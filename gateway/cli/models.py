@@ -14,7 +14,13 @@ from rich.table import Table
 
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
-from gateway.cli.options import json_option, model_argument, names_gateway, reaches_gateway
+from gateway.cli.options import (
+    NO_MODEL,
+    json_option,
+    model_argument,
+    names_gateway,
+    reaches_gateway,
+)
 from gateway.cli.output import (
     UNKNOWN,
     ago,
@@ -169,6 +175,9 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
         click.echo(msgspec.json.format(bytes(listed.data), indent=2))
         return
     models = gateway.models()
+    if not models:
+        click.echo(NO_MODEL, err=True)
+        return
     print_table(stdout_console(), _table(models, _on_disks(gateway)))
 
 
@@ -219,6 +228,12 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     entries = ModelsOnDisks(gateway).entries()
     if as_json:
         print_json(entries)
+        return
+    if not entries:
+        click.echo(
+            "There is no model on the disks: `bulkhead run` finds and pulls one.",
+            err=True,
+        )
         return
     table = new_table(2)
     table.add_column("model", overflow="fold")
