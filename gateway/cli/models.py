@@ -32,6 +32,7 @@ from gateway.cli.output import (
     stdout_console,
 )
 from gateway.config.layers import ConfigError
+from gateway.config.model_folders import check_holds_model, find_folder, locate
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags
 from gateway.http.command_bodies import ModelBody
@@ -42,6 +43,7 @@ from gateway.library.catalogue import (
     Used,
     catalogue,
     check_own_folder,
+    found_at,
     look_up,
     objection,
     put_aside,
@@ -74,10 +76,16 @@ class ModelsOnDisks:
         return self._either(_asked, lambda here: here.all)
 
     def entry(self, name: str) -> ModelOnDisk:
-        return self._either(
-            lambda gateway: gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk),
-            lambda here: here.find(name),
-        )
+        """A model by its id, repository or folder, which may be any folder of this machine."""
+        try:
+            return self._either(
+                lambda gateway: gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk),
+                lambda here: here.find(name),
+            )
+        except NoSuchModelError:
+            if names_gateway() or (entry := _Here().in_folder(name)) is None:
+                raise
+            return entry
 
     def removal(self, name: str) -> Removed:
         """The effect that `remove` would have. Raises: CommandError: `remove` would fail."""
@@ -128,6 +136,17 @@ class _Here:
         if (entry := look_up(self.all, name)) is None:
             raise NoSuchModelError(unknown(self.all, name))
         return entry
+
+    def in_folder(self, name: str) -> ModelOnDisk | None:
+        """The model that a worker would load by this name, which needn't be listed."""
+        try:
+            source = locate(name)
+            check_holds_model(source)
+            path = find_folder(source)
+        except (ValueError, OSError):
+            return None
+        unlisted = catalogue([found_at(source, path)], self._configuration, {}, {})
+        return look_up([*self.all, *unlisted], source)
 
     def removal(self, name: str) -> Removed:
         entry = self._removable(name)
