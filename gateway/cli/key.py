@@ -54,6 +54,8 @@ def _check_expires(
     """The Unix time at which the key expires."""
     if text is None:
         return None
+    if text.strip().replace(".", "", 1).isdecimal():
+        raise click.BadParameter(f"{text!r} has no unit. Say it: 90d, 12h.")
     try:
         at = time.time() + parse_time(text)
     except ValueError:

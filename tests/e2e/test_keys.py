@@ -352,6 +352,9 @@ def test_commands(gateway: Gateway) -> None:
     assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 200
     again = _run("key", "add", "cli", *folder)
     assert (again.exit_code, again.stdout) == (1, "")
+    for number in ("90", "90.5"):
+        unitless = _run("key", "add", "soon", "--expires", number, *folder)
+        assert (unitless.exit_code, "has no unit" in unitless.stderr) == (2, True)
     listed = json.loads(_run("key", "list", "--json", *folder).stdout)["keys"]
     mine = next(each for each in listed if each["name"] == "cli")
     assert (mine["models"], mine["rpm"], mine["key"]) == (["demo", "default"], 5, None)
