@@ -217,8 +217,11 @@ class KeyBody(KeyTerms, frozen=True, kw_only=True):
         return cls(**fields, key=secret)
 
 
-class KeyList(Struct):
-    """`required`: requests need a key. That may be so while there are no keys."""
+class KeyList(Struct, omit_defaults=True):
+    """`required`: requests need a key. That may be so while there are no keys. `kept` says why the
+    gateway can't go on without keys, and what to do first; None: it can.
+    """
 
     keys: list[KeyBody]
     required: bool
+    kept: str | None = None

@@ -103,7 +103,8 @@ class KeyFile:
             for each in keys:
                 if each.name == name and not each.expired(now):
                     raise KeyFileError(
-                        f"There is a key {name!r} already: revoke it, or choose another name."
+                        f"There is a key {name!r} already: choose another name, or revoke it with "
+                        f"`bulkhead key revoke {name}`."
                     )
             self._write((*(each for each in keys if each.name != name), key))
         return key, secret

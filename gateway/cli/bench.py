@@ -17,7 +17,7 @@ from rich.table import Table
 from gateway.cli.client import STREAM, GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, WrongUseError
-from gateway.cli.options import reaches_gateway
+from gateway.cli.options import NO_MODEL, reaches_gateway
 from gateway.cli.orders import Progress
 from gateway.cli.output import UNKNOWN, new_table, print_json, printable, stdout_console
 from gateway.http.command_bodies import OpenAIErrorEnvelope
@@ -234,9 +234,11 @@ def bench_command(
 
 def _loaded_model(gateway: GatewayClient) -> str:
     models = gateway.models()
+    if not models:
+        raise WrongUseError(NO_MODEL)
     loaded = [each.id for each in models if each.state == "ready"] or [each.id for each in models]
     if len(loaded) != 1:
-        known = ", ".join(each.id for each in models) or "none"
+        known = ", ".join(each.id for each in models)
         raise WrongUseError(f"Name the model to measure; there are: {known}.")
     return loaded[0]
 

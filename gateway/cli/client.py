@@ -69,6 +69,8 @@ class GatewayClient:
     ) -> None:
         """`trust` verifies the gateway's certificate. If it is None, `trusting_system` does."""
         self.url = url
+        # Whether the gateway is the command's own.
+        self.ends_with_command = False
         self._trust = trust
         if trust is None and url.startswith("https:"):
             trust = trusting_system()

@@ -34,7 +34,7 @@ from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelErr
 from gateway.cli.gateway_access import local_settings, own_gateway
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import new_table, print_json, print_table, stdout_console
-from gateway.config.machine_rules import needs_keys
+from gateway.config.machine_rules import why_keys_stay
 from gateway.system.notation import nearest_model, parse_time, suggestion
 
 _KEYS: Final = "/admin/v1/keys"
@@ -55,6 +55,8 @@ def _check_expires(
     """The Unix time at which the key expires."""
     if text is None:
         return None
+    if text.strip().replace(".", "", 1).isdecimal():
+        raise click.BadParameter(f"{text!r} has no unit. Say it: 90d, 12h.")
     try:
         at = time.time() + parse_time(text)
     except ValueError:
@@ -271,19 +273,24 @@ _OFF: Final = "There are no keys any more. Clients may go on sending theirs: nob
 def _turn_off_here(state_dir: Path | None, *, yes: bool) -> None:
     """Remove the keys of a state folder with which no gateway runs."""
     settings, _ = local_settings(state_dir)
-    for _, reason in needs_keys(settings.gateway):
-        raise CommandError(f"The keys stay: {reason}.")
     with _own_file(state_dir) as file:
-        if _agreed(_listed(file), yes=yes):
+        listed = msgspec.structs.replace(_listed(file), kept=why_keys_stay(settings.gateway))
+        if _agreed(listed, yes=yes):
             file.remove()
             click.echo(_OFF)
 
 
 def _agreed(listed: KeyList, *, yes: bool) -> bool:
-    """Say what it means to have no keys, and ask. Raises: CommandError: nobody can be asked."""
+    """Say what it means to have no keys, and ask. False: there are none.
+
+    Raises:
+        CommandError: the gateway needs keys, or nobody can be asked, or the answer is no.
+    """
     if not listed.required:
         click.echo("There are no keys: every program of this machine may do everything.")
         return False
+    if listed.kept is not None:
+        raise CommandError(listed.kept)
     names = ", ".join(each.name for each in listed.keys) or "none is left"
     click.echo(
         f"This revokes all keys for good ({names}), and cuts off what runs under them. Then every "
@@ -296,7 +303,9 @@ def _agreed(listed: KeyList, *, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise CommandError("Nobody can be asked here: --yes agrees.")
-    return click.confirm("Go on without keys?", err=True)
+    if not click.confirm("Go on without keys?", err=True):
+        raise CommandError("The keys stay.")
+    return True
 
 
 @key_command.command("list")

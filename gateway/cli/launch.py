@@ -19,7 +19,7 @@ from gateway.cli.failure import (
     NoSuchModelError,
     WrongUseError,
 )
-from gateway.cli.launch_model import find_model, load_for, present_context
+from gateway.cli.launch_model import find_model, load_for, own_context, present_context
 from gateway.cli.launch_process import become, run
 from gateway.cli.named_model import Choice, Served, choose, present, served_name, serving
 from gateway.cli.options import check_key, gathers, names_gateway, reaches_gateway, read_key
@@ -157,7 +157,14 @@ def _set_by_hand(gateway: GatewayClient, name: str | None, options: LaunchOption
     if tokens is None:
         tokens = _UNKNOWN_CONTEXT
     told = served_name(model, name or "")
-    return Connection(gateway.url, told, tokens, key, of_upstream=model.is_upstreams)
+    return Connection(
+        gateway.url,
+        told,
+        tokens,
+        key,
+        of_upstream=model.is_upstreams,
+        own_context_tokens=own_context(gateway, model),
+    )
 
 
 def _write(agent: Agent, connection: Connection) -> None:

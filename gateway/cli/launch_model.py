@@ -10,13 +10,11 @@ from gateway.cli.options import only_model
 from gateway.cli.orders import carried_out
 from gateway.cli.output import printable
 from gateway.clients.agents import KEY_VARIABLE, Agent
+from gateway.clients.lines import knows_too_little
 from gateway.http.command_bodies import ModelBody, OrderOptions
-from gateway.memory.fitting import Outline
+from gateway.memory.fitting import LONGEST_CONTEXT_TOKENS, Outline
 from gateway.memory.forecast import Forecast
 from gateway.system.notation import format_size
-
-# Longer than the context of any model: an estimate is cut to the model's own.
-_LONGEST_TOKENS = 1 << 24
 
 
 def find_model(gateway: GatewayClient, name: str | None, key: str | None) -> ModelBody:
@@ -44,6 +42,12 @@ def present_context(gateway: GatewayClient, model: ModelBody) -> int | None:
         return model.max_model_len
     outline = None if model.is_upstreams else _outline(gateway, model.id, None)
     return None if outline is None else outline.granted_context_tokens
+
+
+def own_context(gateway: GatewayClient, model: ModelBody) -> int:
+    """The longest context that the model knows, in tokens; 0: nobody here knows."""
+    outline = None if model.is_upstreams else _outline(gateway, model.id, LONGEST_CONTEXT_TOKENS)
+    return 0 if outline is None else outline.context_tokens
 
 
 def load_for(gateway: GatewayClient, agent: Agent, model: ModelBody, tokens: int | None) -> int:
@@ -80,7 +84,7 @@ def load_for(gateway: GatewayClient, agent: Agent, model: ModelBody, tokens: int
             f"{format_size(outline.possible_bytes)} is available."
         )
     granted = outline.granted_context_tokens
-    longest = _outline(gateway, model.id, _LONGEST_TOKENS)
+    longest = _outline(gateway, model.id, LONGEST_CONTEXT_TOKENS)
     if tokens is None and granted < agent.least_tokens:
         raise CommandError(_too_short(agent, model.id, outline, longest))
     _say(_costs(model.id, outline, longest))
@@ -120,15 +124,12 @@ def _too_short(agent: Agent, model_id: str, outline: Outline, longest: Outline |
     own = outline if longest is None else longest
     granted = outline.granted_context_tokens
     if own.context_tokens <= granted:
-        why = f"{model_id} knows {granted:,} at most. Choose another model"
-    else:
-        why = (
-            f"{granted:,} of {model_id} fit into the {format_size(outline.possible_bytes)} that "
-            "it can have. Choose a smaller model, or kv_bits for this one"
-        )
+        return knows_too_little(agent, model_id, granted, f"--context {granted}")
     return (
-        f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {why}, or try it "
-        f"nevertheless with --context {granted}."
+        f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {granted:,} of "
+        f"{model_id} fit into the {format_size(outline.possible_bytes)} that it can have. Choose a "
+        "smaller model, or kv_bits for this one, or try it nevertheless with --context "
+        f"{granted}."
     )
 
 

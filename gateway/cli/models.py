@@ -14,7 +14,13 @@ from rich.table import Table
 
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
-from gateway.cli.options import json_option, model_argument, names_gateway, reaches_gateway
+from gateway.cli.options import (
+    NO_MODEL,
+    json_option,
+    model_argument,
+    names_gateway,
+    reaches_gateway,
+)
 from gateway.cli.output import (
     UNKNOWN,
     ago,
@@ -26,6 +32,7 @@ from gateway.cli.output import (
     stdout_console,
 )
 from gateway.config.layers import ConfigError
+from gateway.config.model_folders import check_holds_model, find_folder, locate
 from gateway.config.read import read_configuration
 from gateway.config.settings import Flags
 from gateway.http.command_bodies import ModelBody
@@ -36,6 +43,7 @@ from gateway.library.catalogue import (
     Used,
     catalogue,
     check_own_folder,
+    found_at,
     look_up,
     objection,
     put_aside,
@@ -68,10 +76,16 @@ class ModelsOnDisks:
         return self._either(_asked, lambda here: here.all)
 
     def entry(self, name: str) -> ModelOnDisk:
-        return self._either(
-            lambda gateway: gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk),
-            lambda here: here.find(name),
-        )
+        """A model by its id, repository or folder, which may be any folder of this machine."""
+        try:
+            return self._either(
+                lambda gateway: gateway.read(gateway.get(_path(name), DISKS), ModelOnDisk),
+                lambda here: here.find(name),
+            )
+        except NoSuchModelError:
+            if names_gateway() or (entry := _Here().in_folder(name)) is None:
+                raise
+            return entry
 
     def removal(self, name: str) -> Removed:
         """The effect that `remove` would have. Raises: CommandError: `remove` would fail."""
@@ -123,6 +137,17 @@ class _Here:
             raise NoSuchModelError(unknown(self.all, name))
         return entry
 
+    def in_folder(self, name: str) -> ModelOnDisk | None:
+        """The model that a worker would load by this name, which needn't be listed."""
+        try:
+            source = locate(name)
+            check_holds_model(source)
+            path = find_folder(source)
+        except (ValueError, OSError):
+            return None
+        unlisted = catalogue([found_at(source, path)], self._configuration, {}, {})
+        return look_up([*self.all, *unlisted], source)
+
     def removal(self, name: str) -> Removed:
         entry = self._removable(name)
         return Removed(entry.source, entry.freed_bytes)
@@ -169,6 +194,9 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
         click.echo(msgspec.json.format(bytes(listed.data), indent=2))
         return
     models = gateway.models()
+    if not models:
+        click.echo(NO_MODEL, err=True)
+        return
     print_table(stdout_console(), _table(models, _on_disks(gateway)))
 
 
@@ -219,6 +247,12 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
     entries = ModelsOnDisks(gateway).entries()
     if as_json:
         print_json(entries)
+        return
+    if not entries:
+        click.echo(
+            "There is no model on the disks: `bulkhead run` finds and pulls one.",
+            err=True,
+        )
         return
     table = new_table(2)
     table.add_column("model", overflow="fold")

@@ -77,6 +77,12 @@ def reaches_gateway(
     return with_client
 
 
+NO_MODEL: Final = (
+    "The gateway has no model: `bulkhead run` finds one, and `bulkhead serve --model demo` serves "
+    "the embedded one."
+)
+
+
 def only_model(gateway: GatewayClient) -> str:
     """The id of the gateway's model, if there is only one.
 
@@ -84,9 +90,10 @@ def only_model(gateway: GatewayClient) -> str:
         WrongUseError: there are several, or none.
     """
     ids = [each.id for each in gateway.models()]
+    if not ids:
+        raise WrongUseError(NO_MODEL)
     if len(ids) != 1:
-        known = ", ".join(ids) or "none"
-        raise WrongUseError(f"Name the model; there are: {known}.")
+        raise WrongUseError(f"Name the model; there are: {', '.join(ids)}.")
     return ids[0]
 
 

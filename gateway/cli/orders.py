@@ -125,7 +125,11 @@ def carried_out(
         with Progress(gateway, model_id):
             model = gateway.order(verb, model_id, order)
     except KeyboardInterrupt:
-        click.echo(f"bulkhead: Not waiting any longer; the {verb} goes on.", err=True)
+        if gateway.ends_with_command:
+            said = f"The {verb} ends with the gateway of this command."
+        else:
+            said = f"Not waiting any longer; the {verb} goes on."
+        click.echo(f"bulkhead: {said}", err=True)
         raise
     if verb in _LOADS and model.state != "ready" and model.reason is not None:
         # The model was ready for a moment. Then another model took its memory, or an order came.

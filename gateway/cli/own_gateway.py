@@ -63,4 +63,5 @@ def own_gateway(
             err=True,
         )
         with find_gateway(None, None, settings, state_dir).client() as client:
+            client.ends_with_command = True
             yield client, child

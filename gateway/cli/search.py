@@ -103,17 +103,20 @@ def _find_here(gateway: GatewayClient, text: str) -> Findings:
 
 @contextlib.contextmanager
 def rest_shown(gateway: GatewayClient) -> Iterator[None]:
-    """If the hub can't be asked, show what there is without it: on stderr, before the error."""
+    """If the hub can't be asked, end the command with what there is without it: on stderr, after
+    the reason.
+    """
     try:
         yield
-    except HubAwayError:
+    except HubAwayError as error:
+        error.show()
         known = find(gateway, "")
-        click.echo(f"{about_well_known(known)}\n", err=True)
+        click.echo(f"\n{about_well_known(known)}\n", err=True)
         print_table(stderr_console(), table(known.results))
         here = ", ".join(each.ids[0] for each in ModelsOnDisks(gateway).entries() if each.ids)
         said = f"On this machine: {here}" if here else "There is no model on this machine"
-        click.echo(printable(f"\n{said}.\n"), err=True)
-        raise
+        click.echo(printable(f"\n{said}."), err=True)
+        raise click.exceptions.Exit(error.exit_code) from error
 
 
 def about_well_known(found: Findings) -> str:

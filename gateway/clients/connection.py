@@ -18,6 +18,7 @@ class Connection(Struct, frozen=True):
     """A model of the gateway at `url`, which has no path. `context_tokens` is the longest prompt
     and answer; 0: nobody knows it. `key` is an API key; None if the gateway has no keys.
     `of_upstream`: the model is that of an upstream, which decides on its context.
+    `own_context_tokens` is the longest context that the model knows; 0: nobody knows it.
     """
 
     url: str
@@ -25,6 +26,7 @@ class Connection(Struct, frozen=True):
     context_tokens: int
     key: str | None = None
     of_upstream: bool = False
+    own_context_tokens: int = 0
 
     @property
     def base_url(self) -> str:

@@ -52,6 +52,10 @@ def _remark(agent: Agent, connection: Connection) -> str | None:
         )
     if connection.context_tokens >= agent.least_tokens:
         return None
+    if 0 < connection.own_context_tokens < agent.least_tokens:
+        most = connection.own_context_tokens
+        launch = f"bulkhead launch {agent.name} {shlex.quote(connection.model)}"
+        return knows_too_little(agent, connection.model, most, f"`{launch} --context {most}`")
     needs = (
         f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {connection.model} has "
         f"{connection.context_tokens:,}"
@@ -62,6 +66,14 @@ def _remark(agent: Agent, connection: Connection) -> str | None:
         f"{needs}: set context_tokens of the model in the configuration, or start the agent with "
         f"`bulkhead launch {agent.name} {shlex.quote(connection.model)}`, which loads the model "
         "with more if it can."
+    )
+
+
+def knows_too_little(agent: Agent, model: str, most: int, way: str) -> str:
+    """What to tell of a model whose own context of `most` tokens is too short for the agent."""
+    return (
+        f"{agent.title} needs {agent.least_tokens:,} tokens of context, and {model} knows {most:,} "
+        f"at most. Choose another model, or try it nevertheless with {way}."
     )
 
 

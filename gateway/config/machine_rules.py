@@ -231,6 +231,23 @@ def needs_keys(gateway: GatewaySettings) -> Iterator[tuple[Place, str]]:
             )
 
 
+def why_keys_stay(gateway: GatewaySettings) -> str | None:
+    """Why a gateway can't go on without keys, and what to do first, in sentences; None: it can."""
+    reasons: dict[str, str] = {}
+    for place, reason in needs_keys(gateway):
+        reasons.setdefault(str(place[1]), reason)
+    if not reasons:
+        return None
+    keys = " and ".join(f"gateway.{name}" for name in reasons)
+    flag, then = "", "run `bulkhead config reload`"
+    if "host" in reasons:
+        flag, then = " (a --host out of the command)", "restart the gateway"
+    return (
+        f"The keys stay: {'; '.join(reasons.values())}. First take {keys} out of the configuration"
+        f"{flag} and {then}, then `bulkhead key off`."
+    )
+
+
 def network_cautions(settings: GatewaySettings) -> Iterator[str]:
     """Warnings about the network settings of a configuration without mistakes."""
     files = tls_files(settings)

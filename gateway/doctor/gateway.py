@@ -19,6 +19,7 @@ from gateway import VERSION
 from gateway.config.layers import Mistake
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import ConfigurationInForce, Installation, Running, is_stopped
+from gateway.system.listening import is_here
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
@@ -57,11 +58,19 @@ def judge_gateway(running: Running, state_dir: Path) -> Finding:
 
 def look_at_port(installation: Installation) -> Iterator[Finding]:
     settings = installation.settings.gateway
-    yield judge_port(installation.running(), settings.host, settings.port)
+    if is_here(settings.host):
+        yield judge_port(installation.running(), settings.host, settings.port)
+    else:
+        yield error(
+            "port",
+            f"This machine has no address {settings.host}, so a gateway can't listen there.",
+            "Start Docker, or the network that has the address, or choose another with --host or "
+            "gateway.host.",
+        )
 
 
 def judge_port(running: Running, host: str, port: int) -> Finding:
-    """Judge the configured port."""
+    """Judge the configured port, at an address of this machine."""
     if port == 0:
         return ok("port", "It is 0: the gateway takes a free one.")
     at = f"Port {port} on {host}"

@@ -19,7 +19,7 @@ from gateway.access.key_file import KeyFileError, NoSuchKeyError
 from gateway.access.keys import ApiKeys
 from gateway.access.limits import KeyUsage, UsageList
 from gateway.config.layers import ConfigError
-from gateway.config.machine_rules import needs_keys
+from gateway.config.machine_rules import why_keys_stay
 from gateway.config.tables import Reloaded
 from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response, read_count, read_json
@@ -47,8 +47,9 @@ admin_routes = Routes("operation")
 @admin_routes.get("/keys", Operation("The API keys", answer=KeyList))
 async def list_keys(request: HttpRequest) -> Response:
     keys: ApiKeys = request.app.state.keys
+    fleet: Fleet = request.app.state.fleet
     await keys.look()
-    return json_response(_listed(keys))
+    return json_response(_listed(keys, why_keys_stay(fleet.settings.gateway)))
 
 
 @admin_routes.post(
@@ -111,8 +112,8 @@ async def turn_keys_off(request: HttpRequest) -> Response:
     """
     keys: ApiKeys = request.app.state.keys
     fleet: Fleet = request.app.state.fleet
-    for _, reason in needs_keys(fleet.settings.gateway):
-        raise Refusal("invalid_request_error", f"The keys stay: {reason}.")
+    if (reason := why_keys_stay(fleet.settings.gateway)) is not None:
+        raise Refusal("invalid_request_error", reason)
     try:
         await keys.turn_off()
     except (KeyFileError, OSError) as error:
@@ -128,8 +129,8 @@ async def usage(request: HttpRequest) -> Response:
     )
 
 
-def _listed(keys: ApiKeys) -> KeyList:
-    return KeyList([KeyBody.of(each) for each in keys.all], keys.required)
+def _listed(keys: ApiKeys, kept: str | None = None) -> KeyList:
+    return KeyList([KeyBody.of(each) for each in keys.all], keys.required, kept)
 
 
 def _check_expiry(expires_at: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from gateway.http.auth import caller_of
 from gateway.http.bodies import json_response
 from gateway.http.openapi import NAMES_MODEL, Operation, Query, Routes
 from gateway.memory.estimator import UnreadableFilesError
+from gateway.memory.fitting import LONGEST_CONTEXT_TOKENS, Outline
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 
@@ -45,26 +47,31 @@ async def list_lines(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     keys: ApiKeys = request.app.state.keys
     await keys.look()
-    model_id, tokens, of_upstream = await _asked(
-        fleet, request.path_params["model_id"], caller_of(request)
-    )
+    asked = await _asked(fleet, request.path_params["model_id"], caller_of(request))
     url = (request.query_params.get("url") or str(request.base_url)).rstrip("/")
     key = _A_KEY if keys.required else None
-    connection = Connection(url, model_id, tokens, key, of_upstream)
-    return json_response(ClientLines(model_id, tokens, all_lines(connection)))
+    connection = msgspec.structs.replace(asked, url=url, key=key)
+    return json_response(ClientLines(asked.model, asked.context_tokens, all_lines(connection)))
 
 
-async def _asked(fleet: Fleet, name: str, caller: Caller) -> tuple[str, int, bool]:
-    """The name to ask for the model by, its context in tokens, and whether it is an upstream's.
+async def _asked(fleet: Fleet, name: str, caller: Caller) -> Connection:
+    """The model, by the name to ask for it, without URL and key.
 
     Raises: Refusal: there is no such model.
     """
     if not fleet.roster.has(name):
         for way in await fleet.upstreams.ways(name, caller):
             if way.offer is not None:
-                return name, way.offer.max_model_len or ModelSettings("").context_tokens, True
+                tokens = way.offer.max_model_len or ModelSettings("").context_tokens
+                return Connection("", name, tokens, of_upstream=True)
     compartment = fleet.roster.find(name, caller)
-    return compartment.model.id, await _context_tokens(fleet, compartment), False
+    own = await _outline(fleet, compartment, LONGEST_CONTEXT_TOKENS)
+    return Connection(
+        "",
+        compartment.model.id,
+        await _context_tokens(fleet, compartment),
+        own_context_tokens=0 if own is None else own.context_tokens,
+    )
 
 
 async def _context_tokens(fleet: Fleet, compartment: Compartment) -> int:
@@ -73,8 +80,13 @@ async def _context_tokens(fleet: Fleet, compartment: Compartment) -> int:
     if worker is not None and worker.report.context_tokens is not None:
         return worker.report.context_tokens
     configured_tokens = compartment.model.settings.context_tokens
+    outline = await _outline(fleet, compartment, configured_tokens)
+    return configured_tokens if outline is None else outline.granted_context_tokens
+
+
+async def _outline(fleet: Fleet, compartment: Compartment, context_tokens: int) -> Outline | None:
+    """The estimate with this context; None if the files don't tell."""
     try:
-        found = await fleet.scheduler.forecast(compartment.model_memory, configured_tokens)
+        return (await fleet.scheduler.forecast(compartment.model_memory, context_tokens)).outline
     except UnreadableFilesError:
-        return configured_tokens
-    return configured_tokens if found.outline is None else found.outline.granted_context_tokens
+        return None

@@ -100,17 +100,22 @@ def with_configured(found: list[FoundModel], configuration: Configuration) -> li
             # A link leads to the repository that the table names.
             more[folder] = msgspec.structs.replace(more[folder], source=located.path)
             continue
-        measured = sizes(path)
-        more[folder] = FoundModel(
-            source=located.path,
-            folder=folder,
-            path=str(path),
-            size_bytes=measured.all_bytes,
-            freed_bytes=measured.freed_bytes,
-            part_bytes=measured.part_bytes,
-            description=describe(path),
-        )
+        more[folder] = found_at(located.path, path)
     return list(more.values())
+
+
+def found_at(source: str, path: Path) -> FoundModel:
+    """The model of a source in the folder `path`. Blocks."""
+    measured = sizes(path)
+    return FoundModel(
+        source=source,
+        folder=os.path.realpath(path),
+        path=str(path),
+        size_bytes=measured.all_bytes,
+        freed_bytes=measured.freed_bytes,
+        part_bytes=measured.part_bytes,
+        description=describe(path),
+    )
 
 
 def catalogue(

@@ -174,6 +174,10 @@ _LENGTHS: Final = (2_000, 8_000, 32_000)
 Verdict: TypeAlias = Literal["fits", "fits with a shorter context", "doesn't fit"]
 
 
+# Longer than the context of any model: an estimate is cut to the model's own.
+LONGEST_CONTEXT_TOKENS: Final = 1 << 24
+
+
 class Outline(Struct, frozen=True):
     """An estimate for people, in bytes. A load with the whole context takes `floor_bytes`, the sum
     of the `parts`. A load with the granted context takes `needed_bytes`. The model can have

@@ -85,6 +85,12 @@ class Roster:
         if problem is not None and caller.models is None:
             return Refusal("model_not_found", f"{name!r} isn't served: {problem}.", param="model")
         ids = sorted(each.model.id for each in visible) + sorted(set(elsewhere.values()))
+        if not ids and caller.models is None:
+            return Refusal(
+                "model_not_found",
+                f"There is no model {name!r}, and no other: `bulkhead pull` gets one.",
+                param="model",
+            )
         known = ", ".join(ids[:_MOST_NAMED]) or "none"
         if len(ids) > _MOST_NAMED:
             known += f" and {len(ids) - _MOST_NAMED:,} others"

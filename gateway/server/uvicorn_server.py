@@ -123,7 +123,12 @@ def bind(host: str, port: int) -> socket.socket:
             (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
         )
     except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise PortTakenError(
+                f"This machine has no address {host}: is Docker running, or the network up? "
+                "Choose another with --host."
+            ) from error
+        if isinstance(error, socket.gaierror):
             raise PortTakenError(
                 f"{host} is no address of this machine, so it can't be listened on. Choose another "
                 "with --host."

@@ -28,6 +28,7 @@ from gateway.service.init_system import InitSystem, known, removal, run
 from gateway.service.launchd import Launchd
 from gateway.service.status import ServiceStatus, ask_health_of, listening_at, look, port_is_free
 from gateway.service.systemd import Systemd
+from gateway.system.listening import is_here
 from gateway.system.notation import url
 from gateway.system.state_dir import StateDir, lock_holder
 
@@ -303,7 +304,7 @@ def check_free(state_dir: Path, settings: Settings, pid: int | None) -> None:
     if port == 0:
         raise ServiceError("A service needs a port that stays: set gateway.port.")
     own_ports = [] if pid is None else [number for _, number in listening_at(pid)]
-    if port in own_ports or port_is_free(host, port):
+    if port in own_ports or not is_here(host) or port_is_free(host, port):
         return
     health = ask_health_of(settings.gateway)
     if health is None:

@@ -172,7 +172,7 @@ def test_lines_name_the_context_that_is_there(gateway: Gateway) -> None:
     gateway.order("unload", "demo").raise_for_status()
     done = launch("opencode", "demo", "--print", url=gateway.url)
     assert '"context": 4096' in done.stdout
-    assert "opencode needs 16,384 tokens of context, and demo has 4,096" in done.stderr
+    assert "opencode needs 16,384 tokens of context, and demo knows 4,096 at most" in done.stderr
     assert gateway.model("demo")["state"] == "unloaded"
 
 

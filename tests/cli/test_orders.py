@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
 from tests.cli.canned import CannedGateway
-from tests.cli.conftest import SPACED_ID
-from tests.cli.terminal import bulkhead, started, terminal
-from tests.support.gateway import Gateway
+from tests.cli.conftest import SLOW_S, SPACED_ID
+from tests.cli.terminal import BULKHEAD, bulkhead, environment, started, terminal
+from tests.support.faults import wrapped_python
+from tests.support.folders import short_folder
+from tests.support.gateway import START_S, Gateway
+from tests.support.ports import free_port
 
 GATEWAY = {
     "version": "9",
@@ -171,3 +176,26 @@ def test_the_wait_can_be_left_without_a_terminal(fleet: Gateway) -> None:
         stdout, stderr = waiting.communicate(timeout=60)
     assert (waiting.returncode, stdout) == (130, "")
     assert stderr == "bulkhead: Not waiting any longer; the load goes on.\n"
+
+
+def test_a_load_in_the_commands_own_gateway_ends_with_it(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    slow = wrapped_python(tmp_path / "slow", f"sleep {SLOW_S}")
+    config.write_text(
+        f"[gateway]\nport = {free_port()}\n[workers]\nspare = 0\n"
+        f'[models.slow]\npath = "demo"\npython = "{slow}"\n'
+    )
+    with short_folder() as folder:
+        told = environment(None) | {
+            "BULKHEAD_CONFIG": str(config),
+            "BULKHEAD_STATE_DIR": str(Path(folder) / "state"),
+            "HF_HUB_CACHE": folder,
+        }
+        command = [*BULKHEAD, "run", "slow"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=told) as waiting:
+            assert waiting.stderr is not None
+            assert "slow: starting\n" in iter(waiting.stderr.readline, "")
+            waiting.send_signal(signal.SIGINT)
+            stderr = waiting.communicate(timeout=START_S)[1]
+    assert waiting.returncode == 130
+    assert stderr == "bulkhead: The load ends with the gateway of this command.\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -60,6 +61,24 @@ def test_pull_list_show_and_rm(tmp_path: Path) -> None:
     assert f"{NAME} is gone" in invoke("rm", "small", "--yes").stdout
     assert left(tmp_path / "cache") == []
     assert invoke("list", "--json").stdout.strip() == "[]"
+
+
+def test_folders_that_are_not_listed_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(DEMO, tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(invoke("list", "--json").stdout) == []
+    for name, source in (
+        ("demo", DEMO),
+        ("./here", tmp_path / "here"),
+        ("here", tmp_path / "here"),
+    ):
+        shown = json.loads(invoke("show", name, "--json").stdout)
+        assert (shown["source"], shown["ids"]) == (str(source.resolve()), [])
+    assert invoke("show", "./empty").exit_code == 4
+    assert invoke("rm", "./here", "--yes").exit_code != 0
 
 
 def test_what_can_not_be_had() -> None:

@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 
 from gateway import VERSION
+from gateway.access.api_key import KeyTerms
+from gateway.access.key_file import KeyFile
 from gateway.config.model_folders import DEMO_FOLDER
 from gateway.config.settings import GatewaySettings, Settings
 from gateway.service.definition import Owner, define
@@ -186,6 +188,13 @@ class TestGateway:
         assert (check, severity) == ("port", "error")
         assert f"Port {machine.port} on 127.0.0.1" in evidence
         assert f"pid {os.getpid()}" in evidence
+
+    @pytest.mark.slow
+    def test_an_address_that_this_machine_does_not_have(self, machine: Machine) -> None:
+        machine.configure("[gateway]", 'host = "192.0.2.1"')
+        KeyFile(machine.state_dir / "keys.json").add("phone", KeyTerms(), 1.0)
+        (found,) = (each for each in machine.findings() if each["check"] == "port")
+        assert (found["severity"], "no address 192.0.2.1" in found["evidence"]) == ("error", True)
 
     def test_a_gateway_of_another_folder_at_the_port(
         self, gateway: Gateway, machine: Machine

@@ -229,7 +229,8 @@ def test_without_a_hub_there_is_what_is_here(
     for line in (("search", "nobody"), ("run", "nobody")):
         done = bulkhead(*line)
         assert done.returncode == 1
-        known, here, error = done.stderr.strip().rsplit("\n\n", 2)
+        error, rest = done.stderr.strip().split("\n\n", 1)
+        known, here = rest.rsplit("\n\n", 1)
         assert "Well-known models, by a list of" in known
         assert "mlx-community/Qwen3-4B-4bit" in known
         assert here == f"On this machine: {SMALL.rpartition('/')[2]}."

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from gateway.access.api_key import KeyTerms
 from gateway.access.key_file import KeyFile
 from gateway.cli import main
-from tests.cli.terminal import bulkhead
+from tests.cli.terminal import bulkhead, terminal
 from tests.support.faults import sitecustomize
 from tests.support.gateway import START_S, Gateway, chat_body, eventually
 from tests.support.raw_http import HOST, ask, connect, read_all, send
@@ -352,6 +352,9 @@ def test_commands(gateway: Gateway) -> None:
     assert gateway.client.get("/v1/models", headers={"x-api-key": secret}).status_code == 200
     again = _run("key", "add", "cli", *folder)
     assert (again.exit_code, again.stdout) == (1, "")
+    for number in ("90", "90.5"):
+        unitless = _run("key", "add", "soon", "--expires", number, *folder)
+        assert (unitless.exit_code, "has no unit" in unitless.stderr) == (2, True)
     listed = json.loads(_run("key", "list", "--json", *folder).stdout)["keys"]
     mine = next(each for each in listed if each["name"] == "cli")
     assert (mine["models"], mine["rpm"], mine["key"]) == (["demo", "default"], 5, None)
@@ -503,6 +506,11 @@ def test_without_keys_again() -> None:
         assert (unasked.exit_code, "--yes" in unasked.stderr) == (1, True)
         assert "phone" in unasked.stderr
         assert running.client.get("/v1/models").status_code == 401
+        with terminal("key", "off", *folder, url=None) as screen:
+            screen.expect("Go on without keys?")
+            screen.type("n\r")
+            screen.expect("The keys stay.")
+            assert screen.exit_status() == 1
         done = _run("key", "off", "--yes", *folder)
         assert done.exit_code == 0, done.stderr
         stream.join()
@@ -527,8 +535,11 @@ def test_who_is_reached_from_elsewhere_keeps_its_keys(
     config.write_text(f'[gateway]\nhost = "0.0.0.0"\nport = 0\nstate_dir = "{folder}"\n')
     monkeypatch.setenv("BULKHEAD_CONFIG", str(config))
     assert _run("key", "add", "phone").exit_code == 0
-    refused = _run("key", "off", "--yes")
-    assert (refused.exit_code, "0.0.0.0 is not loopback" in refused.stderr) == (1, True)
+    for yes in ((), ("--yes",)):
+        refused = _run("key", "off", *yes)
+        assert (refused.exit_code, "0.0.0.0 is not loopback" in refused.stderr) == (1, True)
+        assert "take gateway.host out of the configuration" in refused.stderr
+        assert "This revokes" not in refused.stderr
     running = Gateway(
         *("--host", "0.0.0.0"),
         models=(),
@@ -538,6 +549,9 @@ def test_who_is_reached_from_elsewhere_keeps_its_keys(
         admin = {"x-api-key": (running.state_dir / "admin.key").read_text().strip()}
         refused_there = running.client.delete("/admin/v1/keys", headers=admin)
         assert (refused_there.status_code, "The keys stay" in refused_there.text) == (400, True)
+        unasked = _run("key", "off", "--state-dir", str(running.state_dir))
+        assert (unasked.exit_code, "The keys stay" in unasked.stderr) == (1, True)
+        assert "This revokes" not in unasked.stderr
         assert running.client.get("/v1/models").status_code == 401
     finally:
         assert running.stop() == 0, running.log

@@ -378,7 +378,7 @@ def test_lines_connect_clients_with_a_model(page: Browser, site: Site) -> None:
     page.sees("[aria-label='Lines for Claude Code']", f"ANTHROPIC_BASE_URL={site.gateway.url}\n")
     page.sees("[aria-label='Lines for other clients']", "YOUR_KEY")
     # The context of the embedded model is too short for an agent.
-    page.sees(".notice", "Claude Code needs 32,768 tokens of context, and demo has 4,096")
+    page.sees(".notice", "Claude Code needs 32,768 tokens of context, and demo knows 4,096 at most")
     page.click(".choice select option:first-child")
     page.sees("[aria-label='Lines for Zed']", MISSING)
 

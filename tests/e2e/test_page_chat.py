@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -421,3 +422,15 @@ def test_a_long_answer_is_drawn_piece_by_piece(page: Browser, chats: ChatServer)
     )
     paragraphs = "return document.querySelectorAll(arguments[0]).length"
     assert page.driver.execute_script(paragraphs, f"{LAST} .markdown > p") == 60
+
+
+def test_without_a_model_a_link_leads_to_the_search(browser: Browser, tmp_path: Path) -> None:
+    running = Gateway(models=(), environment={"HF_HUB_CACHE": str(tmp_path)})
+    try:
+        browser.open(f"{running.url}/ui#playground")
+        browser.sees(".conversation .empty", "There is no model to ask")
+        assert not browser.find(".composer button.primary").is_enabled()
+        browser.click(".conversation .empty a")
+        browser.sees("#search", "Find a model")
+    finally:
+        assert running.stop() == 0, running.log

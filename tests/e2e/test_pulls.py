@@ -281,7 +281,11 @@ def test_the_next_gateway_goes_on(hub: Hub, tmp_path: Path) -> None:
 def test_without_a_model_there_are_none(gateway: Gateway) -> None:
     refused = gateway.chat("x", "small")
     assert refused.status_code == 404
-    assert refused.json()["error"]["message"] == "There is no model 'small'; there are: none."
+    message = "There is no model 'small', and no other: `bulkhead pull` gets one."
+    assert refused.json()["error"]["message"] == message
+    for command in ("chat", "bench", "models", "list"):
+        said = bulkhead(command, url=gateway.url)
+        assert (said.stdout, "`bulkhead run` finds one" in said.stderr) == ("", True)
 
 
 def test_no_page_of_another_site_may_pull(gateway: Gateway) -> None:

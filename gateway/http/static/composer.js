@@ -3,7 +3,7 @@
 import { html, useRef, useState } from "./html.js";
 import { pictureUrl } from "./pictures.js";
 
-export function Composer({ busy, onSend, onStop }) {
+export function Composer({ busy, mute, onSend, onStop }) {
   const [pictures, setPictures] = useState([]);
   const [error, setError] = useState(null);
   const text = useRef(null);
@@ -23,7 +23,7 @@ export function Composer({ busy, onSend, onStop }) {
   const send = (event) => {
     event?.preventDefault();
     const written = text.current.value.trim();
-    if (busy || (!written && pictures.length === 0)) return;
+    if (busy || mute || (!written && pictures.length === 0)) return;
     onSend(written, pictures);
     text.current.value = "";
     setPictures([]);
@@ -66,7 +66,7 @@ export function Composer({ busy, onSend, onStop }) {
         </label>
         ${busy
           ? html`<button type="button" class="danger" onClick=${onStop}>Stop</button>`
-          : html`<button class="primary">Send</button>`}
+          : html`<button class="primary" disabled=${mute}>Send</button>`}
       </div>
     </form>
   `;

@@ -70,7 +70,8 @@ export function Keys({ live }) {
     if (done) setChanged(null);
     return done !== null;
   };
-  const off = () =>
+  const off = () => {
+    if (keys.kept) return setError(new Error(keys.kept));
     setAsked({
       title: "Go on without keys?",
       text:
@@ -78,6 +79,7 @@ export function Keys({ live }) {
       verb: "Revoke all keys",
       act: () => act("/admin/v1/keys", { method: "DELETE" }),
     });
+  };
   const revoke = (name) =>
     setAsked({
       title: `Revoke ${name}?`,

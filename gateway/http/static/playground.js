@@ -128,7 +128,7 @@ export function Playground({ live, wanted }) {
         <div class="conversation" ref=${box} tabindex="0" role="region" aria-label="Conversation">
           <div ref=${content}>
             ${current.messages.length === 0 &&
-            html`<p class="empty">${model ? `Ask ${model}. The conversation stays in this browser.` : "There is no model to ask."}</p>`}
+            html`<p class="empty">${model ? `Ask ${model}. The conversation stays in this browser.` : html`There is no model to ask: <a href="#overview">find one</a>.`}</p>`}
             <ol class="messages">
               ${current.messages.map(
                 (each, at) => html`
@@ -144,7 +144,7 @@ export function Playground({ live, wanted }) {
         <p class="unseen" role="status">${busy ? "The model answers." : last?.role === "assistant" ? last.text : ""}</p>
         <div class="foot">
           ${away && html`<button class="to-end" onClick=${toEnd}>To the end ↓</button>`}
-          <${Composer} busy=${busy} onSend=${send} onStop=${() => attempts.current.get(current.id)?.abort()} />
+          <${Composer} busy=${busy} mute=${!model} onSend=${send} onStop=${() => attempts.current.get(current.id)?.abort()} />
         </div>
       </div>
     </div>

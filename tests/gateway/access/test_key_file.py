@@ -39,7 +39,7 @@ def test_only_a_hash_is_kept_and_for_nobody_else(file: KeyFile) -> None:
 
 def test_revoked_keys_are_gone_and_the_file_stays(file: KeyFile) -> None:
     file.add("laptop", KeyTerms(), 100.0)
-    with pytest.raises(KeyFileError, match="already"):
+    with pytest.raises(KeyFileError, match=r"already.*`bulkhead key revoke laptop`"):
         file.add("laptop", KeyTerms(), 101.0)
     file.revoke("laptop")
     assert file.read() == ()

@@ -11,10 +11,28 @@ from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.status import port_is_free
 
 
-@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1"])
-def test_a_host_that_is_not_this_machine(host: str) -> None:
-    with pytest.raises(PortTakenError, match=rf"^{host} is no address of this machine.*--host"):
-        bind(host, 0)
+@pytest.fixture
+def elsewhere_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a proxy answers at every address."""
+    monkeypatch.setattr(socket, "socket", _Answered)
+
+
+class _Answered(socket.socket):
+    def connect(self, address: object) -> None: ...
+
+    def getpeername(self) -> object:
+        return "192.0.2.1", 8642
+
+
+@pytest.mark.usefixtures("elsewhere_answers")
+def test_an_address_that_this_machine_does_not_have() -> None:
+    with pytest.raises(PortTakenError, match=r"^This machine has no address 192\.0\.2\.1.*Docker"):
+        bind("192.0.2.1", 8642)
+
+
+def test_a_name_that_nobody_has() -> None:
+    with pytest.raises(PortTakenError, match=r"^nowhere\.invalid is no address.*--host"):
+        bind("nowhere.invalid", 0)
 
 
 def test_a_port_that_another_has() -> None:
