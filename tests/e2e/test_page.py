@@ -273,6 +273,33 @@ def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
     page.sees("#history", "Last day")
 
 
+def test_now_is_what_the_gateway_says_now(page: Browser, site: Site) -> None:
+    site.gateway.say("Hello", max_tokens=20)
+    key, first = ".history .key", ".history .small figure:last-child figcaption"
+    page.until(lambda: "in the last 10 s" in page.text(first))
+    site.gateway.order("unload").raise_for_status()
+    # The last step still has it, and now nothing is held of it.
+    page.until(lambda: re.search(r"^demo\n0 B$", page.text(key), re.MULTILINE))
+    assert page.text(".moment output") == "now"
+
+
+def test_colours_differ_while_there_are_enough(page: Browser) -> None:
+    script = """
+      const [calls, done] = arguments;
+      import("/ui/memory_shares.js").then(({ coloured }) => {
+        let colours = new Map();
+        done(calls.map((ids) => [...(colours = coloured(colours, ids))]));
+      });
+    """
+    calls = ["abc", "acd", "abcdefgh", "bgh", "bgh"]
+    found = page.driver.execute_async_script(script, [[*each] for each in calls])
+    colours = [dict(each) for each in found]
+    assert [{*each} for each in colours] == [{*each} for each in calls]
+    assert all(len({*each.values()}) == min(6, len(each)) for each in colours)
+    assert colours[0]["a"] == colours[2]["a"], "each keeps its own"
+    assert colours[3] == colours[4]
+
+
 @pytest.mark.slow
 def test_who_waits_is_told_for_what(page: Browser, site: Site) -> None:
     site.gateway.order("unload").raise_for_status()

@@ -1,7 +1,7 @@
 // Requests that have finished, and the life of each as a line in time.
 
 import { askJson } from "./api.js";
-import { clock, count, exact, share } from "./format.js";
+import { clock, count, exact, rate, share } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 
 const SHOWN = 50;
@@ -96,7 +96,7 @@ function Row({ request, isOpen, onPress }) {
       <td class="number">${exact(request.seconds)}</td>
       <td class="number">${exact(request.queue_s)}</td>
       <td class="number">${exact(request.first_token_s)}</td>
-      <td class="number">${request.tokens_per_s === null ? "–" : count(Math.round(request.tokens_per_s))}</td>
+      <td class="number">${rate(request.tokens_per_s)}</td>
       <td class="number">${before === null ? "–" : `${count(before)} + ${count(tokens)}`}</td>
       <td class="number">${before ? share(cached / before) : "–"}</td>
       <td>${request.key ?? "–"}</td>

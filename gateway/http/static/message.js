@@ -1,7 +1,7 @@
 // One message of a conversation.
 
 import { Copy } from "./copy.js";
-import { count, exact } from "./format.js";
+import { count, exact, rate } from "./format.js";
 import { html, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 
@@ -55,8 +55,6 @@ function figures({ state, usage, finishReason, firstMs, lastMs }, model) {
   if (finishReason === "length") parts.push("cut at its limit");
   return parts.join(" · ");
 }
-
-const rate = (number) => (number < 10 ? number.toFixed(1) : count(Math.round(number)));
 
 function ToolCall({ call, onResult }) {
   const [result, setResult] = useState("");

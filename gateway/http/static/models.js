@@ -2,7 +2,7 @@
 
 import { Confirm } from "./confirm.js";
 import { Failure } from "./failure.js";
-import { bytes, count, counted, duration, share } from "./format.js";
+import { bytes, count, counted, duration, rate, share } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { order, question, verbs } from "./orders.js";
 import { Term } from "./terms.js";
@@ -81,7 +81,7 @@ const NOTHING = ["0", "0 B"];
 function Model({ model, onVerb }) {
   const { worker } = model;
   const facts = [
-    ["Tokens/s", count(worker && Math.round(worker.tokens_per_s ?? 0))],
+    ["Tokens/s", worker ? rate(worker.tokens_per_s ?? 0) : "–"],
     ["Floor", bytes(model.floor_bytes)],
     ["Lent", bytes(model.lent_bytes)],
     ["Wanted", bytes(model.wanted_bytes)],
