@@ -266,6 +266,12 @@ def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
     page.find(".moment input").send_keys(Keys.ARROW_LEFT)
     page.until(lambda: re.fullmatch(r"\d\d:\d\d:\d\d", page.text(".moment output")))
     assert " held of " in (page.find(".moment input").get_attribute("aria-valuetext") or "")
+    chosen = page.text(".moment output")
+    steps = int(page.find(".moment input").get_attribute("max") or 0)
+    page.until(lambda: int(page.find(".moment input").get_attribute("max") or 0) > steps)
+    assert page.text(".moment output") == chosen, "it stays as steps come"
+    page.find(".moment input").send_keys(Keys.END)
+    page.until(lambda: page.text(".moment output") == "now")
     page.click(".as-table summary")
     page.sees(".as-table table", "Worst first token")
     assert page.findings() == []

@@ -24,14 +24,17 @@ export function useHistory() {
 
 // `colours` are those of the models, by id.
 export function History({ answer, span, onSpan, status, colours }) {
-  const [at, setAt] = useState(null);
+  // The time of the step that is looked at, which stays as others come; null is now.
+  const [moment, setMoment] = useState(null);
   // Order and colours of models are all that the plots take of what comes anew each second.
   const order = JSON.stringify([status.models.map((each) => each.id), ...colours]);
   const found = useMemo(() => answer && numbers(answer, status, colours), [answer, order]);
   const now = present(status);
+  const at = moment === null || !found?.times.length ? null : Math.max(0, found.times.findLastIndex((each) => each <= moment));
+  const setAt = (step) => setMoment(found.times[step] ?? null);
   const choose = (next) => {
     onSpan(next);
-    setAt(null);
+    setMoment(null);
   };
   return html`
     <section class="history" aria-labelledby="history">
@@ -72,16 +75,15 @@ function follow(span, tell) {
   };
 }
 
-// The step that is looked at: by its place on the line, or by a pointer over a plot.
+// The step that is looked at: by its place on the line, whose end is now, or by a pointer over a plot.
 function Moment({ found, now, at, onAt }) {
-  const last = found.times.length - 1;
-  const shown = Math.min(at ?? last, last);
+  const end = found.times.length;
   return html`
     <label class="moment">
       <span class="unseen">Moment</span>
-      <input type="range" min="0" max=${Math.max(0, last)} value=${shown} aria-valuetext=${at === null ? toldNow(now) : told(found, shown)}
+      <input type="range" min="0" max=${end} value=${at ?? end} aria-valuetext=${at === null ? toldNow(now) : told(found, at)}
         onInput=${(event) => onAt(Number(event.target.value))} />
-      <output>${last < 0 ? "recording begins" : at === null ? "now" : time(found, shown)}</output>
+      <output>${end === 0 ? "recording begins" : at === null ? "now" : time(found, at)}</output>
     </label>
   `;
 }
@@ -89,8 +91,8 @@ function Moment({ found, now, at, onAt }) {
 function Plots({ found, now, colours, at, onAt }) {
   const drawn = useMemo(() => curves(found), [found]);
   const last = found.times.length - 1;
-  const shown = Math.min(at ?? last, last);
-  const common = { span: found.span, times: found.times, at: at === null ? null : shown, onAt };
+  const shown = at ?? last;
+  const common = { span: found.span, times: found.times, at, onAt };
   const here = (values) => values[shown] ?? null;
   // What only a step has: at the end it is the last one that has ended.
   const ofStep = (text) => (text && at === null ? `${text} ${LAST[found.span]}` : text);

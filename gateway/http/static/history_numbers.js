@@ -96,7 +96,6 @@ export function time({ span, times }, at) {
 
 // A step as a sentence.
 export function told(found, at) {
-  if (at < 0) return "Nothing is recorded yet.";
   if (found.budget_bytes[at] === null) return `${time(found, at)}: nothing is known.`;
   const facts = [
     `${bytes(held(found)[at])} held of ${bytes(found.budget_bytes[at])}`,
