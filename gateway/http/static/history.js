@@ -22,8 +22,9 @@ export function useHistory() {
   return { answer, span, onSpan };
 }
 
-// `colours` are those of the models, by id.
-export function History({ answer, span, onSpan, status, colours }) {
+// `colours` are those of the models, by id; `lost` is the time since when the status is no more than
+// what it was, or null.
+export function History({ answer, span, onSpan, status, colours, lost }) {
   // The time of the step that is looked at, which stays as others come; null is now.
   const [moment, setMoment] = useState(null);
   // Order and colours of models are all that the plots take of what comes anew each second.
@@ -46,7 +47,7 @@ export function History({ answer, span, onSpan, status, colours }) {
               html`<button aria-pressed=${each === span} aria-label=${label} onClick=${() => choose(each)}>${each}</button>`,
           )}
         </div>
-        ${found && html`<${Moment} found=${found} now=${now} at=${at} onAt=${setAt} />`}
+        ${found && html`<${Moment} found=${found} now=${now} lost=${lost} at=${at} onAt=${setAt} />`}
       </div>
       ${found ? html`<${Plots} found=${found} now=${now} colours=${colours} at=${at} onAt=${setAt} />` : html`<p class="empty">Waiting for the history…</p>`}
     </section>
@@ -76,14 +77,14 @@ function follow(span, tell) {
 }
 
 // The step that is looked at: by its place on the line, whose end is now, or by a pointer over a plot.
-function Moment({ found, now, at, onAt }) {
+function Moment({ found, now, lost, at, onAt }) {
   const end = found.times.length;
   return html`
     <label class="moment">
       <span class="unseen">Moment</span>
       <input type="range" min="0" max=${end} value=${at ?? end} aria-valuetext=${at === null ? toldNow(now) : told(found, at)}
         onInput=${(event) => onAt(Number(event.target.value))} />
-      <output>${end === 0 ? "recording begins" : at === null ? "now" : time(found, at)}</output>
+      <output>${end === 0 ? "recording begins" : at === null ? (lost ?? "now") : time(found, at)}</output>
     </label>
   `;
 }

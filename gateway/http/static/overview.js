@@ -1,7 +1,7 @@
 // All that is seen at a glance.
 
 import { Events } from "./events.js";
-import { duration } from "./format.js";
+import { clock, duration } from "./format.js";
 import { History, useHistory } from "./history.js";
 import { shownModels } from "./history_numbers.js";
 import { html, useRef } from "./html.js";
@@ -16,14 +16,17 @@ import { Upstreams } from "./upstreams.js";
 
 export function Overview({ live }) {
   const { status, requests, events } = live;
+  const lost = live.connection === "lost" ? clock(live.seenAt) : null;
   const history = useHistory();
   const colours = useRef(new Map());
   const shown = [...(history.answer ? shownModels(history.answer, status) : []), ...sharers(status)];
   colours.current = coloured(colours.current, [...new Set(shown)]);
   return html`
-    <p class="sum">The gateway is ${status.state}, for ${duration(status.uptime_s)}.</p>
+    ${lost
+      ? html`<p class="sum bad">There is no connection to the gateway since ${lost}. All figures are of then.</p>`
+      : html`<p class="sum">The gateway is ${status.state}, for ${duration(status.uptime_s)}.</p>`}
     <${Troubles} status=${status} />
-    <${History} ...${history} status=${status} colours=${colours.current} />
+    <${History} ...${history} status=${status} colours=${colours.current} lost=${lost} />
     <${Memory} status=${status} colours=${colours.current} />
     <${Models} live=${live} />
     <${Upstreams} upstreams=${status.upstreams} />
