@@ -242,6 +242,12 @@ def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) 
     page.click(".troubles summary")
     page.until(lambda: page.there(".troubles [open]"))
     assert MISSING_FOLDER not in page.text(".cards"), "it stands once"
+    page.sees(".cards", "It can't be served: see above.")
+    page.click(".cards .bad a")
+    page.until(lambda: page.driver.switch_to.active_element.get_attribute("class") == "troubles")
+    assert "#overview" in page.driver.current_url
+    page.click(f"[aria-label='Load {MISSING}']")
+    page.sees(".cards .error", "The load failed.")
     page.click(".legend .term")
     page.sees(".meaning:popover-open", ".")
     page.type("[aria-label='Filter of events']", "nothing is like this")
@@ -410,6 +416,7 @@ def test_lines_connect_clients_with_a_model(page: Browser, site: Site) -> None:
     _show(page, "connect/demo")
     page.sees("[aria-label='Lines for Claude Code']", f"ANTHROPIC_BASE_URL={site.gateway.url}\n")
     page.sees("[aria-label='Lines for other clients']", "YOUR_KEY")
+    page.sees("#client-other", "Other clients")
     # The context of the embedded model is too short for an agent.
     page.sees(".notice", "Claude Code needs 32,768 tokens of context, and demo has 4,096")
     page.click(".choice select option:first-child")
@@ -576,6 +583,9 @@ def test_all_is_reached_with_the_keyboard(page: Browser, site: Site) -> None:
 def test_it_comes_back_with_the_gateway(page: Browser, site: Site) -> None:
     site.stop()
     page.sees(".connection", "lost")
+    page.sees("main > .sum", "There is no connection to the gateway since ")
+    assert page.text(".moment output") != "now"
+    assert page.there(".history canvas")
     site.start()
     page.sees(".connection", "live")
     page.until(lambda: _state(page) == "unloaded")
