@@ -583,7 +583,7 @@ def test_all_is_reached_with_the_keyboard(page: Browser, site: Site) -> None:
 def test_it_comes_back_with_the_gateway(page: Browser, site: Site) -> None:
     site.stop()
     page.sees(".connection", "lost")
-    page.sees("main > .sum", "There is no connection to the gateway since ")
+    page.sees("main > .sum .bad", "There is no connection to the gateway since ")
     assert page.text(".moment output") != "now"
     assert page.there(".history canvas")
     site.start()

@@ -23,7 +23,7 @@ export function Overview({ live }) {
   colours.current = coloured(colours.current, [...new Set(shown)]);
   return html`
     ${lost
-      ? html`<p class="sum bad">There is no connection to the gateway since ${lost}. All figures are of then.</p>`
+      ? html`<p class="sum"><span class="bad">There is no connection to the gateway since ${lost}. All figures are of then.</span></p>`
       : html`<p class="sum">The gateway is ${status.state}, for ${duration(status.uptime_s)}.</p>`}
     <${Troubles} status=${status} />
     <${History} ...${history} status=${status} colours=${colours.current} lost=${lost} />
