@@ -242,6 +242,12 @@ def test_what_is_wrong_stands_at_the_top_and_words_are_explained(page: Browser) 
     page.click(".troubles summary")
     page.until(lambda: page.there(".troubles [open]"))
     assert MISSING_FOLDER not in page.text(".cards"), "it stands once"
+    page.sees(".cards", "It can't be served: see above.")
+    page.click(".cards .bad a")
+    page.until(lambda: page.driver.switch_to.active_element.get_attribute("class") == "troubles")
+    assert "#overview" in page.driver.current_url
+    page.click(f"[aria-label='Load {MISSING}']")
+    page.sees(".cards .error", "The load failed.")
     page.click(".legend .term")
     page.sees(".meaning:popover-open", ".")
     page.type("[aria-label='Filter of events']", "nothing is like this")
@@ -266,11 +272,44 @@ def test_the_last_hour_and_day_are_drawn(page: Browser, site: Site) -> None:
     page.find(".moment input").send_keys(Keys.ARROW_LEFT)
     page.until(lambda: re.fullmatch(r"\d\d:\d\d:\d\d", page.text(".moment output")))
     assert " held of " in (page.find(".moment input").get_attribute("aria-valuetext") or "")
+    chosen = page.text(".moment output")
+    steps = int(page.find(".moment input").get_attribute("max") or 0)
+    page.until(lambda: int(page.find(".moment input").get_attribute("max") or 0) > steps)
+    assert page.text(".moment output") == chosen, "it stays as steps come"
+    page.find(".moment input").send_keys(Keys.END)
+    page.until(lambda: page.text(".moment output") == "now")
     page.click(".as-table summary")
     page.sees(".as-table table", "Worst first token")
     assert page.findings() == []
     page.click("[aria-label='Last day']")
     page.sees("#history", "Last day")
+
+
+def test_now_is_what_the_gateway_says_now(page: Browser, site: Site) -> None:
+    site.gateway.say("Hello", max_tokens=20)
+    key, first = ".history .key", ".history .small figure:last-child figcaption"
+    page.until(lambda: "in the last 10 s" in page.text(first))
+    site.gateway.order("unload").raise_for_status()
+    # The last step still has it, and now nothing is held of it.
+    page.until(lambda: re.search(r"^demo\n0 B$", page.text(key), re.MULTILINE))
+    assert page.text(".moment output") == "now"
+
+
+def test_colours_differ_while_there_are_enough(page: Browser) -> None:
+    script = """
+      const [calls, done] = arguments;
+      import("/ui/memory_shares.js").then(({ coloured }) => {
+        let colours = new Map();
+        done(calls.map((ids) => [...(colours = coloured(colours, ids))]));
+      });
+    """
+    calls = ["abc", "acd", "abcdefgh", "bgh", "bgh"]
+    found = page.driver.execute_async_script(script, [[*each] for each in calls])
+    colours = [dict(each) for each in found]
+    assert [{*each} for each in colours] == [{*each} for each in calls]
+    assert all(len({*each.values()}) == min(6, len(each)) for each in colours)
+    assert colours[0]["a"] == colours[2]["a"], "each keeps its own"
+    assert colours[3] == colours[4]
 
 
 @pytest.mark.slow
@@ -377,6 +416,7 @@ def test_lines_connect_clients_with_a_model(page: Browser, site: Site) -> None:
     _show(page, "connect/demo")
     page.sees("[aria-label='Lines for Claude Code']", f"ANTHROPIC_BASE_URL={site.gateway.url}\n")
     page.sees("[aria-label='Lines for other clients']", "YOUR_KEY")
+    page.sees("#client-other", "Other clients")
     # The context of the embedded model is too short for an agent.
     page.sees(".notice", "Claude Code needs 32,768 tokens of context, and demo knows 4,096 at most")
     page.click(".choice select option:first-child")
@@ -543,6 +583,9 @@ def test_all_is_reached_with_the_keyboard(page: Browser, site: Site) -> None:
 def test_it_comes_back_with_the_gateway(page: Browser, site: Site) -> None:
     site.stop()
     page.sees(".connection", "lost")
+    page.sees("main > .sum .bad", "There is no connection to the gateway since ")
+    assert page.text(".moment output") != "now"
+    assert page.there(".history canvas")
     site.start()
     page.sees(".connection", "live")
     page.until(lambda: _state(page) == "unloaded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -385,8 +386,180 @@ def test_another_conversation_goes_on_beside_one_that_streams(
     page.click(f"{LAST} .below button:nth-child(2)")
     page.until(lambda: page.there(f"{LAST}[aria-busy=true]"))
     page.click(".playground aside .current [aria-label^=Delete]")
+    page.sees("dialog", "First question")
+    page.click("dialog button:not(.danger)")
+    page.until(lambda: not page.there("dialog"))
+    page.click(".playground aside .current [aria-label^=Delete]")
+    page.click("dialog .danger")
     page.until(lambda: "First question" not in page.text(".playground aside ul"))
     assert not page.there(".message")
+    page.until(lambda: page.driver.switch_to.active_element.text == "New conversation")
+
+
+@contextlib.contextmanager
+def _another_tab(page: Browser) -> Iterator[str]:
+    """Of the same address, in sight; its first conversation is the one of the first tab."""
+    first = page.driver.current_window_handle
+    address = page.driver.current_url
+    page.driver.switch_to.new_window("tab")
+    page.resize(1440, 700)
+    page.open(address)
+    page.until(lambda: page.there(".message"))
+    try:
+        yield first
+    finally:
+        page.driver.close()
+        page.driver.switch_to.window(first)
+
+
+def test_what_another_tab_has_said_is_never_lost(page: Browser, chats: ChatServer) -> None:
+    _ask(page, chats, "The first answer.", "First question")
+    _answered(page)
+    with _another_tab(page) as first:
+        second = page.driver.current_window_handle
+        _ask(page, chats, "The second answer.", "Second question")
+        page.sees(LAST, "The second answer.")
+        _answered(page)
+        page.driver.switch_to.window(first)
+        page.sees(LAST, "The second answer.")
+        # Both ask at once: each has its turn.
+        chats.held.set()
+        _ask(page, chats, "The third answer, in the first tab.", "Third question")
+        page.sees(LAST, "The third")
+        page.driver.switch_to.window(second)
+        page.sees(LAST, "The third")
+        _ask(page, chats, "The fourth answer.", "Fourth question")
+        page.sees(".playground aside ul", "First question")
+        chats.held.clear()
+        page.sees(LAST, "The fourth answer.")
+        _answered(page)
+        page.driver.switch_to.window(first)
+        page.sees(".talk > .error", "Another tab")
+        page.sees(LAST, "The third answer, in the first tab.")
+        page.until(lambda: "Fourth question" not in page.text(".messages"))
+        page.driver.refresh()
+        page.until(lambda: page.there(".playground aside li:nth-child(2)"))
+        seen = ""
+        for place in (1, 2):
+            page.click(f".playground aside li:nth-child({place}) .title")
+            page.until(lambda: page.there(LAST))
+            page.sees(".messages", "The second answer.")
+            seen += page.text(".messages")
+        assert "The third answer, in the first tab." in seen
+        assert "The fourth answer." in seen
+        page.driver.switch_to.window(second)
+
+
+def test_an_answer_that_a_reload_cuts_keeps_its_text(page: Browser, chats: ChatServer) -> None:
+    chats.held.set()
+    _ask(page, chats, "The answer begins, and then it takes its time.", "A question")
+    page.sees(LAST, "The answer begins")
+    page.until(lambda: "The answer begins" in str(_stored(page)))
+    page.driver.refresh()
+    page.sees(LAST, "The answer begins")
+    page.sees(f"{LAST} .below", "Interrupted.")
+    page.click(f"{LAST} .below button:nth-child(2)")
+    # The old answer stays until there is more of the new one.
+    page.until(lambda: len(chats.asked) > 1 and page.there(f"{LAST}[aria-busy=true]"))
+    chats.held.clear()
+    page.sees(LAST, "and then it takes its time.")
+    _answered(page)
+    assert page.text(".messages").count("The answer begins") == 1
+
+
+def test_answering_again_keeps_the_old_answer_until_it_begins(
+    page: Browser, chats: ChatServer
+) -> None:
+    _ask(page, chats, "The old answer.", "A question")
+    _answered(page)
+    chats.held.set()
+    # Its first piece is its second half, too.
+    chats.answer = "!"
+    page.click(f"{LAST} .below button:nth-child(2)")
+    page.until(lambda: page.there(f"{LAST}[aria-busy=true]"))
+    assert "The old answer." in page.text(".messages")
+    page.driver.find_element("css selector", "#message").send_keys(Keys.ESCAPE)
+    page.until(lambda: not page.there("[aria-busy=true]"))
+    page.sees(LAST, "The old answer.")
+    chats.held.clear()
+    page.click(f"{LAST} .below button:nth-child(2)")
+    page.sees(LAST, "!")
+    _answered(page)
+    assert "The old answer." not in page.text(".messages")
+
+
+def test_a_draft_belongs_to_its_conversation(page: Browser, chats: ChatServer) -> None:
+    _ask(page, chats, "An answer.", "A question")
+    _answered(page)
+    page.type("#message", "half a thought")
+    page.click(".playground aside > button")
+    value = "return document.getElementById('message').value"
+    page.until(lambda: page.driver.execute_script(value) == "")
+    page.type("#message", "another")
+    page.click(".playground aside li:first-child .title")
+    page.until(lambda: page.driver.execute_script(value) == "half a thought")
+    page.click(".playground aside > button")
+    page.until(lambda: page.driver.execute_script(value) == "another")
+    page.type("#message", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "request_state", "said"),
+    [
+        (
+            "waiting",
+            {"state": "loading", "reason": "loading: 1 GB of 2 GB"},
+            None,
+            "Waiting: the model is loading: 1 GB of 2 GB…",
+        ),
+        (
+            "waiting",
+            {"state": "backoff", "reason": "it died"},
+            None,
+            "Waiting: the model waits for its next start, it died…",
+        ),
+        (
+            "streaming",
+            {"state": "starting", "reason": None},
+            "parked",
+            "The model's process ended: the answer goes on in another one; the model is starting…",
+        ),
+        (
+            "streaming",
+            {"state": "ready", "reason": None},
+            "parked",
+            "The model's process ended: the answer goes on in another one…",
+        ),
+        ("streaming", {"state": "ready", "reason": None}, "running", None),
+        ("streaming", {"state": "draining", "reason": None}, "running", None),
+    ],
+)
+def test_an_answer_says_what_it_waits_for(
+    page: Browser, state: str, model: dict[str, Any], request_state: str | None, said: str | None
+) -> None:
+    script = """
+      const [state, model, requestState, done] = arguments;
+      (async () => {
+        const { html, render } = await import("/ui/html.js");
+        const { Message } = await import("/ui/message.js");
+        const box = document.createElement("ol");
+        const message = { role: "assistant", text: state === "streaming" ? "Some" : "", state };
+        const request = requestState && { state: requestState };
+        render(html`<${Message} message=${message} model=${model} request=${request} />`, box);
+        done(box.querySelector(".sum")?.textContent ?? null);
+      })();
+    """
+    assert page.driver.execute_async_script(script, state, model, request_state) == said
+
+
+def _stored(page: Browser) -> Any:
+    script = """
+      const [done] = arguments;
+      import("/ui/conversation_store.js")
+        .then(({ allConversations }) => allConversations())
+        .then((found) => done(JSON.stringify(found[0] ?? null)));
+    """
+    return page.driver.execute_async_script(script)
 
 
 def test_an_answer_says_how_fast_it_was_and_how_full_the_context_is(

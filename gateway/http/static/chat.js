@@ -1,9 +1,9 @@
 // One answer of a model, as it comes.
 //
-// A message is { role, text, pictures, reasoning, toolCalls, toolCallId, state, error, usage, firstMs,
-// lastMs }: `pictures` are data: URLs, a tool call is { id, name, arguments }, `state` is that of an
-// answer: waiting, streaming, done, stopped, failed; its first and last token came that many
-// milliseconds after the question.
+// A message is { role, text, pictures, reasoning, toolCalls, toolCallId, state, requestId, error, usage,
+// firstMs, lastMs }: `pictures` are data: URLs, a tool call is { id, name, arguments }, `state` is that
+// of an answer: waiting, streaming, done, stopped, failed, interrupted (its page was closed); its first
+// and last token came that many milliseconds after the question.
 
 import { ApiError, ask } from "./api.js";
 import { messages } from "./server_sent_events.js";
@@ -58,7 +58,7 @@ export async function answer(model, history, settings, signal, tell) {
 
 // What a chunk of the stream changes, `ms` after the question.
 function withChunk(answered, chunk, ms) {
-  const change = {};
+  const change = { requestId: chunk.id?.replace("chatcmpl-", "") };
   if (chunk.usage) change.usage = chunk.usage;
   const choice = chunk.choices?.[0];
   if (!choice) return change;

@@ -1,20 +1,31 @@
 // Where the next message is written: Enter sends, Shift and Enter begin a new line.
 
-import { html, useRef, useState } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { pictureUrl } from "./pictures.js";
 
-export function Composer({ busy, mute, onSend, onStop }) {
-  const [pictures, setPictures] = useState([]);
+// `draft` is { text, pictures }, what was written in a conversation and not sent yet: it changes in place.
+export function Composer({ draft, busy, mute, onSend, onStop }) {
+  const [, setTurn] = useState(0);
   const [error, setError] = useState(null);
   const text = useRef(null);
   const file = useRef(null);
+  const { pictures } = draft;
 
+  useEffect(() => {
+    text.current.value = draft.text;
+    setError(null);
+  }, [draft]);
+
+  const setPictures = (next) => {
+    draft.pictures = next;
+    setTurn((before) => before + 1);
+  };
   const add = async (files) => {
     setError(null);
     for (const each of files) {
       try {
         const url = await pictureUrl(each);
-        setPictures((before) => [...before, url]);
+        setPictures([...draft.pictures, url]);
       } catch {
         setError(`${each.name} is no picture that this browser can read.`);
       }
@@ -25,7 +36,7 @@ export function Composer({ busy, mute, onSend, onStop }) {
     const written = text.current.value.trim();
     if (busy || mute || (!written && pictures.length === 0)) return;
     onSend(written, pictures);
-    text.current.value = "";
+    draft.text = text.current.value = "";
     setPictures([]);
   };
   const onKeyDown = (event) => {
@@ -58,7 +69,8 @@ export function Composer({ busy, mute, onSend, onStop }) {
         )}
       </div>`}
       <label class="unseen" for="message">Message</label>
-      <textarea id="message" ref=${text} rows="1" placeholder="Write a message" onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
+      <textarea id="message" ref=${text} rows="1" placeholder="Write a message" onKeyDown=${onKeyDown} onPaste=${onPaste}
+        onInput=${(event) => (draft.text = event.target.value)}></textarea>
       <div class="actions">
         <label class="button">
           Add a picture

@@ -47,7 +47,7 @@ function Client({ lines }) {
   const heading = `client-${lines.client}`;
   return html`
     <section aria-labelledby=${heading}>
-      <h2 id=${heading}>${lines.title}</h2>
+      <h2 id=${heading}>${lines.title[0].toUpperCase()}${lines.title.slice(1)}</h2>
       <p>Copy this ${lines.place}:</p>
       <pre tabindex="0" role="region" aria-label=${`Lines for ${lines.title}`}>${lines.text}</pre>
       <div class="actions">

@@ -1,6 +1,12 @@
 // Conversations, in this browser and nowhere else. Pictures make them too large for localStorage.
+//
+// Several tabs keep the same ones. What another tab has kept is never written over: each write has a
+// version, and follows on the version that was read.
 
 const STORE = "conversations";
+const channel = new BroadcastChannel("bulkhead.conversations");
+// Versions that this tab has written: what it shows has all of them.
+const mine = new Set();
 
 let opened = null;
 
@@ -30,9 +36,49 @@ export async function allConversations() {
   return found.sort((one, other) => other.changedAt - one.changedAt);
 }
 
-export const keepConversation = (conversation) => done("readwrite", (store) => store.put(conversation));
+// One of them, or undefined.
+export const storedConversation = (id) => done("readonly", (store) => store.get(id));
 
-export const deleteConversation = (id) => done("readwrite", (store) => store.delete(id));
+// The id under which it is kept: another one if another tab has changed it since it was read.
+export async function keepConversation(conversation) {
+  const version = newId();
+  let { id } = conversation;
+  await done("readwrite", (store) => {
+    const read = store.get(id);
+    read.onsuccess = () => {
+      const stored = read.result?.version;
+      if (stored !== undefined && stored !== conversation.version && !mine.has(stored)) id = newId();
+      mine.add(version);
+      store.put({ ...conversation, id, version });
+    };
+    return read;
+  });
+  channel.postMessage({ id, over: false });
+  return id;
+}
+
+export async function deleteConversation(id) {
+  await done("readwrite", (store) => store.delete(id));
+  channel.postMessage({ id, over: false });
+}
+
+// Tells other tabs that nobody goes on with the answer that they may be watching.
+export const leaveConversation = (id) => channel.postMessage({ id, over: true });
+
+// Calls `tell` with { id, over } of each conversation that another tab has kept, deleted or left.
+export function watchConversations(tell) {
+  const onMessage = ({ data }) => tell(data);
+  channel.addEventListener("message", onMessage);
+  return () => channel.removeEventListener("message", onMessage);
+}
+
+// With an answer that nobody goes on with as one that was interrupted.
+export function interrupted(conversation) {
+  const messages = conversation.messages.map((each) =>
+    each.state === "waiting" || each.state === "streaming" ? { ...each, state: "interrupted" } : each,
+  );
+  return { ...conversation, messages };
+}
 
 // `messages` are those of `chat.js`.
 export function newConversation() {

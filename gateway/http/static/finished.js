@@ -1,7 +1,7 @@
 // Requests that have finished, and the life of each as a line in time.
 
 import { askJson } from "./api.js";
-import { clock, count, exact, share } from "./format.js";
+import { clock, count, exact, rate, share } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 
 const SHOWN = 50;
@@ -96,7 +96,7 @@ function Row({ request, isOpen, onPress }) {
       <td class="number">${exact(request.seconds)}</td>
       <td class="number">${exact(request.queue_s)}</td>
       <td class="number">${exact(request.first_token_s)}</td>
-      <td class="number">${request.tokens_per_s === null ? "–" : count(Math.round(request.tokens_per_s))}</td>
+      <td class="number">${rate(request.tokens_per_s)}</td>
       <td class="number">${before === null ? "–" : `${count(before)} + ${count(tokens)}`}</td>
       <td class="number">${before ? share(cached / before) : "–"}</td>
       <td>${request.key ?? "–"}</td>
@@ -106,7 +106,8 @@ function Row({ request, isOpen, onPress }) {
 }
 
 function Life({ request }) {
-  const { id, path, status, seconds, phases } = request;
+  const { id, path, status, seconds, phases, outcome } = request;
+  const kindOf = (phase) => (phase.kind === "answer" && outcome === "passed_error" ? "answer failed" : phase.kind);
   const width = (s) => `${(100 * s) / (seconds || 1)}%`;
   return html`
     <p class="sum"><code>${id}</code> · ${path} · ${status ?? "no answer"} · ${exact(seconds)} in all</p>
@@ -115,7 +116,7 @@ function Life({ request }) {
       : html`
           <div class="line-in-time" aria-hidden="true">
             ${phases.map(
-              (each) => html`<span class=${`phase ${each.kind}`} style=${{ left: width(each.begin_s), width: width(each.end_s - each.begin_s) }}
+              (each) => html`<span class=${`phase ${kindOf(each)}`} style=${{ left: width(each.begin_s), width: width(each.end_s - each.begin_s) }}
                 title=${`${SAID[each.kind]}: ${exact(each.end_s - each.begin_s)}`}></span>`,
             )}
           </div>
@@ -123,7 +124,7 @@ function Life({ request }) {
             ${phases.map(
               (each) => html`
                 <li>
-                  <span class=${`swatch phase ${each.kind}`}></span>
+                  <span class=${`swatch phase ${kindOf(each)}`}></span>
                   <strong>${exact(each.end_s - each.begin_s)}</strong> ${SAID[each.kind]}
                 </li>
               `,

@@ -44,6 +44,12 @@ export function count(number) {
   return number === null || number === undefined ? "–" : number.toLocaleString("en-US");
 }
 
+// Of tokens a second.
+export function rate(number) {
+  if (number === null || number === undefined) return "–";
+  return number > 0 && number < 9.95 ? number.toFixed(1) : count(Math.round(number));
+}
+
 export function share(rate) {
   return rate === null ? "–" : `${Math.round(100 * rate)}%`;
 }

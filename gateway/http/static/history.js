@@ -1,28 +1,41 @@
 // The last hour, or the last day: memory by model, and how fast answers came.
 
 import { askJson } from "./api.js";
-import { bytes, count, counted, exact } from "./format.js";
+import { bytes, count, counted, exact, rate as perSecond } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
-import { happened, held, numbers, rate, rows, stacked, summed, time, told } from "./history_numbers.js";
+import { happened, held, numbers, present, rate, rows, stacked, summed, time, told, toldNow } from "./history_numbers.js";
+import { kindOf } from "./memory_shares.js";
 import { Plot } from "./plot.js";
 import { Term } from "./terms.js";
 
 const SPANS = [["hour", "Last hour"], ["day", "Last day"]];
 const EVERY_MS = { hour: 10_000, day: 60_000 };
+const LAST = { hour: "in the last 10 s", day: "in the last 2 min" };
 const MEMORY_PX = 312;
 const SMALL_PX = 92;
 
-export function History({ status }) {
-  const [span, setSpan] = useState("hour");
+// { answer, span, onSpan }: the gateway's answer, or null, and the span that is looked at.
+export function useHistory() {
+  const [span, onSpan] = useState("hour");
   const [answer, setAnswer] = useState(null);
-  const [at, setAt] = useState(null);
   useEffect(() => follow(span, setAnswer), [span]);
-  // The order of models is all that it takes of the status, which comes anew each second.
-  const order = status.models.map((each) => each.id).join("\n");
-  const found = useMemo(() => answer && numbers(answer, status), [answer, order]);
+  return { answer, span, onSpan };
+}
+
+// `colours` are those of the models, by id; `lost` is the time since when the status is no more than
+// what it was, or null.
+export function History({ answer, span, onSpan, status, colours, lost }) {
+  // The time of the step that is looked at, which stays as others come; null is now.
+  const [moment, setMoment] = useState(null);
+  // Order and colours of models are all that the plots take of what comes anew each second.
+  const order = JSON.stringify([status.models.map((each) => each.id), ...colours]);
+  const found = useMemo(() => answer && numbers(answer, status, colours), [answer, order]);
+  const now = present(status);
+  const at = moment === null || !found?.times.length ? null : Math.max(0, found.times.findLastIndex((each) => each <= moment));
+  const setAt = (step) => setMoment(found.times[step] ?? null);
   const choose = (next) => {
-    setSpan(next);
-    setAt(null);
+    onSpan(next);
+    setMoment(null);
   };
   return html`
     <section class="history" aria-labelledby="history">
@@ -34,9 +47,9 @@ export function History({ status }) {
               html`<button aria-pressed=${each === span} aria-label=${label} onClick=${() => choose(each)}>${each}</button>`,
           )}
         </div>
-        ${found && html`<${Moment} found=${found} at=${at} onAt=${setAt} />`}
+        ${found && html`<${Moment} found=${found} now=${now} lost=${lost} at=${at} onAt=${setAt} />`}
       </div>
-      ${found ? html`<${Plots} found=${found} at=${at} onAt=${setAt} />` : html`<p class="empty">Waiting for the history…</p>`}
+      ${found ? html`<${Plots} found=${found} now=${now} colours=${colours} at=${at} onAt=${setAt} />` : html`<p class="empty">Waiting for the history…</p>`}
     </section>
   `;
 }
@@ -63,43 +76,47 @@ function follow(span, tell) {
   };
 }
 
-// The step that is looked at: by its place on the line, or by a pointer over a plot.
-function Moment({ found, at, onAt }) {
-  const last = found.times.length - 1;
-  const shown = Math.min(at ?? last, last);
+// The step that is looked at: by its place on the line, whose end is now, or by a pointer over a plot.
+function Moment({ found, now, lost, at, onAt }) {
+  const end = found.times.length;
   return html`
     <label class="moment">
       <span class="unseen">Moment</span>
-      <input type="range" min="0" max=${Math.max(0, last)} value=${shown} aria-valuetext=${told(found, shown)}
+      <input type="range" min="0" max=${end} value=${at ?? end} aria-valuetext=${at === null ? toldNow(now) : told(found, at)}
         onInput=${(event) => onAt(Number(event.target.value))} />
-      <output>${last < 0 ? "recording begins" : at === null ? "now" : time(found, shown)}</output>
+      <output>${end === 0 ? "recording begins" : at === null ? (lost ?? "now") : time(found, at)}</output>
     </label>
   `;
 }
 
-function Plots({ found, at, onAt }) {
+function Plots({ found, now, colours, at, onAt }) {
   const drawn = useMemo(() => curves(found), [found]);
   const last = found.times.length - 1;
-  const shown = Math.min(at ?? last, last);
-  const common = { span: found.span, times: found.times, at: at === null ? null : shown, onAt };
+  const shown = at ?? last;
+  const common = { span: found.span, times: found.times, at, onAt };
   const here = (values) => values[shown] ?? null;
+  // What only a step has: at the end it is the last one that has ended.
+  const ofStep = (text) => (text && at === null ? `${text} ${LAST[found.span]}` : text);
+  const figures = at === null ? now : { held: here(drawn.held), rate: here(drawn.rates), waiting: here(found.waiting) };
   const first = here(found.first_token_s);
+  const worst = first === null ? "" : `worst ${exact(here(found.worst_first_token_s))}`;
   const marks = shown < 0 ? "" : happened(found, shown);
+  const legend = at === null ? presentLegend(drawn, now, colours) : drawn.legend.map((each) => ({ ...each, value: here(each.values) }));
   return html`
     <div class="plots">
       <figure>
         <figcaption>
           <h3>Memory held</h3>
-          <strong>${bytes(here(drawn.held))}</strong>
-          <span class="bad">${marks}</span>
+          <strong>${bytes(figures.held)}</strong>
+          <span class="bad">${ofStep(marks)}</span>
         </figcaption>
         <${Plot} ...${common} label=${drawn.memoryTold} height=${MEMORY_PX} series=${drawn.memory} marks=${drawn.marks} unit=${bytes} />
         <dl class="key">
-          ${drawn.legend.map(
-            ({ kind, label, values, line }) => html`
+          ${legend.map(
+            ({ kind, label, value, line }) => html`
               <div>
                 <dt><span class=${line ? `stroke ${line} ${kind}` : `swatch ${kind}`}></span><${Term} name=${label} /></dt>
-                <dd>${values && bytes(here(values))}</dd>
+                <dd>${bytes(value)}</dd>
               </div>
             `,
           )}
@@ -108,15 +125,15 @@ function Plots({ found, at, onAt }) {
         </dl>
       </figure>
       <div class="small">
-        <${Small} title="Tokens a second" value=${count(rounded(here(drawn.rates)))}>
+        <${Small} title="Tokens a second" value=${perSecond(figures.rate)}>
           <${Plot} ...${common} label=${drawn.ratesTold} height=${SMALL_PX} series=${drawn.tokens} unit=${whole} />
         <//>
-        <${Small} title="Waiting requests" value=${count(here(found.waiting))}
-          more=${here(found.refusals) ? counted(here(found.refusals), "refusal") : ""}>
+        <${Small} title="Waiting requests" value=${count(figures.waiting)}
+          more=${ofStep(here(found.refusals) ? counted(here(found.refusals), "refusal") : "")}>
           <${Plot} ...${common} label=${drawn.waitingTold} height=${SMALL_PX} series=${drawn.waiting} marks=${drawn.refusals} unit=${whole} />
         <//>
         <${Small} title="First token" value=${exact(first)}
-          more=${first === null ? "" : `worst ${exact(here(found.worst_first_token_s))}`}>
+          more=${ofStep(worst)}>
           <${Plot} ...${common} label=${drawn.firstTold} height=${SMALL_PX} series=${drawn.first} unit=${seconds} />
         <//>
       </div>
@@ -134,7 +151,6 @@ function Small({ title, value, more, children }) {
   `;
 }
 
-const rounded = (value) => (value === null ? null : Math.round(value));
 // There is no half request, nor half a token.
 const whole = (value) => (Number.isInteger(value) ? count(value) : "");
 const seconds = (value) => (value === 0 ? "0" : exact(value));
@@ -179,6 +195,18 @@ function curves(found) {
   };
 }
 
+// The models of this gateway that are drawn, or hold something, with what they hold now.
+function presentLegend({ legend }, { own, spare, budget, promised, floors }, colours) {
+  const drawn = new Set(legend.map((each) => each.label));
+  const lines = { Budget: budget, "Floors and loans": promised, Floors: floors };
+  const parts = [...own].map(([id, value]) => ({ kind: kindOf(colours.get(id)), label: id, value }));
+  parts.push({ kind: "spare", label: "Spare worker", value: spare });
+  return [
+    ...parts.filter(({ label, value }) => value > 0 || drawn.has(label)),
+    ...legend.filter((each) => each.line).map((each) => ({ ...each, value: lines[each.label] })),
+  ];
+}
+
 function Table({ found }) {
   return html`
     <details class="as-table">
@@ -198,7 +226,7 @@ function Table({ found }) {
                 <tr>
                   <th scope="row">${row.time}</th>
                   ${[
-                    bytes(row.held), bytes(row.budget), count(rounded(row.rate)), count(row.waiting), exact(row.worst),
+                    bytes(row.held), bytes(row.budget), perSecond(row.rate), count(row.waiting), exact(row.worst),
                     count(row.evictions), count(row.deaths), count(row.refusals),
                   ].map((value) => html`<td class="number">${value}</td>`)}
                 </tr>

@@ -1,7 +1,7 @@
 // What the plots of the history show, from the gateway's columns. No drawing.
 
-import { bytes, clock, counted, exact, weekday } from "./format.js";
-import { kindOf } from "./memory_shares.js";
+import { bytes, clock, counted, exact, rate as perSecond, weekday } from "./format.js";
+import { heldOf, kindOf, sum } from "./memory_shares.js";
 
 const MARKS = { evictions: "eviction", deaths: "death", refusals: "refusal" };
 // A table of all steps would be read by nobody.
@@ -9,14 +9,11 @@ const ROWS = 12;
 
 // { span, step, times, models, ...columns }: `models` are those with values, in the order of the
 // status, each with its colour's class; those that are summed come last.
-export function numbers({ span, columns, marks }, status) {
+export function numbers(answer, status, colours) {
+  const { span, columns, marks } = answer;
   const { step_s: step, begins_at: begin, models, others, ...whole } = columns;
   const times = whole.budget_bytes.map((_, at) => begin + at * step);
-  const ids = status.models.map((each) => each.id);
-  const place = (id) => (ids.includes(id) ? ids.indexOf(id) : ids.length);
-  const shown = Object.entries(models)
-    .toSorted(([one], [other]) => place(one) - place(other))
-    .map(([id, each]) => ({ id, kind: kindOf(place(id)), ...each }));
+  const shown = shownModels(answer, status).map((id) => ({ id, kind: kindOf(colours.get(id)), ...models[id] }));
   return {
     span,
     step,
@@ -24,6 +21,31 @@ export function numbers({ span, columns, marks }, status) {
     marks,
     ...whole,
     models: [...shown, { id: "Other models", kind: "others", ...others }].filter(hasValues),
+  };
+}
+
+// Ids of the models with values, in the order of the status; those that this gateway hasn't come last.
+export function shownModels({ columns: { models } }, status) {
+  const ids = status.models.map((each) => each.id);
+  const place = (id) => (ids.includes(id) ? ids.indexOf(id) : ids.length);
+  return Object.keys(models)
+    .filter((id) => hasValues(models[id]))
+    .toSorted((one, other) => place(one) - place(other));
+}
+
+// What is so now, as a step's figures: `own` is what each model of this gateway holds.
+export function present({ models, memory }) {
+  const floors = sum(models, "floor_bytes");
+  const own = new Map(models.map((each) => [each.id, heldOf(each)]));
+  return {
+    own,
+    spare: memory.spare_bytes ?? 0,
+    held: [...own.values()].reduce((all, each) => all + each, memory.spare_bytes ?? 0),
+    budget: memory.budget_bytes,
+    floors,
+    promised: floors + sum(models, "lent_bytes"),
+    rate: models.reduce((all, each) => all + (each.worker?.tokens_per_s ?? 0), 0),
+    waiting: sum(models, "queue_depth"),
   };
 }
 
@@ -74,17 +96,19 @@ export function time({ span, times }, at) {
 
 // A step as a sentence.
 export function told(found, at) {
-  if (at < 0) return "Nothing is recorded yet.";
   if (found.budget_bytes[at] === null) return `${time(found, at)}: nothing is known.`;
   const facts = [
     `${bytes(held(found)[at])} held of ${bytes(found.budget_bytes[at])}`,
-    `${Math.round(rate(found)[at])} tokens/s`,
+    `${perSecond(rate(found)[at])} tokens/s`,
     `${found.waiting[at]} waiting`,
     found.first_token_s[at] !== null && `first token ${exact(found.first_token_s[at])}, worst ${exact(found.worst_first_token_s[at])}`,
     happened(found, at),
   ];
   return `${time(found, at)}: ${facts.filter(Boolean).join("; ")}.`;
 }
+
+export const toldNow = (now) =>
+  `Now: ${bytes(now.held)} held of ${bytes(now.budget)}; ${perSecond(now.rate)} tokens/s; ${now.waiting} waiting.`;
 
 // The whole span in equal parts, each with what matters of it.
 export function rows(found) {

@@ -12,7 +12,7 @@ const EVERY_MS = 5000;
 const TODAY = ["requests", "prompt_tokens", "completion_tokens"];
 
 const NONE =
-  "There are none, so every program of this machine may do everything. With the first one that ends: every client needs a key then, and this page the admin key.";
+  "There are none, so every program of this machine may do everything. The first key changes this: from then on every client needs a key, and this page the admin key.";
 const NONE_LEFT = "None is left, and requests still need one.";
 
 const pathOf = (name) => `/admin/v1/keys/${encodeURIComponent(name)}`;

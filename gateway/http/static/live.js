@@ -10,11 +10,13 @@ const LONGEST_PAUSE_MS = 4000;
 // A snapshot comes every second: without one for so long the connection is a dead one.
 const SILENCE_MS = 8000;
 
-// What the page shows. `connection`: connecting, live, lost, refused. `reads`: the key that is shown
+// What the page shows. `connection`: connecting, live, lost, refused. `seenAt`: the Unix time of the
+// last snapshot, in seconds. `reads`: the key that is shown
 // only reads.
 export const nothingYet = {
   connection: "connecting",
   status: null,
+  seenAt: null,
   requests: [],
   finished: 0,
   events: [],
@@ -35,7 +37,7 @@ export function watch(tell) {
     if (message.data === null) return;
     const data = JSON.parse(message.data);
     if (message.event === "snapshot") {
-      update({ connection: "live", ...data });
+      update({ connection: "live", seenAt: Date.now() / 1000, ...data });
     } else {
       lastId = message.id;
       update({ events: [...state.events.slice(1 - MOST_EVENTS), data] });

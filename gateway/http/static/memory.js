@@ -5,11 +5,11 @@ import { html, useState } from "./html.js";
 import { held, promised, total } from "./memory_shares.js";
 import { Term } from "./terms.js";
 
-export function Memory({ status }) {
+export function Memory({ status, colours }) {
   const whole = total(status);
   const { budget_bytes: budget, pressure } = status.memory;
   const [byModel, setByModel] = useState(true);
-  const tracks = [promised(status, byModel), held(status, byModel)];
+  const tracks = [promised(status, byModel, colours), held(status, byModel, colours)];
   const width = (part) => `${Math.min(100, (100 * part) / whole)}%`;
   return html`
     <section aria-labelledby="memory">

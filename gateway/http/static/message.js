@@ -1,15 +1,16 @@
 // One message of a conversation.
 
+import { condition } from "./condition.js";
 import { Copy } from "./copy.js";
-import { count, exact } from "./format.js";
+import { count, exact, rate } from "./format.js";
 import { html, useState } from "./html.js";
 import { Markdown } from "./markdown.js";
 
 const WHO = { user: "You", tool: "Tool" };
 
-// `model` is the status of an answer's model, if this gateway has it; `onAgain` asks for the answer
-// once more.
-export function Message({ message, model, onResult, onAgain }) {
+// `model` is the status of an answer's model, if this gateway has it, and `request` that of its
+// request; `onAgain` asks for the answer once more.
+export function Message({ message, model, request, onResult, onAgain }) {
   const { role, text, pictures = [], reasoning, toolCalls = [], state, error } = message;
   const growing = state === "waiting" || state === "streaming";
   return html`
@@ -24,6 +25,7 @@ export function Message({ message, model, onResult, onAgain }) {
       ${text && (role === "assistant" ? html`<${Markdown} text=${text} growing=${growing} />` : html`<div class="text plain">${text}</div>`)}
       ${toolCalls.map((call) => html`<${ToolCall} key=${call.id} call=${call} onResult=${onResult} />`)}
       ${state === "waiting" && html`<p class="sum">${waitsFor(model)}</p>`}
+      ${state === "streaming" && pauses(model, request) && html`<p class="sum pause" role="status">${pauses(model, request)}</p>`}
       ${error && html`<p class="error" role="alert">${error}</p>`}
       ${role === "assistant" &&
       !growing &&
@@ -38,13 +40,21 @@ export function Message({ message, model, onResult, onAgain }) {
 
 function waitsFor(model) {
   if (!model || model.state === "ready") return "Waiting for the model…";
-  return `Waiting: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}…`;
+  return `Waiting: ${condition(model)}…`;
+}
+
+// Why no more of an answer comes: its worker is gone. Null while it may come.
+function pauses(model, request) {
+  const gone = model && !["ready", "draining"].includes(model.state);
+  if (!gone && request?.state !== "parked") return null;
+  return `The model's process ended: the answer goes on in another one${gone ? `; ${condition(model)}` : ""}…`;
 }
 
 // How an answer ended, how fast it was, and how much of the context it took.
 function figures({ state, usage, finishReason, firstMs, lastMs }, model) {
   const parts = [];
   if (state === "stopped") parts.push("Stopped.");
+  if (state === "interrupted") parts.push("Interrupted.");
   if (usage) {
     const { prompt_tokens: before, completion_tokens: tokens } = usage;
     parts.push(`${count(before)} tokens in, ${count(tokens)} out`);
@@ -55,8 +65,6 @@ function figures({ state, usage, finishReason, firstMs, lastMs }, model) {
   if (finishReason === "length") parts.push("cut at its limit");
   return parts.join(" · ");
 }
-
-const rate = (number) => (number < 10 ? number.toFixed(1) : count(Math.round(number)));
 
 function ToolCall({ call, onResult }) {
   const [result, setResult] = useState("");

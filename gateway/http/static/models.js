@@ -2,25 +2,27 @@
 
 import { Confirm } from "./confirm.js";
 import { Failure } from "./failure.js";
-import { bytes, count, counted, duration, share } from "./format.js";
+import { bytes, count, counted, duration, rate, share } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { order, question, verbs } from "./orders.js";
 import { Term } from "./terms.js";
-import { told } from "./troubles.js";
+import { told, toTroubles } from "./troubles.js";
 
 const RESTING = ["unloaded", "held"];
 const LABELS = { load: "Load", unload: "Unload", restart: "Restart", kill: "Kill" };
 
 export function Models({ live }) {
   const [asked, setAsked] = useState(null);
-  const [error, setError] = useState(null);
+  // By models' ids: why the last order failed.
+  const [errors, setErrors] = useState({});
 
   const run = async (verb, model) => {
-    setError(null);
+    const tell = (error) => setErrors((before) => ({ ...before, [model.id]: error }));
+    tell(null);
     try {
       await order(verb, model);
     } catch (failure) {
-      setError(failure);
+      tell({ message: failure.message, close: () => tell(null) });
     }
   };
   const onVerb = (verb, model) => {
@@ -35,16 +37,15 @@ export function Models({ live }) {
     <section aria-labelledby="models">
       <h2 id="models">Models</h2>
       <${Changes} models=${models} />
-      <${Failure} error=${error} onClose=${() => setError(null)} />
       ${models.length === 0 && html`<p class="empty">No model is configured.</p>`}
       <ul class="cards">
         ${cards.map(
           (model) =>
-            html`<${Model} key=${model.id} model=${model} onVerb=${onVerb} />`,
+            html`<${Model} key=${model.id} model=${model} error=${errors[model.id]} onVerb=${onVerb} />`,
         )}
       </ul>
       <ul class="resting">
-        ${resting.map((model) => html`<${Resting} key=${model.id} model=${model} onVerb=${onVerb} />`)}
+        ${resting.map((model) => html`<${Resting} key=${model.id} model=${model} error=${errors[model.id]} onVerb=${onVerb} />`)}
       </ul>
       <${Confirm} question=${asked} onClose=${() => setAsked(null)} />
     </section>
@@ -62,7 +63,7 @@ function rank(model) {
   return model.queue_depth > 0 || model.state !== "ready" ? 1 : 2;
 }
 
-function Resting({ model, onVerb }) {
+function Resting({ model, error, onVerb }) {
   return html`
     <li data-model=${model.id}>
       <span class="name">${model.id}</span>
@@ -70,6 +71,7 @@ function Resting({ model, onVerb }) {
       ${model.command && html`<span class="tag">command</span>`}
       ${model.reason && html`<span class="reason">${model.reason}</span>`}
       <${Actions} model=${model} onVerb=${onVerb} />
+      <${OrderFailure} model=${model} error=${error} />
     </li>
   `;
 }
@@ -78,10 +80,10 @@ function Resting({ model, onVerb }) {
 const OF_TOKENS = ["Tokens/s", "Context", "Prompts kept", "Right guesses"];
 const NOTHING = ["0", "0 B"];
 
-function Model({ model, onVerb }) {
+function Model({ model, error, onVerb }) {
   const { worker } = model;
   const facts = [
-    ["Tokens/s", count(worker && Math.round(worker.tokens_per_s ?? 0))],
+    ["Tokens/s", worker ? rate(worker.tokens_per_s ?? 0) : "–"],
     ["Floor", bytes(model.floor_bytes)],
     ["Lent", bytes(model.lent_bytes)],
     ["Wanted", bytes(model.wanted_bytes)],
@@ -101,6 +103,8 @@ function Model({ model, onVerb }) {
         ${model.command && html`<span class="tag">command</span>`}
         ${model.pinned && html`<span class="tag">pinned</span>`}
       </div>
+      ${model.failure &&
+      html`<p class="bad">It can't be served: <a href="#overview" onClick=${toTroubles}>see above</a>.</p>`}
       ${model.reason && !model.failure && html`<p class="reason">${model.reason}</p>`}
       ${model.repeated_deaths.slice(model.failure ? 0 : 1).map((each) => html`<p class="reason">${told(each)}</p>`)}
       <dl class="facts">
@@ -116,8 +120,15 @@ function Model({ model, onVerb }) {
       </p>`}
       ${model.last_exit && html`<${LastExit} exit=${model.last_exit} told=${model.reason} />`}
       <${Actions} model=${model} onVerb=${onVerb} />
+      <${OrderFailure} model=${model} error=${error} />
     </li>
   `;
+}
+
+// Its reason stands above already, if the model can't be served for it.
+function OrderFailure({ model, error }) {
+  const known = error && error.message === model.failure;
+  return html`<${Failure} error=${known ? { message: "The load failed." } : error} onClose=${error?.close} />`;
 }
 
 function Actions({ model, onVerb }) {

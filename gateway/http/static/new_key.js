@@ -39,6 +39,7 @@ export function KeyForm({ changed, models, onTerms, onClose }) {
   return html`
     <section aria-labelledby="key-form">
       <h2 id="key-form">${changed ? `Limits of ${changed.name}` : "New key"}</h2>
+      ${!reads && html`<p class="sum">An empty field sets no limit.</p>`}
       <form class="fields" ref=${form} onSubmit=${submit}>
         ${!changed && html`<label>Name<input name="name" required autocomplete="off" spellcheck=${false} autocapitalize="off" /></label>`}
         ${!reads && Object.entries(NUMBERS).map(([name, label]) => number(name, label))}

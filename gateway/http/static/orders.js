@@ -3,6 +3,9 @@
 import { ask, modelPath } from "./api.js";
 import { counted } from "./format.js";
 
+// Browsers have six connections to a server, so a load is not waited for to its end.
+const LOAD_MS = 5000;
+
 const ENDS = {
   unload: {
     title: (id) => `Unload ${id}?`,
@@ -40,7 +43,12 @@ export function question(verb, model) {
   return { title: title(model.id), text: text(work), verb: label };
 }
 
-// Throws ApiError. How it ends is seen in the model's state.
+// Throws ApiError, also of a load that fails soon. How else it ends is seen in the model's state.
 export async function order(verb, model) {
-  await ask(modelPath(model.id, verb), { method: "POST", body: { wait: false } });
+  const options = verb === "load" ? { body: { wait: true }, signal: AbortSignal.timeout(LOAD_MS) } : { body: { wait: false } };
+  try {
+    await ask(modelPath(model.id, verb), { method: "POST", ...options });
+  } catch (error) {
+    if (error.name !== "TimeoutError") throw error;
+  }
 }

@@ -6,12 +6,13 @@ import UPlot from "./vendor/uplot.js";
 // 1, 2 and 5: a tick between would be rounded in its label.
 const STEPS = Array.from({ length: 18 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** (power - 3))).flat();
 const SPAN_S = { hour: 3600, day: 86400 };
+const LEAST_S = { hour: 300, day: 3600 };
 const FONT = "12px system-ui, sans-serif";
 const MARK = 5;
 
 // `series`: [{ values, kind, area, dash }], `kind` a class that has the colour; the first is drawn
 // last. `marks`: [{ values, kind, cross }], the steps with a value. `at` is the step that is looked
-// at, or null, and `onAt` is told of another.
+// at, or null, and `onAt` is told of another one under the pointer, or of null as it leaves.
 export function Plot({ label, height, span, times, series, marks = [], unit, at, onAt }) {
   const element = useRef(null);
   const plot = useRef(null);
@@ -27,7 +28,7 @@ export function Plot({ label, height, span, times, series, marks = [], unit, at,
   // Drawn anew for other lines or colours; other values are only put in.
   const shape = JSON.stringify([series.map(({ kind, area, dash }) => [kind, area, dash]), span, theme]);
   const present = useRef(null);
-  present.current = { marks, onAt, span, times };
+  present.current = { marks, span, times };
   const data = [times, ...series.map((each) => each.values).toReversed()];
   useEffect(() => {
     const place = element.current;
@@ -46,7 +47,15 @@ export function Plot({ label, height, span, times, series, marks = [], unit, at,
     plot.current.setCursor({ left, top: 0 }, false);
   }, [at, times]);
 
-  return html`<div class="plot" role="img" aria-label=${label} ref=${element}></div>`;
+  // The library's own hook is also called for other values, with the place of an older step.
+  const onMove = (event) => {
+    const { left, width } = plot.current.over.getBoundingClientRect();
+    const x = event.clientX - left;
+    if (times.length > 0 && x >= 0 && x <= width) onAt(plot.current.posToIdx(x));
+  };
+  return html`
+    <div class="plot" role="img" aria-label=${label} ref=${element} onMouseMove=${onMove} onMouseLeave=${() => onAt(null)}></div>
+  `;
 }
 
 function options(element, height, series, unit, present) {
@@ -78,16 +87,16 @@ function options(element, height, series, unit, present) {
       })),
     ],
     hooks: {
-      setCursor: [(drawn) => present.current.onAt(drawn.cursor.left < 0 ? null : drawn.cursor.idx)],
       draw: [(drawn) => present.current.marks.forEach((each) => drawMark(drawn, each, colour(each.kind)))],
     },
   };
 }
 
-// The whole span, also of what was before the first step.
+// From the first known step on, though not so little that a step is as wide as a block.
 function window({ span, times }) {
   const end = times.length > 0 ? times.at(-1) : Date.now() / 1000;
-  return [end - SPAN_S[span], end];
+  const known = end - (times[0] ?? end);
+  return [end - Math.min(SPAN_S[span], Math.max(LEAST_S[span], known)), end];
 }
 
 const hour = (at) => new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });

@@ -1,5 +1,6 @@
 // What runs, what waits, and what has finished.
 
+import { condition } from "./condition.js";
 import { Finished } from "./finished.js";
 import { count, duration } from "./format.js";
 import { html } from "./html.js";
@@ -9,7 +10,7 @@ function state({ state: how, place }, model) {
   if (how === "running") return model?.reason ? `runs; ${model.reason}` : "runs";
   const waits = `${how === "parked" ? "parked" : "waits"}, number ${place} in the queue`;
   if (!model || model.state === "ready") return waits;
-  return `${waits}: the model is ${model.state}${model.reason ? `, ${model.reason}` : ""}`;
+  return `${waits}: ${condition(model)}`;
 }
 
 // `finished` counts the requests that have finished.
