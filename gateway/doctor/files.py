@@ -142,15 +142,20 @@ def look_at_secrets(installation: Installation) -> Iterator[Finding]:
     if (files := tls_files(installation.settings.gateway)) is not None:
         # The rights of the group don't count: a group that may read certificates is common.
         findings += _open(files[1], stat.S_IRWXO, "its readers can pass for this machine")
-    try:
-        KeyFile(state_dir.keys_path).read()
-    except KeyFileError as failure:
-        findings.append(
-            error(_SECRETS, str(failure), "Until then no key can be made, changed or revoked.")
-        )
+    findings += _broken_keys(state_dir.keys_path)
     yield from findings
     if not findings:
         yield ok(_SECRETS, "Only this account can read the keys.")
+
+
+def _broken_keys(path: Path) -> Iterator[Finding]:
+    # A state folder that can't be looked into has a finding of its own.
+    if not os.path.isfile(path):  # noqa: PTH113
+        return
+    try:
+        KeyFile(path).read()
+    except KeyFileError as failure:
+        yield error(_SECRETS, str(failure), "Until then no key can be made, changed or revoked.")
 
 
 def _open(path: Path, forbidden: int, why: str) -> Iterator[Finding]:

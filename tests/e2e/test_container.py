@@ -71,4 +71,5 @@ def test_the_page_has_what_the_refusal_wants() -> None:
     ]
     assert [each for each in hosts if each] == [[url.host]] * 2
     names = re.findall(r"\$\{(\w+)\}", service["environment"]["OPENAI_API_KEY"])
-    assert any(f"{names[0]}=$(bulkhead key add" in each.text for each in blocks)
+    made = f'=$(bulkhead key add open-webui) && (umask 077; echo "{names[0]}=$'
+    assert any(made in each.text for each in blocks)
