@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -302,7 +303,10 @@ async def _answer(request: HttpRequest, path: Path) -> Response:
     count = min(_MOST_LINES, read_count(request, "lines", _DEFAULT_LINES))
     since = _since(request)
     if request.query_params.get("follow") in ("1", "true"):
-        return event_stream(_follow_log(fleet, path, count, since))
+        following = _follow_log(fleet, path, count, since)
+        # Whoever has the head of the answer gets all lines that are written from then on.
+        first = await anext(following)
+        return event_stream(_begun(first, following))
 
     def text() -> str:
         with LogReader(path) as reader:
@@ -311,9 +315,16 @@ async def _answer(request: HttpRequest, path: Path) -> Response:
     return PlainTextResponse(await _beside(text, path))
 
 
+async def _begun(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for each in rest:
+            yield each
+
+
 async def _follow_log(
     fleet: Fleet, path: Path, count: int, since: str | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     loop = asyncio.get_running_loop()
     reader = await _beside(partial(LogReader, path), path)
     try:
