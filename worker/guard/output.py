@@ -50,7 +50,8 @@ class Output:
 
     def __init__(self, source: int, health: str) -> None:
         self._source = source
-        self._probe = re.compile(rb"\bGET %b[ \"]" % re.escape(health.encode()))
+        self._request = b"GET " + health.encode()
+        self._probe = re.compile(rb"\b%b[ \"]" % re.escape(self._request))
         self._tail = b""
         self._thread = threading.Thread(target=self._print, name="output", daemon=True)
         self._thread.start()
@@ -58,16 +59,21 @@ class Output:
     def last_line(self) -> str:
         """The last line that isn't empty. Waits a moment for the rest of the output."""
         self._thread.join(_REST_S)
-        lines = self._tail.decode("utf-8", "replace").split("\n")
+        lines = self._without_probes(self._tail).decode("utf-8", "replace").split("\n")
         return next((each.strip() for each in reversed(lines) if each.strip()), "")
+
+    def _without_probes(self, output: bytes) -> bytes:
+        # To look at each line of a flood would take longer than the flood.
+        if self._request not in output:
+            return output
+        lines = output.splitlines(keepends=True)
+        return b"".join(line for line in lines if self._probe.search(line) is None)
 
     def _print(self) -> None:
         bound = Bound(time.monotonic())
         while output := os.read(self._source, _READ_BYTES):
-            lines = output.splitlines(keepends=True)
-            output = b"".join(line for line in lines if self._probe.search(line) is None)
             self._tail = (self._tail + output)[-_TAIL_BYTES:]
-            left = memoryview(bound.pass_on(output, time.monotonic()))
+            left = memoryview(self._without_probes(bound.pass_on(output, time.monotonic())))
             while left:
                 left = left[os.write(1, left) :]
         os.close(self._source)
