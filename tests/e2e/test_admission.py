@@ -372,9 +372,7 @@ def test_what_it_took_is_remembered(start_gateway: Callable[..., Gateway], folde
     off = printed["idle_bytes"] / printed["measured_idle_bytes"] - 1
     assert abs(off) <= 0.15, f"{off:+.1%}"
     percent = round(100 * off)
-    told = (
-        f"{abs(percent)}% too {'much' if percent > 0 else 'little'}" if percent else "as measured"
-    )
+    told = f"{abs(percent)}% too {'high' if percent > 0 else 'low'}" if percent else "the same"
     assert told in shown.stdout
     assert "\nIts memory fits: its floor is " in shown.stdout
     assert printed["verdict"] == "fits"
