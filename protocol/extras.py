@@ -30,11 +30,13 @@ def command_to_add(extra: str) -> str:
     prefix = Path(sys.prefix)
     if "Cellar" in prefix.parts:
         # Homebrew installs without extras, into an environment without pip.
-        packages = (f"{each.name}{each.specifier}" for each in _needs(installed, extra))
+        packages = (
+            f"{requirement.name}{requirement.specifier}" for requirement in _needs(installed, extra)
+        )
         return shlex.join([*uv, *packages])
     # uv and pipx make the environment anew.
     others = installed.metadata.get_all("Provides-Extra") or ()
-    every = sorted({extra, *(each for each in others if _is_there(installed, each))})
+    every = sorted({extra, *(other for other in others if _is_there(installed, other))})
     if (prefix / "uv-receipt.toml").is_file():
         tool = ["uv", "tool", "install", "--reinstall", "--python", _VERSION]
         return shlex.join([*tool, *_wanted(installed, every)])
@@ -61,10 +63,10 @@ def _wanted(installed: Distribution, extras: list[str]) -> tuple[str, ...]:
 
 def _needs(installed: Distribution, extra: str) -> Iterator[Requirement]:
     """The requirements here that a distribution has for an extra alone."""
-    for each in map(Requirement, installed.requires or ()):
-        marker = each.marker
+    for requirement in map(Requirement, installed.requires or ()):
+        marker = requirement.marker
         if marker and "extra" in str(marker) and marker.evaluate({"extra": extra}):
-            yield each
+            yield requirement
 
 
 def _is_there(installed: Distribution, extra: str) -> bool:
@@ -72,9 +74,9 @@ def _is_there(installed: Distribution, extra: str) -> bool:
     needs = list(_needs(installed, extra))
     try:
         return bool(needs) and all(
-            all(_is_there(distribution(each.name), inner) for inner in each.extras)
-            and bool(distribution(each.name).version)
-            for each in needs
+            all(_is_there(distribution(requirement.name), inner) for inner in requirement.extras)
+            and bool(distribution(requirement.name).version)
+            for requirement in needs
         )
     except PackageNotFoundError:
         return False

@@ -59,7 +59,7 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
     def complaint(self) -> str | None:
         """Why no key can have these terms; None if one can."""
         about_work = ("models", "priority", "rpm", "tpm", "concurrent", "share")
-        said = [each for each in about_work if getattr(self, each) is not None]
+        said = [field for field in about_work if getattr(self, field) is not None]
         if not self.reads or not said:
             return None
         return (
@@ -156,7 +156,7 @@ class KeyRing:
     def __init__(self, keys: Iterable[ApiKey], admin_secret: str) -> None:
         self._nobody = HeldKey(secrets.token_bytes(32), Caller(), None)
         admin = HeldKey(digest_of(admin_secret.encode()), OPERATOR, None)
-        held = [HeldKey(bytes.fromhex(each.digest), each.caller, each) for each in keys]
+        held = [HeldKey(bytes.fromhex(key.digest), key.caller, key) for key in keys]
         self._held = {each.digest: each for each in (*held, admin)}
 
     def find(self, secret: bytes) -> HeldKey | None:

@@ -69,7 +69,7 @@ class KeyFile:
         try:
             content = read_file(self.path)
             keys = msgspec.json.decode(content, type=_Content).keys
-            return tuple(each for each in keys if each.revoked_at is None)
+            return tuple(key for key in keys if key.revoked_at is None)
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.MsgspecError) as error:
@@ -122,7 +122,7 @@ class KeyFile:
             changed = change.of(found)
             if changed.complaint is not None:
                 raise KeyFileError(changed.complaint)
-            self._write(tuple(changed if each is found else each for each in keys))
+            self._write(tuple(changed if key is found else key for key in keys))
         return changed
 
     def revoke(self, name: str) -> ApiKey:
@@ -135,7 +135,7 @@ class KeyFile:
         with self._locked():
             keys = self.read()
             found = _named(name, keys)
-            self._write(tuple(each for each in keys if each is not found))
+            self._write(tuple(key for key in keys if key is not found))
         return found
 
     def remove(self) -> None:
@@ -169,10 +169,10 @@ class KeyFile:
 
 def _named(name: str, keys: tuple[ApiKey, ...]) -> ApiKey:
     """Raises: NoSuchKeyError."""
-    for each in keys:
-        if each.name == name:
-            return each
-    known = ", ".join(each.name for each in keys)
+    for key in keys:
+        if key.name == name:
+            return key
+    known = ", ".join(key.name for key in keys)
     raise NoSuchKeyError(f"There is no key {name!r}; there are: {known or 'none'}.")
 
 

@@ -287,7 +287,7 @@ class ApiKeys:
         if self._signature is not None and not self.required:
             self.required = True
             self.anybody.close("There are API keys by now, and one is needed.")
-        opening = {each.name: each for each in keys}
+        opening = {key.name: key for key in keys}
         for name, session in list(self._sessions.items()):
             if name not in opening or opening[name].digest != session.digest:
                 del self._sessions[name]

@@ -67,7 +67,7 @@ class SignIns:
 
     def sessions(self, now: float) -> Iterator[bytes]:
         """The hashes of the sessions that go on."""
-        return (each for each, ends_at in self._sessions.items() if now < ends_at)
+        return (digest for digest, ends_at in self._sessions.items() if now < ends_at)
 
     @staticmethod
     def _find(known: dict[bytes, float], secret: bytes, now: float) -> bytes | None:
@@ -75,7 +75,7 @@ class SignIns:
         each in constant time.
         """
         digest = digest_of(secret[:LONGEST])
-        found = [each for each in known if hmac.compare_digest(each, digest)]
+        found = [candidate for candidate in known if hmac.compare_digest(candidate, digest)]
         return digest if found and now < known[digest] else None
 
 

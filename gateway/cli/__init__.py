@@ -94,7 +94,7 @@ _GROUPS: Final = {
         "agent": "agent",
         "completion": "completion",
     },
-    "Team": {"key": "key", "usage": "key", "page": "page"},
+    "Team": {"key": "key", "usage": "usage", "page": "page"},
 }
 VERBS: Final = {verb: module for group in _GROUPS.values() for verb, module in group.items()}
 

@@ -238,7 +238,7 @@ def _loaded_model(gateway: GatewayClient) -> str:
         raise WrongUseError(NO_MODEL)
     loaded = [each.id for each in models if each.state == "ready"] or [each.id for each in models]
     if len(loaded) != 1:
-        known = ", ".join(each.id for each in models)
+        known = ", ".join(model.id for model in models)
         raise WrongUseError(f"Name the model to measure; there are: {known}.")
     return loaded[0]
 

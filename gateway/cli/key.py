@@ -1,4 +1,4 @@
-"""bulkhead key and usage"""
+"""bulkhead key"""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from gateway.access.api_key import (
 )
 from gateway.access.caller import stands_for
 from gateway.access.key_file import KeyFile, KeyFileError
-from gateway.access.limits import Counts, KeyUsage, UsageList
 from gateway.cli import UncutGroup
 from gateway.cli.client import ANSWER, FOLDED, GatewayClient
-from gateway.cli.failure import CommandError, NobodyListensError, NoSuchModelError
+from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.gateway_access import local_settings, own_gateway
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
 from gateway.cli.output import new_table, print_json, print_table, stdout_console
@@ -206,7 +205,7 @@ def set_terms(
 ) -> None:
     """Change the limits of a key, which keeps its secret. What isn't named stays as it is."""
     given = {field: value for field, value in terms.items() if value is not None}
-    removed = dict.fromkeys(_UNSET.get(each, each) for each in unset)
+    removed = dict.fromkeys(_UNSET.get(limit, limit) for limit in unset)
     if both := given.keys() & removed.keys():
         raise click.UsageError(f"Either set or unset {min(both)}.")
     if not given and not removed:
@@ -291,7 +290,7 @@ def _agreed(listed: KeyList, *, yes: bool) -> bool:
         return False
     if listed.kept is not None:
         raise CommandError(listed.kept)
-    names = ", ".join(each.name for each in listed.keys) or "none is left"
+    names = ", ".join(key.name for key in listed.keys) or "none is left"
     click.echo(
         f"This revokes all keys for good ({names}), and cuts off what runs under them. Then every "
         "program and every account of this machine may do everything, without a key: the "
@@ -337,7 +336,7 @@ def _path(name: str) -> str:
 
 
 def _listed(file: KeyFile) -> KeyList:
-    return KeyList([KeyBody.of(each) for each in file.read()], _needed(file))
+    return KeyList([KeyBody.of(key) for key in file.read()], _needed(file))
 
 
 def _needed(file: KeyFile) -> bool:
@@ -404,13 +403,13 @@ def _table(keys: list[KeyBody]) -> Table:
     table.add_column("models", overflow="fold")
     for heading in ("priority", "rpm", "tpm", "at once", "share", "made"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for each in keys:
+    for key in keys:
         table.add_row(
-            each.name,
-            _state(each),
-            "none, it reads" if each.reads else ", ".join(each.models or ("all",)),
-            *map(_limit, (each.priority, each.rpm, each.tpm, each.concurrent, each.share)),
-            _day(each.created_at),
+            key.name,
+            _state(key),
+            "none, it reads" if key.reads else ", ".join(key.models or ("all",)),
+            *map(_limit, (key.priority, key.rpm, key.tpm, key.concurrent, key.share)),
+            _day(key.created_at),
         )
     return table
 
@@ -428,55 +427,3 @@ def _limit(limit: int | None) -> str:
 
 def _day(at: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at))
-
-
-@click.command("usage")
-@json_option
-@state_dir_option
-@reaches_gateway
-def usage_command(gateway: GatewayClient, *, as_json: bool, state_dir: Path | None) -> None:
-    """Show the requests and tokens of each API key, today and this month.
-
-    "in" are prompt tokens, "cached" those of them that were found in the prompt cache, and "out"
-    the tokens of answers. Without keys nothing is counted.
-    """
-    if state_dir is None:
-        _print_usage(gateway, as_json=as_json)
-        return
-    with own_gateway(state_dir) as own:
-        if own is None:
-            raise NobodyListensError(f"No gateway runs with the state folder {state_dir}.")
-        _print_usage(own, as_json=as_json)
-
-
-def _print_usage(gateway: GatewayClient, *, as_json: bool) -> None:
-    content = gateway.get("/admin/v1/usage")
-    listed = gateway.read(content, UsageList)
-    if as_json:
-        click.echo(msgspec.json.format(content, indent=2))
-    elif not listed.keys:
-        click.echo("There are no keys, so nothing was counted: `bulkhead key add NAME` makes one.")
-    else:
-        stdout_console().print(_usage_table(listed.keys))
-
-
-def _usage_table(keys: list[KeyUsage]) -> Table:
-    table = new_table(2)
-    table.add_column("key", overflow="fold")
-    table.add_column("", no_wrap=True)
-    for heading in ("requests", "in", "cached", "out"):
-        table.add_column(heading, justify="right", overflow="fold")
-    for each in keys:
-        table.add_row(each.name, "today", *_counts(each.today))
-        table.add_row("", "this month", *_counts(each.month))
-    return table
-
-
-def _counts(counts: Counts) -> tuple[str, ...]:
-    numbers = (
-        counts.requests,
-        counts.prompt_tokens,
-        counts.cached_tokens,
-        counts.completion_tokens,
-    )
-    return tuple(f"{each:,}" for each in numbers)

@@ -95,11 +95,11 @@ def _stage_of(model: ModelStatus | None) -> _Stage | None:
 
 def _stage_of_upgrade(status: Status) -> _Stage:
     """A worker that starts or ends can't be handed over. Running streams aren't waited for."""
-    unsettled = [each for each in status.models if each.state in _UNSETTLED]
+    unsettled = [model for model in status.models if model.state in _UNSETTLED]
     if not unsettled:
         return _Stage("starts", "the next gateway starts")
-    named = "; ".join(f"{printable(each.id)}: {_told(each)}" for each in unsettled)
-    return _Stage(str([(each.id, each.state) for each in unsettled]), f"waits for {named}")
+    named = "; ".join(f"{printable(model.id)}: {_told(model)}" for model in unsettled)
+    return _Stage(str([(model.id, model.state) for model in unsettled]), f"waits for {named}")
 
 
 def _told(model: ModelStatus) -> str:

@@ -113,7 +113,7 @@ def rest_shown(gateway: GatewayClient) -> Iterator[None]:
         known = find(gateway, "")
         click.echo(f"\n{about_well_known(known)}\n", err=True)
         print_table(stderr_console(), table(known.results))
-        here = ", ".join(each.ids[0] for each in ModelsOnDisks(gateway).entries() if each.ids)
+        here = ", ".join(entry.ids[0] for entry in ModelsOnDisks(gateway).entries() if entry.ids)
         said = f"On this machine: {here}" if here else "There is no model on this machine"
         click.echo(printable(f"\n{said}."), err=True)
         raise click.exceptions.Exit(error.exit_code) from error

@@ -74,9 +74,9 @@ def _show(gateway: GatewayClient, model: str | None, *, as_json: bool) -> None:
     content = gateway.get(STATUS)
     reading = gateway.read(content, Status)
     if model is not None:
-        reading.models = [each for each in reading.models if each.id == model]
+        reading.models = [entry for entry in reading.models if entry.id == model]
         reading.upstreams = [
-            each for each in reading.upstreams if model.startswith(f"{each.name}/")
+            upstream for upstream in reading.upstreams if model.startswith(f"{upstream.name}/")
         ]
         reading.groups, reading.hosts = [], []
     if not as_json:

@@ -144,7 +144,7 @@ def arguments(about: str, **said: Any) -> Meta:
 
 def parameters(about: str, kind: type[Struct], **said: Any) -> Meta:
     """The annotation of a struct of the type `kind`; its fields are bounded numbers or None."""
-    bounds = {each.name: _bounds(each.type) for each in msgspec.structs.fields(kind)}
+    bounds = {field.name: _bounds(field.type) for field in msgspec.structs.fields(kind)}
     fields = "; ".join(f"{name} {most}" for name, most in bounds.items())
     expected = f"a table, as {{ temperature = 0.2 }}, of {fields}"
 

@@ -165,7 +165,7 @@ def look_for_gateway(settings: GatewaySettings, state_dir: StateDir) -> Running:
     return msgspec.structs.replace(
         running,
         in_force=status.config,
-        states={each.id: each.state for each in status.models},
+        states={model.id: model.state for model in status.models},
         models={each.worker.pid: each.id for each in status.models if each.worker is not None},
         troubles={each.id: each.trouble for each in status.models if each.trouble is not None},
         deaths={each.id: each.repeated_deaths for each in status.models},

@@ -74,11 +74,11 @@ class History:
     def read(self, span: Span, now: float) -> tuple[Columns, list[Mark]]:
         """The steps of a span that have ended by `now`, and the marks since the first of them."""
         columns = self._spans[span].read(now)
-        return columns, [each for each in self._marks if columns.begins_at <= each.at <= now]
+        return columns, [mark for mark in self._marks if columns.begins_at <= mark.at <= now]
 
     @property
     def state(self) -> HistoryState:
-        spans: dict[str, StepsState] = {span: each.state for span, each in self._spans.items()}
+        spans: dict[str, StepsState] = {span: steps.state for span, steps in self._spans.items()}
         return HistoryState(spans, list(self._marks))
 
     @classmethod

@@ -99,9 +99,9 @@ class Recorder:
         waiting, prompt_tokens = 0, 0
         first_token_s: list[float] = []
         models: dict[str, ModelSample] = {}
-        for each in fleet.roster.everyone:
-            meter, model_id = each.traffic.meter, each.model.id
-            waiting += each.traffic.queue.waiting
+        for compartment in fleet.roster.everyone:
+            meter, model_id = compartment.traffic.meter, compartment.model.id
+            waiting += compartment.traffic.queue.waiting
             first_token_s += meter.latest_s
             meter.latest_s.clear()
             before = self._counted.get(meter, (0, 0))
@@ -109,7 +109,7 @@ class Recorder:
             prompt_tokens += meter.prompt_tokens - before[0]
             allocation = ledger.allocation(model_id)
             models[model_id] = ModelSample(
-                _bytes([] if each.worker is None else [each.worker]),
+                _bytes([] if compartment.worker is None else [compartment.worker]),
                 0 if allocation is None else allocation.floor_bytes,
                 0 if allocation is None else max(0, allocation.lent_bytes),
                 meter.generated_tokens - before[1],
@@ -125,8 +125,8 @@ class Recorder:
 
 
 def _bytes(workers: Iterable[Worker]) -> int:
-    footprints = (each.memory.footprint for each in workers)
-    return sum(each.current_bytes for each in footprints if each is not None)
+    footprints = (worker.memory.footprint for worker in workers)
+    return sum(footprint.current_bytes for footprint in footprints if footprint is not None)
 
 
 def _mark(event: Event) -> MarkKind | None:

@@ -119,8 +119,8 @@ class Steps:
 
     def add(self, sample: Sample, now: float) -> None:
         slot, whole = self._open(now), self._whole
-        present = {model_id: each for model_id, each in sample.models.items() if any(each)}
-        held_bytes = sample.spare_bytes + sum(each.held_bytes for each in present.values())
+        present = {model_id: model for model_id, model in sample.models.items() if any(model)}
+        held_bytes = sample.spare_bytes + sum(model.held_bytes for model in present.values())
         # False for a step without a sample, whose budget is NaN.
         if not (whole["budget_bytes"][slot] > 0 and held_bytes < self._held_bytes(slot)):
             self._note_memory(sample, present, slot)
@@ -134,9 +134,9 @@ class Steps:
         if sample.first_token_s:
             worst_s = whole["worst_first_token_s"][slot]
             whole["first_token_s"][slot] = min(self._first_tokens.median, worst_s)
-        for model_id, each in present.items():
+        for model_id, model in present.items():
             columns = self._columns(model_id, present)
-            columns["generated_tokens"][slot] += each.generated_tokens
+            columns["generated_tokens"][slot] += model.generated_tokens
 
     def mark(self, kind: MarkKind, now: float) -> None:
         self._whole[_MARKS[kind]][self._open(now)] += 1
@@ -148,8 +148,8 @@ class Steps:
         numbers = range(begin, end)
         while numbers and not self._known(numbers[0]):
             numbers = numbers[1:]
-        slots = [each % self._count for each in numbers]
-        known = [self._known(each) for each in numbers]
+        slots = [number % self._count for number in numbers]
+        known = [self._known(number) for number in numbers]
         pairs = list(zip(slots, known, strict=True))
 
         def whole(column: Column) -> list[int | None]:
@@ -157,7 +157,7 @@ class Steps:
 
         def seconds(column: Column) -> list[float | None]:
             values = (column[slot] for slot in slots)
-            return [None if math.isnan(each) else round(each, 4) for each in values]
+            return [None if math.isnan(value) else round(value, 4) for value in values]
 
         def of_model(columns: dict[str, Column]) -> ModelColumns:
             return ModelColumns(**{name: whole(column) for name, column in columns.items()})
@@ -210,7 +210,7 @@ class Steps:
             if len(stored[name]) != self._count * _FLOAT_BYTES:
                 raise ValueError("a column of it has another length")
             column = columns[name] = array(_FLOAT, stored[name])
-            if not all(0 <= each < math.inf or _may_be_unknown(each, name) for each in column):
+            if not all(0 <= value < math.inf or _may_be_unknown(value, name) for value in column):
                 raise ValueError("a value of it can't be")
         return columns
 
@@ -221,8 +221,8 @@ class Steps:
             # After a step back, also the step of this time is forgotten: it was another time.
             first = self._last + 1 if number > self._last else number
             last = max(number, self._last)
-            for each in range(max(first, last - self._count + 1), last + 1):
-                self._clear(each % self._count)
+            for cleared in range(max(first, last - self._count + 1), last + 1):
+                self._clear(cleared % self._count)
             self._last = number
             self._first_tokens = _Times()
             for model_id, seen in list(self._seen.items()):
@@ -242,7 +242,7 @@ class Steps:
         return not math.isnan(self._whole["budget_bytes"][number % self._count])
 
     def _held_bytes(self, slot: int) -> float:
-        held_bytes = sum(each["held_bytes"][slot] for each in self._models.values())
+        held_bytes = sum(columns["held_bytes"][slot] for columns in self._models.values())
         return self._whole["spare_bytes"][slot] + held_bytes
 
     def _note_memory(self, sample: Sample, present: Mapping[str, ModelSample], slot: int) -> None:
@@ -251,16 +251,16 @@ class Steps:
         for columns in self._models.values():
             for name in _MEMORY:
                 columns[name][slot] = 0.0
-        for model_id, each in present.items():
+        for model_id, model in present.items():
             columns = self._columns(model_id, present)
             for name in _MEMORY:
-                columns[name][slot] += getattr(each, name)
+                columns[name][slot] += getattr(model, name)
 
     def _columns(self, model_id: str, present: Mapping[str, ModelSample]) -> dict[str, Column]:
         """The columns of a model. It may take the place of a model that isn't `present`."""
         if model_id not in self._models:
             if len(self._models) > MOST_MODELS:
-                absent = [each for each in self._seen if each not in present]
+                absent = [model_id for model_id in self._seen if model_id not in present]
                 if not absent:
                     return self._models[OTHERS]
                 self._forget(min(absent, key=self._seen.__getitem__))
@@ -309,7 +309,7 @@ class _Times:
     def median(self) -> float:
         buckets = sorted(self._counts)
         half = self._counts.total() / 2
-        reached = accumulate(self._counts[each] for each in buckets)
+        reached = accumulate(self._counts[bucket] for bucket in buckets)
         return next(
             _APART**bucket for bucket, count in zip(buckets, reached, strict=True) if count >= half
         )

@@ -130,7 +130,7 @@ async def usage(request: HttpRequest) -> Response:
 
 
 def _listed(keys: ApiKeys, kept: str | None = None) -> KeyList:
-    return KeyList([KeyBody.of(each) for each in keys.all], keys.required, kept)
+    return KeyList([KeyBody.of(key) for key in keys.all], keys.required, kept)
 
 
 def _check_expiry(expires_at: float | None) -> None:

@@ -33,7 +33,7 @@ def routes_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[tuple[Route
 def _paths(routes: Iterable[BaseRoute]) -> Iterator[str]:
     for route in routes:
         if isinstance(route, Mount):
-            yield from (f"{route.path}{each}" for each in _paths(route.routes))
+            yield from (f"{route.path}{path}" for path in _paths(route.routes))
         elif isinstance(route, Route):
             yield route.path
 
@@ -184,7 +184,7 @@ async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
     if error.status_code != 405:
         path = request.url.path
         # The paths with a name of something in them would fit too much.
-        known = (each for each in _paths(request.app.routes) if "{" not in each)
+        known = (path for path in _paths(request.app.routes) if "{" not in path)
         meant = suggestion(nearest(path, known))
         return error_response(
             Refusal("not_found", f"There is no {path} here; / lists the paths.{meant}"), path

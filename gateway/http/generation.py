@@ -144,7 +144,7 @@ def with_system(
     messages: Sequence[ChatMessage], settings: ModelSettings
 ) -> tuple[ChatMessage, ...]:
     """The messages, behind the model's own system prompt if they have none."""
-    if not settings.system or any(each.role == "system" for each in messages):
+    if not settings.system or any(message.role == "system" for message in messages):
         return tuple(messages)
     return (ChatMessage("system", settings.system), *messages)
 

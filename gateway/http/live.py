@@ -318,8 +318,8 @@ async def _answer(request: HttpRequest, path: Path) -> Response:
 async def _begun(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     async with contextlib.aclosing(rest):
         yield first
-        async for each in rest:
-            yield each
+        async for chunk in rest:
+            yield chunk
 
 
 async def _follow_log(

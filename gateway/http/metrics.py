@@ -146,11 +146,11 @@ def upstream_requests(upstreams: Iterable[Upstream]) -> Iterator[Metric]:
         labels=("upstream",),
     )
     upstreams = list(upstreams)
-    yield _filled(failures, (((each.name,), each.failures) for each in upstreams))
+    yield _filled(failures, (((upstream.name,), upstream.failures) for upstream in upstreams))
     yield _histogram(
         "bulkhead_upstream_answer_seconds",
         "From a request to the upstream until its answer has begun.",
-        {each.name: each.answer_s for each in upstreams},
+        {upstream.name: upstream.answer_s for upstream in upstreams},
         "upstream",
     )
 

@@ -81,9 +81,9 @@ def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:
 def status_for(caller: Caller, fleet: Fleet, configuration: Configuration) -> Status:
     """The whole state; for a key that reads without the ends of logs."""
     status = gateway_status(fleet, configuration)
-    for each in status.models if caller.reads else ():
-        if each.last_exit is not None:
-            each.last_exit = msgspec.structs.replace(each.last_exit, log_tail=[])
+    for model in status.models if caller.reads else ():
+        if model.last_exit is not None:
+            model.last_exit = msgspec.structs.replace(model.last_exit, log_tail=[])
     return status
 
 

@@ -141,8 +141,8 @@ def _type_of_weights(folder: Path) -> str | None:
     held: Counter[str] = Counter()
     try:
         for header in map(read_header, weight_files(folder)):
-            for each in header.tensors.values():
-                held[each.dtype] += each.end - each.begin
+            for tensor in header.tensors.values():
+                held[tensor.dtype] += tensor.end - tensor.begin
     except (OSError, ValueError):
         return None
     return next((kind for kind, _ in held.most_common(1)), None)

@@ -137,8 +137,8 @@ def no_room(ledger: Ledger, refused: Refuse) -> Refusal:
     """
     pinned = [each for each in ledger.allocations if each.pinned]
     reasons = [
-        f"{each.model_id} is promised {format_size(each.committed_bytes)} (pinned)"
-        for each in pinned
+        f"{allocation.model_id} is promised {format_size(allocation.committed_bytes)} (pinned)"
+        for allocation in pinned
     ]
     if ledger.stranded_bytes:
         reasons.append(f"{format_size(ledger.stranded_bytes)} are stranded")
@@ -164,9 +164,9 @@ def _who_holds(ledger: Ledger) -> str:
 
 
 def _holdings(ledger: Ledger) -> Iterator[str]:
-    for each in ledger.allocations:
-        note = " (pinned)" if each.pinned else ""
-        yield f"{each.model_id} is promised {format_size(each.committed_bytes)}{note}"
+    for allocation in ledger.allocations:
+        note = " (pinned)" if allocation.pinned else ""
+        yield f"{allocation.model_id} is promised {format_size(allocation.committed_bytes)}{note}"
     if ledger.spare_bytes:
         yield f"the spare {format_size(ledger.spare_bytes)}"
     if ledger.stranded_bytes:

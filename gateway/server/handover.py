@@ -211,7 +211,11 @@ class Handover:
             await self._parts.fleet.until_settled(seconds)
         except TimeoutError:
             every = self._parts.fleet.roster.everyone
-            named = (f"{each.model.id} is {each.state}" for each in every if each.unsettled)
+            named = (
+                f"{compartment.model.id} is {compartment.state}"
+                for compartment in every
+                if compartment.unsettled
+            )
             raise HandoverError(
                 f"models were still being loaded or unloaded after {seconds:g} s: "
                 f"{', '.join(named)}"

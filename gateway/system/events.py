@@ -116,7 +116,7 @@ class EventLog:
 
     def recent(self, count: int, model: str | None = None) -> list[Event]:
         """The last events that are kept, of this model if there is one."""
-        found = [each for each in self._events if model in (None, each.model)]
+        found = [event for event in self._events if model in (None, event.model)]
         return found[-count:] if count > 0 else []
 
     @property

@@ -27,7 +27,9 @@ def is_listened_at(host: str, port: int) -> bool:
     address can be bound beside all addresses (`*:8642`) of the same account, whose clients it
     would take. At an address that isn't this machine's another one, or a proxy, might answer.
     """
-    return is_here(host) and any(_is_listened_at(each, port) for each in _ANY.get(host, (host,)))
+    return is_here(host) and any(
+        _is_listened_at(address, port) for address in _ANY.get(host, (host,))
+    )
 
 
 def _is_listened_at(host: str, port: int) -> bool:
