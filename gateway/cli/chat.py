@@ -97,8 +97,8 @@ def _converse(gateway: GatewayClient, conversation: Conversation) -> None:
     _, state_dir = local_settings(None)
     keyboard = Keyboard(history(state_dir.chat_history_path), lambda: model_names(gateway))
     slash = Slash(gateway, conversation)
-    told = _made_ready(gateway, conversation.model_id)
-    click.echo(f"{told} /help shows the commands.", err=True)
+    readiness = _made_ready(gateway, conversation.model_id)
+    click.echo(f"{readiness} /help shows the commands.", err=True)
     while not slash.over:
         try:
             text = keyboard.message()

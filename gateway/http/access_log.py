@@ -22,9 +22,9 @@ from gateway.http.errors import (
     CLIENT_LEFT,
     PASSED_ERROR,
     error_response,
+    error_sentence,
     outcome_of,
     routes_at,
-    told_error,
 )
 from gateway.http.finished import FinishedRequest, FinishedRequests, phases, tokens_per_s
 from gateway.http.openapi import described
@@ -404,7 +404,7 @@ def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
         logging.DEBUG if only_reads else logging.INFO,
         "%s: %s",
         _name(scope),
-        _told(scope, record, seconds),
+        _ending(scope, record, seconds),
         extra=about(
             request=record.id,
             method=scope["method"],
@@ -424,7 +424,7 @@ def _log(scope: Scope, record: Record, outcome: str, seconds: float) -> None:
     )
 
 
-def _told(scope: Scope, record: Record, seconds: float) -> str:
+def _ending(scope: Scope, record: Record, seconds: float) -> str:
     """How a request ended, for people."""
     usage = record.usage
     parts = [str(record.status or "the client left")]
@@ -433,12 +433,12 @@ def _told(scope: Scope, record: Record, seconds: float) -> str:
     parts += [] if record.key is None else [f"key {record.key}"]
     if usage is not None:
         parts.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
-    told = ", ".join([*parts, f"{seconds:.3f} s"])
-    return told if (error := _error(scope)) is None else f"{told}: {error}"
+    ending = ", ".join([*parts, f"{seconds:.3f} s"])
+    return ending if (error := _error(scope)) is None else f"{ending}: {error}"
 
 
 def _error(scope: Scope) -> str | None:
-    error = told_error(scope)
+    error = error_sentence(scope)
     return None if error is None else error[:_LONGEST_ERROR]
 
 

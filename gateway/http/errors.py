@@ -55,7 +55,7 @@ def invalid(message: str, param: str) -> Refusal:
 CLIENT_LEFT: Final = "client_left"
 PASSED_ERROR: Final = "passed_error"
 _OUTCOME: Final = "outcome"
-_TOLD: Final = "told"
+_SENTENCE: Final = "error_sentence"
 
 
 def note_outcome(scope: Scope, outcome: str) -> None:
@@ -68,13 +68,13 @@ def note_outcome(scope: Scope, outcome: str) -> None:
 def note_refusal(scope: Scope, refusal: Refusal) -> None:
     """Note that a request ended with this refusal, for the log and the metrics."""
     note_outcome(scope, refusal.code)
-    scope["state"][_TOLD] = refusal.message
+    scope["state"][_SENTENCE] = refusal.message
 
 
-def told_error(scope: Scope) -> str | None:
+def error_sentence(scope: Scope) -> str | None:
     """The sentence of the error that the client got; None: there was no error of this gateway."""
-    told: str | None = scope["state"].get(_TOLD)
-    return told
+    sentence: str | None = scope["state"].get(_SENTENCE)
+    return sentence
 
 
 def outcome_of(scope: Scope) -> str | None:

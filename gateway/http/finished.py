@@ -29,7 +29,7 @@ class FinishedRequest(Struct, frozen=True, kw_only=True):
     """A request that has finished. `outcome` is ok, client_left, passed_error, or the code of the
     `error`, which is the sentence that the client got. `model` is null if the request was refused
     before its model was found, and `status` if the client left before there was an answer. Tokens
-    are null as far as nobody told them. `ended_at` is a Unix time.
+    are null where they are not known. `ended_at` is a Unix time.
 
     A request for several answers has the sums of their tokens, and the `phases` of the first.
     """
