@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.http.parameters import PARAMETERS, PLACES, Parameter, Place, at
+from gateway.http.generation.parameters import PARAMETERS, PLACES, Parameter, Place, at
 from tests.support.gateway import Gateway
 
 BODIES: dict[Place, dict[str, Any]] = {
