@@ -38,7 +38,6 @@ from gateway.http.ollama_models import ModelFileReader
 from gateway.http.openapi import OpenApiDocument, described
 from gateway.http.page import Page
 from gateway.http.pictures import PictureReader
-from gateway.library.hub_search import HubSearch
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -171,7 +170,6 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.upgrade = upgrade
     app.state.pictures = PictureReader()
     app.state.page = Page()
-    app.state.hub_search = HubSearch(parts.fleet, parts.library)
     app.state.command_clients = CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.finished = FinishedRequests()
