@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Final
 
 import gateway
 from gateway.cli.failure import CommandError
+from gateway.system.child import Child
 from gateway.system.log_lines import readable
 
 _START_S: Final = 60.0
@@ -27,13 +27,13 @@ _IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
 class ChildGateway:
     """A process that runs `bulkhead serve`."""
 
-    def __init__(self, process: subprocess.Popen[str], log_path: Path) -> None:
-        self._process = process
+    def __init__(self, child: Child, log_path: Path) -> None:
+        self._child = child
         self._log_path = log_path
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def address(self) -> str:
         """Wait for the line with the gateway's address, and return the address.
@@ -41,11 +41,10 @@ class ChildGateway:
         Raises:
             CommandError: no such line came in time.
         """
-        stdout = self._process.stdout
-        if stdout is not None and select.select([stdout], [], [], _START_S)[0]:
-            found = re.search(r"https?://\S+", stdout.readline())
-            if found is not None:
-                return found[0]
+        with contextlib.suppress(TimeoutError):
+            line = self._child.next_line(_START_S).decode()
+            if (address := re.search(r"https?://\S+", line)) is not None:
+                return address[0]
         raise CommandError("The gateway did not start.")
 
     def log_tail(self) -> str:
@@ -54,15 +53,10 @@ class ChildGateway:
 
     def stop(self) -> int:
         """End the gateway in order, or kill it if that takes too long. Return its exit status."""
-        self._process.terminate()
-        try:
-            return self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            return self.kill()
+        return self._child.stop(_STOP_S)
 
     def kill(self) -> int:
-        self._process.kill()
-        return self._process.wait()
+        return self._child.kill()
 
 
 @contextlib.contextmanager
@@ -71,24 +65,22 @@ def serving(log_path: Path, *arguments: str) -> Iterator[ChildGateway]:
     the file `log_path`.
     """
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
+        child = Child(
             [sys.executable, "-m", "gateway", "serve", *arguments],
-            cwd=_IMPORT_ROOT,
+            "gateway",
+            folder=_IMPORT_ROOT,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
             # Ctrl-C must reach only the command, which then ends the gateway in order.
-            start_new_session=True,
+            own_session=True,
+            # The workers may hold the pipe open.
+            drain_s=0.0,
         )
-    child = ChildGateway(process, log_path)
-    try:
-        yield child
-    finally:
+    with child:
         try:
-            child.stop()
+            yield ChildGateway(child, log_path)
         finally:
-            child.kill()
+            child.stop(_STOP_S)
 
 
 def end_in_order() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from types import FrameType
 from typing import Final, NoReturn
 
 from gateway.cli.failure import CommandError
+from gateway.system.child import Child
 
 # A terminal sends these to the agent as well.
 _FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
@@ -27,21 +27,23 @@ def become(command: list[str], environment: dict[str, str]) -> NoReturn:
 def run(command: list[str], environment: dict[str, str]) -> int:
     """Run the agent, pass signals on, and return its exit status, as a shell would have it."""
     try:
-        process = subprocess.Popen(command, env=environment)
+        agent = Child(
+            command, "agent", environment=environment, stdin=None, stdout=None, stderr=None
+        )
     except OSError as error:
         raise CommandError(f"{command[0]} can't be started: {error.strerror}.") from error
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        process.send_signal(number)
+        agent.signal(signal.Signals(number))
 
-    def leave(_number: int, _frame: FrameType | None) -> None:
+    def ignore(_number: int, _frame: FrameType | None) -> None:
         """The agent decides by itself."""
 
-    from_terminal = leave if sys.stdin.isatty() else forward
+    from_terminal = ignore if sys.stdin.isatty() else forward
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     before |= {number: signal.signal(number, from_terminal) for number in _FROM_TERMINAL}
     try:
-        status = process.wait()
+        status = agent.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

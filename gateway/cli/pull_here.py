@@ -16,15 +16,15 @@ from gateway.config.read import read_settings
 from gateway.config.settings import Flags, Settings
 from gateway.library.description import Outlook, outlook
 from gateway.library.findings import Room
-from gateway.library.pull_process import (
-    Deaths,
+from gateway.library.hub_process import (
+    HubFailure,
+    HubMessage,
+    HubProcess,
     Planned,
     Progressed,
-    PullFailed,
+    PullDeaths,
     PullFinished,
     PullJob,
-    PullProcess,
-    Said,
 )
 from gateway.memory.fitting import Learned, budget_bytes
 from gateway.memory.forecast import possible_beside
@@ -54,8 +54,8 @@ class PullHere:
             raise CommandError(str(error)) from error
         self._model = model
         self._force = force
-        self._process: PullProcess | None = None
-        self._said: queue.SimpleQueue[Said | str] = queue.SimpleQueue()
+        self._process: HubProcess | None = None
+        self._messages: queue.SimpleQueue[HubMessage | str] = queue.SimpleQueue()
 
     def readings(self) -> Iterator[PullReading]:
         """The readings of the pull until its end.
@@ -64,18 +64,18 @@ class PullHere:
             CommandError: the process of the pull can't be started, or ended again and again.
         """
         reading = PullReading(id="", model=self._model, state="preparing")
-        deaths = Deaths()
+        deaths = PullDeaths()
         try:
             self._start()
             yield reading
             while reading.state not in ("done", "failed"):
-                said = self._said.get()
-                if isinstance(said, str):
-                    if not deaths.another(reading.done_bytes or 0):
-                        raise CommandError(f"The pull's process ended again and again ({said}).")
+                message = self._messages.get()
+                if isinstance(message, str):
+                    if not deaths.may_restart(reading.done_bytes or 0):
+                        raise CommandError(f"The pull's process ended again and again ({message}).")
                     self._start(goes_on=reading.total_bytes is not None)
                     continue
-                reading = self._next(reading, said)
+                reading = self._next(reading, message)
                 yield reading
         finally:
             self.cancel()
@@ -88,27 +88,31 @@ class PullHere:
         hub = self._settings.hub
         order = PullJob(self._model, hub.endpoint, hub.at, goes_on=goes_on)
         try:
-            self._process = PullProcess(order, self._said.put, self._said.put)
+            self._process = HubProcess(order, self._messages.put, self._messages.put)
         except OSError as error:
             raise CommandError(f"No process can be started: {error.strerror}.") from error
 
-    def _next(self, reading: PullReading, said: Said) -> PullReading:
-        match said:
+    def _next(self, reading: PullReading, message: HubMessage) -> PullReading:
+        match message:
             case Planned():
-                return self._planned(reading, said)
+                return self._planned(reading, message)
             case Progressed():
                 return replace(
                     reading,
-                    done_bytes=said.done_bytes,
-                    total_bytes=said.total_bytes or None,
-                    bytes_per_s=said.bytes_per_s,
-                    seconds_left=said.seconds_left,
-                    reason=said.trouble,
+                    done_bytes=message.done_bytes,
+                    total_bytes=message.total_bytes or None,
+                    bytes_per_s=message.bytes_per_s,
+                    seconds_left=message.seconds_left,
+                    reason=message.trouble,
                 )
-            case PullFailed():
-                return replace(_in_state(reading, "failed"), reason=said.message, code=said.code)
+            case HubFailure():
+                return replace(
+                    _in_state(reading, "failed"), reason=message.message, code=message.code
+                )
             case PullFinished():
-                return replace(_in_state(reading, "done"), repository=said.repository)
+                return replace(_in_state(reading, "done"), repository=message.repository)
+            case _:
+                return reading
 
     def _planned(self, reading: PullReading, plan: Planned) -> PullReading:
         found = self._outlook(plan)
@@ -121,7 +125,7 @@ class PullHere:
                 code="insufficient_memory",
             )
         if self._process is not None:
-            self._process.agree()
+            self._process.accept()
         return replace(
             _in_state(reading, "pulling"),
             done_bytes=plan.total_bytes - plan.missing_bytes,

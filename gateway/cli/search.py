@@ -80,8 +80,9 @@ def _find_here(gateway: GatewayClient, text: str) -> Findings:
     from gateway.config.layers import ConfigError
     from gateway.config.read import read_settings
     from gateway.config.settings import Flags
-    from gateway.library.findings import found_for, well_known
-    from gateway.library.search_process import SearchError, SearchJob, find_candidates, words_of
+    from gateway.library.findings import rank_candidates, well_known
+    from gateway.library.hub_process import HubError, SearchJob, search_hub
+    from gateway.library.reference import words_of
 
     try:
         settings = read_settings(Flags(), os.environ)
@@ -93,12 +94,12 @@ def _find_here(gateway: GatewayClient, text: str) -> Findings:
     if not words:
         return well_known(room_here(settings), served)
     try:
-        candidates = find_candidates(SearchJob(words, settings.hub.endpoint, settings.hub.at))
-    except SearchError as error:
+        candidates = search_hub(SearchJob(words, settings.hub.endpoint, settings.hub.at))
+    except HubError as error:
         raise HubAwayError(error.message) from error
     except OSError as error:
         raise CommandError(f"No process can be started: {error.strerror}.") from error
-    return found_for(words, candidates, room_here(settings), served, time.time())
+    return rank_candidates(words, candidates, room_here(settings), served, time.time())
 
 
 @contextlib.contextmanager

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -17,6 +13,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
+from gateway.system.child import Child
 from gateway.workers.process import WORKER, worker_environment
 from protocol.errands import Environment, ProbeOrder
 
@@ -42,46 +39,35 @@ def run_errand(
     lines that it printed are kept.
     """
     try:
-        process = subprocess.Popen(
+        child = Child(
             [python or sys.executable, "-P", str(WORKER), name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            name,
+            environment=worker_environment(),
             stderr=subprocess.PIPE,
-            env=worker_environment(),
-            close_fds=False,
         )
     except OSError as error:
         return ErrandOutcome((), f"{python or sys.executable} can't be run: {error.strerror}")
-    with process:
+    # For example, Ctrl-C raises KeyboardInterrupt: the end of the context kills the process.
+    with child:
+        child.send(msgspec.json.encode(asked), last=True)
         try:
-            stdout, stderr = process.communicate(msgspec.json.encode(asked), within_s)
-            failure = (
-                None if process.returncode == 0 else _why(process.returncode, stderr.splitlines())
-            )
-        except subprocess.TimeoutExpired:
-            process.kill()
-            stdout, _ = process.communicate()
+            status = child.wait(within_s)
+            failure = None if status == 0 else _why(status, child)
+        except TimeoutError:
+            child.kill()
             failure = f"it took longer than {within_s:g} s"
-        except BaseException:
-            # For example, Ctrl-C raises KeyboardInterrupt.
-            process.kill()
-            raise
-    return ErrandOutcome(tuple(stdout.splitlines()), failure)
+    return ErrandOutcome(tuple(child.rest_lines()), failure)
 
 
-def _why(code: int, stderr: Sequence[bytes]) -> str:
+def _why(status: int, child: Child) -> str:
     """Why a process failed: its signal, or the last line of its stderr, or its exit code."""
-    if code < 0:
-        return f"the process died by {signal.Signals(-code).name}"
-    lines = [each.decode("utf-8", "replace").strip() for each in stderr]
-    last = next((each for each in reversed(lines) if each), f"exit code {code}")
-    return last.rstrip(".")
+    if status < 0:
+        return f"the process died by {signal.Signals(-status).name}"
+    return next(reversed(child.last_errors), f"exit code {status}").rstrip(".")
 
 
 # The longest wait for the end of a probe, which holds a tenth of the memory at most.
 _ENDS_S: Final = 10.0
-# The number of lines that are kept of a probe's stderr.
-_LAST_WORDS: Final = 20
 
 
 class ProbeError(Exception):
@@ -102,22 +88,15 @@ class Probe:
         """
         self._deadline = time.monotonic() + within_s
         self._within_s = within_s
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._last_words: deque[bytes] = deque(maxlen=_LAST_WORDS)
         try:
-            self._process = subprocess.Popen(
+            self._child = Child(
                 [*prefix, sys.executable, "-P", str(WORKER), "probe"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                "probe",
+                environment=worker_environment(),
                 stderr=subprocess.PIPE,
-                env=worker_environment(),
-                close_fds=False,
             )
         except OSError as error:
             raise ProbeError(f"it can't be started: {error.strerror}") from error
-        self._stderr = threading.Thread(target=self._read_stderr, name="probe log", daemon=True)
-        self._stderr.start()
-        threading.Thread(target=self._read, name="probe", daemon=True).start()
 
     def __enter__(self) -> Probe:
         return self
@@ -130,7 +109,7 @@ class Probe:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def left_s(self) -> float:
@@ -148,12 +127,8 @@ class Probe:
 
     def send(self, order: ProbeOrder) -> None:
         """Send an order to the probe. Raises: ProbeError."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise ProbeError(self._why()) from error
+        if not self._child.send(msgspec.json.encode(order) + b"\n"):
+            raise ProbeError(self._why())
 
     def answer(self, kind: type[T]) -> T:
         """Wait for the answer to the oldest order. Raises: ProbeError."""
@@ -161,37 +136,22 @@ class Probe:
 
     def end(self) -> bool:
         """Let the probe free its memory and end. Return False if it doesn't end in time."""
-        assert self._process.stdin is not None
-        # An error means that the process has already ended, and left an order unread.
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._child.end_input()
         try:
-            self._process.wait(max(1.0, min(_ENDS_S, self.left_s)))
-        except subprocess.TimeoutExpired:
+            self._child.wait(max(1.0, min(_ENDS_S, self.left_s)))
+        except TimeoutError:
             return False
         return True
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Raises: subprocess.TimeoutExpired: the process survives the signal."""
-        self._process.send_signal(number)
-        self._process.wait(_ENDS_S)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stdout:
-            for line in stdout:
-                self._answers.put(line)
-        self._answers.put(b"")
-
-    def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as stderr:
-            self._last_words.extend(stderr)
+        """Raises: TimeoutError: the process survives the signal."""
+        self._child.signal(number)
+        self._child.wait(_ENDS_S)
 
     def _line(self) -> bytes:
         try:
-            line = self._answers.get(timeout=max(0.0, self.left_s))
-        except queue.Empty:
+            line = self._child.next_line(self.left_s)
+        except TimeoutError:
             raise ProbeError(f"it took longer than {self._within_s:g} s") from None
         if not line:
             raise ProbeError(self._why())
@@ -200,12 +160,6 @@ class Probe:
     def _why(self) -> str:
         """Why the probe gives no more answers."""
         try:
-            code = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
+            return _why(self._child.wait(1.0), self._child)
+        except TimeoutError:
             return "it closed its pipe"
-        if code < 0:
-            return f"the process died by {signal.Signals(-code).name}"
-        self._stderr.join(1.0)
-        lines = [each.decode("utf-8", "replace").strip() for each in list(self._last_words)]
-        last = next((each for each in reversed(lines) if each), f"exit code {code}")
-        return last.rstrip(".")

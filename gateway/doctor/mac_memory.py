@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Final, Literal
@@ -18,6 +16,7 @@ from typing import Final, Literal
 from gateway.doctor.errands import Probe, ProbeError
 from gateway.doctor.seen import Seen
 from gateway.memory.fitting import PROCESS_BYTES
+from gateway.system.child import Child
 from gateway.system.memory import BackEnd, footprint, host_memory, wired_limit_mb
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
@@ -111,27 +110,14 @@ def look_at_mapped_file(within_s: float) -> Iterator[Seen]:
         for _ in range(size // _MIB):
             file.write(bytes(_MIB))
         file.flush()
-        with subprocess.Popen(
-            [sys.executable, "-c", _MAPPING, file.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            close_fds=False,
-        ) as child:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            late = threading.Timer(within_s, child.kill)
-            late.start()
-            child.stdout.readline()
+        with Child([sys.executable, "-c", _MAPPING, file.name], "mapping", stderr=None) as child:
+            child.next_line(within_s)
             before, wired_before = _footprint_bytes(child.pid), host_memory().wired_bytes
-            child.stdin.write("\n")
-            child.stdin.flush()
-            wired = child.stdout.readline().strip()
+            child.send(b"\n")
+            wired = child.next_line(within_s).decode().strip()
             time.sleep(_SETTLES_S)
             rise = _footprint_bytes(child.pid) - before
             wired_after = host_memory().wired_bytes
-            late.cancel()
-            child.kill()
     text = f"{format_size(size)} mapped and {wired}: footprint +{format_size(rise)}"
     if wired != "wired" or wired_before is None or wired_after is None:
         yield Seen(text)

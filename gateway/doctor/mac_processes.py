@@ -18,6 +18,7 @@ from gateway.doctor.errands import ErrandName, Probe, ProbeError, run_errand
 from gateway.doctor.seen import Seen
 from gateway.service.definition import ServiceError
 from gateway.service.init_system import run
+from gateway.system.child import Child
 from protocol.errands import (
     Compute,
     Generated,
@@ -126,6 +127,7 @@ def look_at_launchctl(_within_s: float) -> Iterator[Seen]:
 _MARK: Final = "BULKHEAD_MAC_PROBE"
 _HOMEBREW: Final = "/opt/homebrew/bin"
 _WAITS: Final = "echo; read x"
+_SAYS_S: Final = 30.0
 
 
 def look_at_environment(_within_s: float) -> Iterator[Seen]:
@@ -143,19 +145,10 @@ def look_at_environment(_within_s: float) -> Iterator[Seen]:
 
 def _shows(command: list[str]) -> bool:
     """Whether the environment of such a child can be read, once its program runs and says so."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, _MARK: "1"},
-        close_fds=False,
-    ) as child:
-        assert child.stdout is not None
+    environment = {**os.environ, _MARK: "1"}
+    with Child(command, "shown", environment=environment, stderr=subprocess.DEVNULL) as child:
         try:
-            child.stdout.readline()
+            child.next_line(_SAYS_S)
             return psutil.Process(child.pid).environ().get(_MARK) == "1"
-        except psutil.Error:
+        except (TimeoutError, psutil.Error):
             return False
-        finally:
-            child.kill()

@@ -28,7 +28,6 @@ from gateway.http.wire.connection_limits import ConnectionLimiter
 from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.wire.finished import FinishedRequests
 from gateway.http.wire.openapi import OpenApiDocument, described
-from gateway.library.hub_search import HubSearch
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -161,7 +160,6 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.upgrade = upgrade
     app.state.pictures = PictureReader()
     app.state.page = Page()
-    app.state.hub_search = HubSearch(parts.fleet, parts.library)
     app.state.command_clients = CommandClients()
     app.state.http_meter = HttpMeter()
     app.state.finished = FinishedRequests()

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.model_settings import ModelSettings
-from gateway.library.pull_process import Planned
+from gateway.library.hub_process import Planned
 from gateway.memory.caches import language_of
 from gateway.memory.estimate import EstimateTerms, estimated
 from gateway.memory.fitting import Fit, fit

@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gateway.library.pull_process import PullError, PullJob
+from gateway.library.hub_process import HubError, PullJob
 from gateway.library.sources import (
     DIGEST,
     ChangedError,
@@ -64,9 +64,9 @@ class Pace:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def note(self, now: float, done_bytes: int) -> None:
-        """Note how many bytes are done. There are fewer than before if a file was begun anew; then
-        earlier notes are dropped.
+    def add(self, now: float, done_bytes: int) -> None:
+        """Record how many bytes are done. There are fewer than before if a file had to start again;
+        then earlier records are dropped.
         """
         if self._seen and done_bytes < self._seen[-1][1]:
             self._seen.clear()
@@ -107,7 +107,7 @@ class FileFetch:
         file: RemoteFile,
         part: Path,
         blob: Path,
-        order: PullJob,
+        job: PullJob,
     ) -> None:
         self.have_bytes = 0
         self.trouble: str | None = None
@@ -117,7 +117,7 @@ class FileFetch:
         self._file = file
         self._part = part
         self._blob = blob
-        self._patience = Patience(order.pause_s, order.patience_s, time.monotonic())
+        self._patience = Patience(job.pause_s, job.patience_s, time.monotonic())
         self._mismatches = 0
         self._digest: Digest = new_digest(file.digest, file.size_bytes)
 
@@ -125,7 +125,7 @@ class FileFetch:
         """Fetch the file, and rename the part to the blob. Blocks until the blob is complete.
 
         Raises:
-            PullError: the file doesn't arrive.
+            HubError: the file doesn't arrive.
             ChangedError: the file has changed at its source, or `over` is set.
             OSError: the file can't be written.
         """
@@ -137,7 +137,7 @@ class FileFetch:
             while not self._is_right(part):
                 if self.have_bytes == self._file.size_bytes:
                     wrong += 1
-                    self._begin_anew(part)
+                    self._restart(part)
                     if wrong >= _WRONG_BEFORE:
                         raise ChangedError(f"{self._file.name} has a wrong checksum")
                 self._attempt(part)
@@ -163,7 +163,7 @@ class FileFetch:
             return False
         return self._digest.hexdigest() == self._file.digest
 
-    def _begin_anew(self, part: BinaryIO) -> None:
+    def _restart(self, part: BinaryIO) -> None:
         part.seek(0)
         part.truncate()
         self._digest = new_digest(self._file.digest, self._file.size_bytes)
@@ -176,7 +176,7 @@ class FileFetch:
         try:
             with self._source.read(self._listing, self._file, self.have_bytes) as body:
                 if body.begin == 0 and self.have_bytes:
-                    self._begin_anew(part)
+                    self._restart(part)
                 for chunk in body.chunks:
                     self._write(part, chunk)
             if self.have_bytes > before or self.have_bytes == self._file.size_bytes:
@@ -189,10 +189,10 @@ class FileFetch:
                 raise ChangedError(trouble) from error
         pause_s = self._patience.failed(time.monotonic(), retry_after_s)
         if pause_s is None:
-            raise PullError(
+            raise HubError(
                 "unreachable",
                 f"{self._file.name} of {self._listing.repository} does not come: {trouble}. The "
-                "bytes that have come are kept: pull again to go on.",
+                "bytes that have come stay: pull again to go on.",
             )
         self.trouble = trouble
         time.sleep(pause_s)
@@ -209,15 +209,15 @@ class FileFetch:
         self._patience.progressed(time.monotonic())
 
 
-def explained(error: OSError, folder: Path) -> PullError:
+def explained(error: OSError, folder: Path) -> HubError:
     """The error that ends a pull after a failed write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return PullError(
+        return HubError(
             "disk_full",
-            f"The disk of {folder} is full. The bytes that have come are kept: free some space, "
+            f"The disk of {folder} is full. The bytes that have come stay: free some space, "
             "then pull again.",
         )
-    return PullError("broken", f"{error.filename or folder} can't be written: {error.strerror}.")
+    return HubError("broken", f"{error.filename or folder} can't be written: {error.strerror}.")
 
 
 # The suffix of a part, as huggingface_hub named parts when it still resumed downloads.
@@ -242,7 +242,7 @@ class CachedRepository:
         The lock is on the folder itself, so there is no lock file. The lock ends with the process.
 
         Raises:
-            PullError: another process pulls the repository.
+            HubError: another process pulls the repository.
             OSError: the folders can't be made or opened.
         """
         for each in ("blobs", "snapshots", "refs"):
@@ -251,7 +251,7 @@ class CachedRepository:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PullError("busy", f"Another process pulls {self._repository} already.") from None
+            raise HubError("busy", f"Another process pulls {self._repository} already.") from None
         except OSError:
             # Some network shares have no locks. Two pulls could then spoil each other's parts, but
             # the checksum shows that.

@@ -1,4 +1,6 @@
-"""The results of a search, in their order, and whether each fits into memory. No I/O here."""
+"""The results of a search, in their order, and whether each fits into memory. Without a search they
+are well-known models, of a list in this file. No I/O here.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from gateway.library.search_process import Candidate, parts_of
-from gateway.library.well_known import DATED, WELL_KNOWN
+from gateway.library.hub_process import Candidate
+from gateway.library.reference import parts_of
 from gateway.memory.fitting import guessed_floor_bytes
 
 _MOST: Final = 20
@@ -67,7 +69,34 @@ class Findings(Struct, frozen=True, kw_only=True):
     results: tuple[Finding, ...]
 
 
-def found_for(
+# When the list was made: better models may have come since.
+DATED: Final = "2026-10"
+
+
+def _well_known(name: str, weight_gigabytes: float) -> Candidate:
+    return Candidate(
+        repository=f"mlx-community/{name}", weight_bytes=int(weight_gigabytes * 1e9), mlx=True
+    )
+
+
+# From small to large. Sizes are 4.5 bits for each parameter, or as reported.
+WELL_KNOWN: Final = (
+    _well_known("Qwen3-0.6B-4bit", 0.34),
+    _well_known("Qwen3-1.7B-4bit", 0.97),
+    _well_known("Llama-3.2-3B-Instruct-4bit", 1.8),
+    _well_known("Qwen3-4B-4bit", 2.3),
+    _well_known("Qwen3-8B-4bit", 4.6),
+    _well_known("Qwen3.5-9B-4bit", 6.0),
+    _well_known("gpt-oss-20b-MXFP4-Q8", 12.1),
+    _well_known("Qwen3.6-27B-4bit", 16.0),
+    _well_known("Qwen3.6-35B-A3B-4bit", 20.0),
+    _well_known("Llama-3.3-70B-Instruct-4bit", 39.7),
+    _well_known("GLM-4.5-Air-4bit", 60.1),
+    _well_known("Qwen3-235B-A22B-4bit", 132.2),
+)
+
+
+def rank_candidates(
     words: tuple[str, ...],
     candidates: Iterable[Candidate],
     room: Room,

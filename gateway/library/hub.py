@@ -1,7 +1,5 @@
-"""The Hugging Face hub, or a mirror with its API.
-
-Only the processes of pulls and searches import this module, and no other module imports
-huggingface_hub.
+"""The Hugging Face hub, or a mirror with its API. Only `hub_program` imports this module, and no
+other module imports huggingface_hub.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from huggingface_hub.utils import build_hf_headers
 from msgspec import Struct
 
 from gateway.library.description import problem_of
-from gateway.library.pull_process import COMMUNITY, PullError, Reference, parse_reference
-from gateway.library.search_process import Candidate
+from gateway.library.hub_process import Candidate, HubError
+from gateway.library.reference import COMMUNITY, Reference, parse_reference
 from gateway.library.sources import (
     DIGEST,
     Body,
@@ -114,9 +112,12 @@ class _Result(Struct):
 T = TypeVar("T")
 
 
-def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set."""
-    return constants.is_offline_mode()  # type: ignore[no-any-return]
+def check_online() -> None:
+    """Raises: HubError: HF_HUB_OFFLINE is set."""
+    if constants.is_offline_mode():
+        raise HubError(
+            "offline", "HF_HUB_OFFLINE is set: unset it, or name a folder with hub.folder."
+        )
 
 
 def hub_cache() -> Path:
@@ -147,15 +148,15 @@ class Hub:
 
     def listing(self, repository: str) -> Listing:
         answer = self._ask(f"/api/models/{repository}/revision/main", {"blobs": "true"}, repository)
-        found = self._decoded(answer, _HubModel)
+        model = self._decoded(answer, _HubModel)
         files = tuple(
             RemoteFile(
                 each.rfilename, each.size, each.blobId if each.lfs is None else each.lfs.sha256
             )
-            for each in found.siblings
+            for each in model.siblings
         )
-        dtypes = {} if found.safetensors is None else found.safetensors.parameters
-        return Listing(repository, found.sha, files, dtypes)
+        dtypes = {} if model.safetensors is None else model.safetensors.parameters
+        return Listing(repository, model.sha, files, dtypes)
 
     def alike(self, reference: Reference) -> list[str]:
         """Repositories with a similar name, for the message that `reference` is missing."""
@@ -164,7 +165,7 @@ class Hub:
         try:
             answer = self._ask("/api/models", query, name)
             names = sorted(each.id for each in self._decoded(answer, list[_Named]))
-        except (PullError, TroubleError):
+        except (HubError, TroubleError):
             # The message that the repository is missing doesn't need similar names.
             return []
         exact = [each for each in names if each.startswith(f"{COMMUNITY}/{name}-")]
@@ -173,9 +174,9 @@ class Hub:
     def search(self, text: str) -> list[Candidate]:
         """Repositories that the hub finds for a text, those for MLX first.
 
-        Raises: PullError, TroubleError.
+        Raises: HubError, TroubleError.
         """
-        found: dict[str, Candidate] = {}
+        candidates: dict[str, Candidate] = {}
         for kind, order in _SEARCHES:
             query = {
                 "search": text,
@@ -187,15 +188,15 @@ class Hub:
             }
             try:
                 answer = self._ask("/api/models", query, "a search")
-            except PullError as error:
+            except HubError as error:
                 if error.code == "broken":
                     raise
                 # The hub refuses a repository in this way, and a search has none.
-                raise PullError("broken", f"{self.endpoint} refuses to search models.") from error
+                raise HubError("broken", f"{self.endpoint} refuses to search models.") from error
             for each in self._decoded(answer, list[_Result]):
                 if _is_repository(each.id):
-                    found.setdefault(each.id, _candidate(each))
-        return list(found.values())
+                    candidates.setdefault(each.id, _candidate(each))
+        return list(candidates.values())
 
     def _ask(self, path: str, query: dict[str, Any], what: str) -> bytes:
         try:
@@ -206,16 +207,16 @@ class Hub:
                 for chunk in response.iter_bytes():
                     content += chunk
                     if len(content) > _MOST_BYTES:
-                        raise PullError("broken", f"{self.endpoint} answers without an end.")
+                        raise HubError("broken", f"{self.endpoint} answers without an end.")
                 return bytes(content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UnreachableError(f"{self.endpoint} can't be reached: {_said(error)}") from error
+            raise UnreachableError(f"{self.endpoint} can't be reached: {_plain(error)}") from error
 
     def _decoded(self, content: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
-            raise PullError(
+            raise HubError(
                 "broken", f"The server at {self.endpoint} is no Hugging Face hub ({error})."
             ) from error
 
@@ -234,7 +235,7 @@ class Hub:
         except httpx.TimeoutException as error:
             raise TroubleError(f"nothing came for {self._stall_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise TroubleError(_said(error)) from error
+            raise TroubleError(_plain(error)) from error
 
     def _body(
         self, response: httpx.Response, repository: str, file: RemoteFile, begin: int
@@ -246,11 +247,11 @@ class Hub:
             raise ChangedError(f"{file.name} has changed")
         status = response.status_code
         if status == 206:
-            found = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-            if found is None or int(found[1]) != begin:
+            parts = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
+            if parts is None or int(parts[1]) != begin:
                 raise TroubleError("another part came than was asked for")
-            if int(found[3]) != file.size_bytes:
-                raise MismatchError(f"{file.name} has {found[3]} bytes, not {file.size_bytes}")
+            if int(parts[3]) != file.size_bytes:
+                raise MismatchError(f"{file.name} has {parts[3]} bytes, not {file.size_bytes}")
             return Body(begin, response.iter_raw())
         if status == 200:
             # The server doesn't support ranges, or the file is empty.
@@ -276,16 +277,16 @@ def _is_repository(name: str) -> bool:
         return False
 
 
-def _candidate(found: _Result) -> Candidate:
+def _candidate(result: _Result) -> Candidate:
     # The hub has only some keys of config.json.
-    config = found.config if found.config and "model_type" in found.config else None
+    config = result.config if result.config and "model_type" in result.config else None
     return Candidate(
-        repository=found.id,
-        weight_bytes=found.weight_bytes,
-        downloads=found.downloads,
-        changed_at=None if found.lastModified is None else found.lastModified.timestamp(),
-        mlx="mlx" in found.tags,
-        gated=bool(found.gated),
+        repository=result.id,
+        weight_bytes=result.weight_bytes,
+        downloads=result.downloads,
+        changed_at=None if result.lastModified is None else result.lastModified.timestamp(),
+        mlx="mlx" in result.tags,
+        gated=bool(result.gated),
         embeds=config is not None and encoder_of(config) is not None,
         problem=None if config is None else problem_of(config),
     )
@@ -300,7 +301,7 @@ def _refused(status: int, headers: httpx.Headers, repository: str, endpoint: str
         raise TroubleError(f"{endpoint} {why}", _retry_after_s(headers.get("retry-after")))
     reason = headers.get("x-error-code")
     if reason == "GatedRepo" or (status == 403 and reason != "RepoNotFound"):
-        raise PullError(
+        raise HubError(
             "not_allowed",
             f"{repository} is gated: accept its terms at {endpoint}/{repository}, and give "
             "`hf auth login` or HF_TOKEN a token of that account.",
@@ -308,7 +309,7 @@ def _refused(status: int, headers: httpx.Headers, repository: str, endpoint: str
     if status in (401, 404):
         access = "or the token may not see it" if get_token() else "or it takes a token (HF_TOKEN)"
         raise MissingError("not_found", f"There is no model {repository} at {endpoint}, {access}.")
-    raise PullError("broken", f"{endpoint} answers {status} when it is asked for {repository}.")
+    raise HubError("broken", f"{endpoint} answers {status} when it is asked for {repository}.")
 
 
 def _retry_after_s(text: str | None) -> float | None:
@@ -323,7 +324,7 @@ def _retry_after_s(text: str | None) -> float | None:
     return max(0.0, then.timestamp() - time.time())
 
 
-def _said(error: BaseException) -> str:
+def _plain(error: BaseException) -> str:
     """The text of an error without its number, and without addresses, as the addresses at a CDN are
     signed and long.
     """

@@ -1,9 +1,11 @@
-"""The gateway's library: the models on the disks, and their last use."""
+"""The gateway's library: the models on the disks, their last use, and the search on the hub."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
@@ -22,11 +24,14 @@ from gateway.library.catalogue import (
     with_configured,
 )
 from gateway.library.finder import Finder
+from gateway.library.findings import Findings, Room, rank_candidates, well_known
+from gateway.library.hub_process import SEARCH_S, HubError, SearchJob, search_hub
 from gateway.library.pulls import Pulls
+from gateway.library.reference import words_of
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
-from gateway.system.lane import Lane
+from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
 from gateway.system.state_file import read_state, write_state
 from gateway.system.tasks import Tasks
@@ -98,10 +103,16 @@ T = TypeVar("T")
 _LOOK_S: Final = 20.0
 # The removal of very many files from a slow disk takes long.
 _REMOVE_S: Final = 600.0
+_LONGEST_QUERY: Final = 200
+# Searches run one after the other, so a search may wait for one that gets no answer.
+_ANSWER_S: Final = 2 * SEARCH_S + 10.0
+_RETRY_AFTER_S: Final = 30
 
 
 class Library:
-    """Lists and removes the models on the disks. All work on files is beside the event loop."""
+    """Lists and removes the models on the disks, and searches the hub. All work on files, and each
+    search, is beside the event loop.
+    """
 
     def __init__(
         self, finder: Finder, fleet: Fleet, reloader: Reloader, pulls: Pulls, last_used: LastUsed
@@ -113,6 +124,7 @@ class Library:
         self._last_used = last_used
         self._looks = Lane("library")
         self._removals = Lane("removals")
+        self._searches = Lane("search")
 
     async def entries(self) -> list[ModelOnDisk]:
         """All models on the disks. Raises: Refusal: the disks don't answer."""
@@ -166,6 +178,58 @@ class Library:
         self._fleet.events.emit(
             "removed", None, source=entry.source, reclaimed_bytes=entry.freed_bytes
         )
+
+    async def search(self, text: str) -> Findings:
+        """The repositories of the hub for a text, or the well-known models if it is empty.
+
+        Raises:
+            Refusal: the text is too long, or the hub can't be searched.
+        """
+        if len(text) > _LONGEST_QUERY or not text.isprintable():
+            raise Refusal(
+                "invalid_request_error",
+                f"q: expected at most {_LONGEST_QUERY} characters of a model's name.",
+                param="q",
+            )
+        words = words_of(text)
+        if not words:
+            return well_known(self._room(), await self._ids_by_source())
+        hub = self._fleet.settings.hub
+        call = functools.partial(search_hub, SearchJob(words, hub.endpoint, hub.at))
+        try:
+            candidates = await self._searches.run(call, _ANSWER_S, "the hub")
+        except HubError as error:
+            retry_after_s = None if error.retry_after_s is None else math.ceil(error.retry_after_s)
+            raise Refusal("hub_unavailable", error.message, retry_after_s=retry_after_s) from error
+        except HangsError as error:
+            raise Refusal(
+                "hub_unavailable", f"{error}: try again later.", retry_after_s=_RETRY_AFTER_S
+            ) from error
+        except OSError as error:
+            raise Refusal(
+                "overloaded",
+                f"No process can be started for the search: {error.strerror or error}.",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from error
+        return rank_candidates(
+            words, candidates, self._room(), await self._ids_by_source(), time.time()
+        )
+
+    def _room(self) -> Room:
+        ledger = self._fleet.scheduler.admission.ledger
+        # Loans that nothing needs are called back for another model, so they count as free.
+        loose_bytes = sum(each.loose_bytes for each in ledger.allocations)
+        return Room(
+            ledger.free_bytes + loose_bytes, ledger.possible_bytes, self._fleet.process_bytes
+        )
+
+    async def _ids_by_source(self) -> dict[str, str]:
+        try:
+            entries = await self.entries()
+        except Refusal:
+            # The disks are slow; the results are of use without the ids.
+            return {}
+        return {each.source: each.ids[0] for each in entries if each.ids and each.problem is None}
 
     def _served(self) -> dict[str, ServedModel]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -15,19 +16,18 @@ import msgspec
 from msgspec import Struct
 
 from gateway.library.description import Outlook, outlook
-from gateway.library.pull_process import (
+from gateway.library.hub_process import (
     Code,
-    Deaths,
+    HubFailure,
+    HubMessage,
+    HubProcess,
     Planned,
     Progressed,
-    PullFailed,
+    PullDeaths,
     PullFinished,
     PullJob,
-    PullProcess,
-    Reference,
-    Said,
-    parse_reference,
 )
+from gateway.library.reference import Reference, parse_reference
 from gateway.models.fleet import Fleet
 from gateway.models.reload import Reloader
 from gateway.system.lane import Lane
@@ -43,7 +43,7 @@ _RETRY_AFTER_S: Final = 60
 _REMEMBERED: Final = 50
 _END_S: Final = 10.0
 
-State: TypeAlias = Literal["preparing", "pulling", "done", "failed", "cancelled"]
+PullState: TypeAlias = Literal["preparing", "pulling", "done", "failed", "cancelled"]
 
 
 class PullStatus(Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class PullStatus(Struct, frozen=True, kw_only=True):
     id: str
     model: str
     repository: str | None = None
-    state: State = "preparing"
+    state: PullState = "preparing"
     reason: str | None = None
     code: Code | None = None
     done_bytes: int | None = None
@@ -72,30 +72,30 @@ class PullStatus(Struct, frozen=True, kw_only=True):
         return self.state in ("done", "failed", "cancelled")
 
 
-class _Wanted(Struct, frozen=True):
+class _UnfinishedPull(Struct, frozen=True):
     model: str
     force: bool
 
 
-class _Unfinished(Struct, frozen=True):
-    """The pulls that the next gateway goes on with."""
+class _UnfinishedPulls(Struct, frozen=True):
+    """The pulls that the next gateway resumes."""
 
-    pulls: tuple[_Wanted, ...]
+    pulls: tuple[_UnfinishedPull, ...]
 
 
 class Pull:
-    """One pull, with its status and its process. `agreed`: its plan was accepted. `finished`: all
-    its files have arrived.
+    """One pull, with its status and its process. `resumed`: an earlier gateway started it.
+    `accepted`: its plan was accepted. `finished`: all its files have arrived.
     """
 
-    def __init__(self, pull_id: str, reference: Reference, *, force: bool, goes_on: bool) -> None:
+    def __init__(self, pull_id: str, reference: Reference, *, force: bool, resumed: bool) -> None:
         self.reference = reference
         self.force = force
-        self.goes_on = goes_on
+        self.resumed = resumed
         self.status = PullStatus(id=pull_id, model=str(reference), started_at=time.time())
-        self.process: PullProcess | None = None
-        self.deaths = Deaths()
-        self.agreed = False
+        self.process: HubProcess | None = None
+        self.deaths = PullDeaths()
+        self.accepted = False
         self.finished = False
         self.ended = asyncio.Event()
         self._changed = asyncio.Event()
@@ -111,7 +111,7 @@ class Pull:
 
 class Pulls:
     """All pulls of the gateway. All methods run on the event loop, except `_call`, which the
-    threads that read messages call.
+    threads of the processes call.
     """
 
     def __init__(self, fleet: Fleet, reloader: Reloader, state_path: Path) -> None:
@@ -139,9 +139,9 @@ class Pulls:
             raise Refusal("not_found", f"There is no pull {pull_id!r}, or not any more.")
         return pull
 
-    def begin(self, model: str, *, force: bool, goes_on: bool = False) -> Pull:
-        """Start a pull, or return the running pull of the same model. `force`: pull a model that
-        won't fit into memory, too. `goes_on`: an earlier gateway began the pull.
+    def start(self, model: str, *, force: bool, resumed: bool = False) -> Pull:
+        """Start a pull, or return the running pull of the same model. `force`: also pull a
+        model that won't fit into memory. `resumed`: an earlier gateway started the pull.
 
         Raises:
             Refusal: `model` is no name of a model, there are too many pulls, or no process can be
@@ -162,70 +162,70 @@ class Pulls:
                 f"There are {len(running)} pulls already: {names}. Wait for one, or cancel it.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        pull = Pull(f"{self._prefix}-{next(self._ids)}", reference, force=force, goes_on=goes_on)
-        self._start(pull)
+        pull = Pull(f"{self._prefix}-{next(self._ids)}", reference, force=force, resumed=resumed)
+        self._start_process(pull)
         self._pulls[pull.status.id] = pull
-        self._forget()
-        self._remember()
+        self._drop_oldest()
+        self._write_unfinished()
         self._events.emit("pull", None, pull=pull.status.id, name=str(reference), change="began")
         return pull
 
     async def resume(self) -> None:
-        """Go on with the pulls of an earlier gateway."""
+        """Start the unfinished pulls of an earlier gateway again."""
         try:
-            found = await self._lane.run(
-                functools.partial(read_state, self._state_path, _Unfinished), _END_S, "pulls"
+            unfinished = await self._lane.run(
+                functools.partial(read_state, self._state_path, _UnfinishedPulls), _END_S, "pulls"
             )
         except OSError as error:
-            logger.warning("Pulls of an earlier gateway are not gone on with: %s", error)
+            logger.warning("Pulls of an earlier gateway can't be resumed: %s", error)
             return
-        for each in () if found is None else found.pulls:
+        for pull in () if unfinished is None else unfinished.pulls:
             try:
-                self.begin(each.model, force=each.force, goes_on=True)
+                self.start(pull.model, force=pull.force, resumed=True)
             except Refusal as refusal:
-                logger.warning("%s is not pulled on: %s", each.model, refusal.message)
+                logger.warning("The pull of %s can't be resumed: %s", pull.model, refusal.message)
 
     async def cancel(self, pull: Pull) -> None:
-        """Cancel a pull. Return when its process has ended. Bytes that have arrived are kept."""
+        """Cancel a pull. Return when its process has ended. Bytes that have arrived stay."""
         if pull.status.over:
             return
-        self._end(pull, "cancelled")
+        self._finish(pull, "cancelled")
         if pull.process is not None:
             pull.process.kill()
-            await self._ended(pull)
+            await self._wait_for_end(pull)
 
     async def close(self) -> None:
-        """End the processes of all pulls. The next gateway goes on with these pulls."""
+        """End the processes of all pulls. The next gateway resumes these pulls."""
         self._closing = True
         running = [each for each in self._pulls.values() if not each.ended.is_set()]
         for each in running:
             if each.process is not None:
                 each.process.kill()
-        await asyncio.gather(*map(self._ended, running))
+        await asyncio.gather(*map(self._wait_for_end, running))
         await self._tasks.cancel_all()
 
-    async def _ended(self, pull: Pull) -> None:
+    async def _wait_for_end(self, pull: Pull) -> None:
         try:
             async with asyncio.timeout(_END_S):
                 await pull.ended.wait()
         except TimeoutError:
             logger.error("The process of the pull of %s does not end", pull.status.model)
 
-    def _start(self, pull: Pull) -> None:
+    def _start_process(self, pull: Pull) -> None:
         """Start the process of a pull. Raises: Refusal: no process can be started."""
         settings = self._fleet.settings.hub
         known = pull.status.repository
-        order = PullJob(
+        job = PullJob(
             known or str(pull.reference),
             settings.endpoint,
             settings.at,
-            goes_on=pull.goes_on or known is not None,
+            goes_on=pull.resumed or known is not None,
         )
         try:
-            pull.process = PullProcess(
-                order,
-                functools.partial(self._call, self._heard, pull),
-                functools.partial(self._call, self._died, pull),
+            pull.process = HubProcess(
+                job,
+                functools.partial(self._call, self._receive, pull),
+                functools.partial(self._call, self._restart_or_fail, pull),
             )
         except OSError as error:
             raise Refusal(
@@ -234,37 +234,38 @@ class Pulls:
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
 
-    def _call(self, take: Callable[..., None], pull: Pull, what: object) -> None:
-        """Have the event loop call `take`. To be called from a thread. The loop may be closed."""
-        try:
-            self._loop.call_soon_threadsafe(take, pull, what)
-        except RuntimeError:
-            logger.debug("The pull of %s is not told of: the gateway ends", pull.status.model)
+    def _call(self, method: Callable[..., None], pull: Pull, message: object) -> None:
+        """Have the event loop call `method`. To be called from a thread."""
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(method, pull, message)
 
-    def _heard(self, pull: Pull, said: Said) -> None:
+    def _receive(self, pull: Pull, message: HubMessage) -> None:
         if pull.status.over:
             return
-        match said:
+        match message:
             case Planned():
-                self._judge(pull, said)
+                self._receive_plan(pull, message)
             case Progressed():
-                known = said.total_bytes > 0
+                known = message.total_bytes > 0
                 pull.update(
-                    done_bytes=said.done_bytes if known else pull.status.done_bytes,
-                    total_bytes=said.total_bytes if known else pull.status.total_bytes,
-                    bytes_per_s=said.bytes_per_s,
-                    seconds_left=said.seconds_left,
-                    reason=said.trouble,
+                    done_bytes=message.done_bytes if known else pull.status.done_bytes,
+                    total_bytes=message.total_bytes if known else pull.status.total_bytes,
+                    bytes_per_s=message.bytes_per_s,
+                    seconds_left=message.seconds_left,
+                    reason=message.trouble,
                 )
-            case PullFailed():
-                self._end(pull, "failed", said.message, said.code)
+            case HubFailure():
+                self._finish(pull, "failed", message.message, message.code)
             case PullFinished():
                 pull.finished = True
-                self._tasks.start(self._offer(pull, said.repository), f"offer {said.repository}")
+                self._tasks.start(
+                    self._offer(pull, message.repository), f"offer {message.repository}"
+                )
 
-    def _judge(self, pull: Pull, plan: Planned) -> None:
+    def _receive_plan(self, pull: Pull, plan: Planned) -> None:
         fleet = self._fleet
-        found = outlook(
+        expected = outlook(
             plan,
             fleet.scheduler.admission.ledger.possible_bytes,
             fleet.process_bytes,
@@ -272,34 +273,34 @@ class Pulls:
         )
         pull.update(
             repository=plan.repository,
-            outlook=found,
+            outlook=expected,
             total_bytes=plan.total_bytes,
             done_bytes=plan.total_bytes - plan.missing_bytes,
         )
-        if found is not None and not found.fits and not pull.force and not pull.agreed:
-            self._end(
+        if expected is not None and not expected.fits and not (pull.force or pull.accepted):
+            self._finish(
                 pull,
                 "failed",
-                f"{found.sentence} Nothing was pulled. With force it is pulled anyway.",
+                f"{expected.sentence} Nothing was pulled. With force it is pulled anyway.",
                 "insufficient_memory",
             )
             if pull.process is not None:
                 pull.process.kill()
             return
-        pull.agreed = True
+        pull.accepted = True
         pull.update(state="pulling")
         if pull.process is not None:
-            pull.process.agree()
+            pull.process.accept()
 
     async def _offer(self, pull: Pull, repository: str) -> None:
         try:
             await self._reloader.rediscover()
             offered_as = self._id_of(repository)
         except (Refusal, OSError) as error:
-            logger.warning("%s is there, and not offered: %s", repository, error)
+            logger.warning("%s was pulled, but can't be offered: %s", repository, error)
             offered_as = None
         if not pull.status.over:
-            self._end(pull, "done", offered_as=offered_as)
+            self._finish(pull, "done", offered_as=offered_as)
 
     def _id_of(self, repository: str) -> str | None:
         """The id of the model that is this repository; None: requests can't use the repository."""
@@ -308,30 +309,30 @@ class Pulls:
                 return model_id
         return None
 
-    def _died(self, pull: Pull, how: str) -> None:
+    def _restart_or_fail(self, pull: Pull, how: str) -> None:
         if pull.status.over or self._closing or pull.finished:
             pull.ended.set()
             return
         logger.warning("The process of the pull of %s ended by %s", pull.status.model, how)
-        if pull.deaths.another(pull.status.done_bytes or 0):
+        if pull.deaths.may_restart(pull.status.done_bytes or 0):
             try:
-                self._start(pull)
+                self._start_process(pull)
                 return
             except Refusal as refusal:
                 how = refusal.message
         pull.ended.set()
-        self._end(
+        self._finish(
             pull,
             "failed",
-            f"Its process ended again and again ({how}). The bytes that have come are kept: pull "
+            f"Its process ended again and again ({how}). The bytes that have come stay: pull "
             "again to go on.",
             "broken",
         )
 
-    def _end(
+    def _finish(
         self,
         pull: Pull,
-        state: State,
+        state: PullState,
         reason: str | None = None,
         code: Code | None = None,
         offered_as: str | None = None,
@@ -345,21 +346,23 @@ class Pulls:
             seconds_left=None,
             ended_at=time.time(),
         )
-        self._remember()
+        self._write_unfinished()
         status = pull.status
         self._events.emit(
             "pull", offered_as, pull=status.id, name=status.model, change=state, reason=reason
         )
 
-    def _remember(self) -> None:
-        wanted = tuple(
-            _Wanted(str(each.reference), each.force)
+    def _write_unfinished(self) -> None:
+        unfinished = tuple(
+            _UnfinishedPull(str(each.reference), each.force)
             for each in self._pulls.values()
             if not each.status.over
         )
-        self._lane.soon(functools.partial(write_state, self._state_path, _Unfinished(wanted)))
+        self._lane.soon(
+            functools.partial(write_state, self._state_path, _UnfinishedPulls(unfinished))
+        )
 
-    def _forget(self) -> None:
+    def _drop_oldest(self) -> None:
         over = [each.status.id for each in self._pulls.values() if each.status.over]
         for pull_id in over[: max(0, len(self._pulls) - _REMEMBERED)]:
             del self._pulls[pull_id]

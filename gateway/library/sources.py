@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from gateway.library.description import describe
-from gateway.library.pull_process import PullError, Reference
-from gateway.library.search_process import Candidate, matches
+from gateway.library.hub_process import Candidate, HubError
+from gateway.library.reference import Reference, matches
 from gateway.system.notation import alike
 from protocol.hub_cache import find_snapshot
 from protocol.model_folder import TOKENIZERS, beside, check_names, opened, weight_files
@@ -76,7 +76,7 @@ class Body(Struct):
 
 class FileSource(Protocol):
     def listing(self, repository: str) -> Listing:
-        """Raises: PullError, TroubleError."""
+        """Raises: HubError, TroubleError."""
 
     def alike(self, reference: Reference) -> list[str]:
         """Repositories with a similar name, for the message that `reference` is missing."""
@@ -84,7 +84,7 @@ class FileSource(Protocol):
     def read(self, listing: Listing, file: RemoteFile, begin: int) -> AbstractContextManager[Body]:
         """The bytes of a file from `begin` on, or from 0 on if the source can't send a part.
 
-        Raises: PullError, TroubleError, ChangedError.
+        Raises: HubError, TroubleError, ChangedError.
         """
 
 
@@ -108,7 +108,7 @@ class ChangedError(Exception):
     """A file differs from the listed file, or its fetch was ended because another file does."""
 
 
-class MissingError(PullError):
+class MissingError(HubError):
     """The source has no such repository, or the token may not read the repository."""
 
 
@@ -117,27 +117,25 @@ def checked(listing: Listing, indexed: Collection[str] = ()) -> Listing:
     pictures, if they have other names than weights for text.
 
     Raises:
-        PullError: the name of a file is unsafe, a checksum is missing, or the repository is no
+        HubError: the name of a file is unsafe, a checksum is missing, or the repository is no
             model that MLX loads.
     """
     repository = listing.repository
     weights = opened(listing.names)
     taken = {*weights, *beside(indexed)}
     if not _COMMIT.fullmatch(listing.commit):
-        raise PullError("broken", f"The hub names no commit of {repository}.")
+        raise HubError("broken", f"The hub names no commit of {repository}.")
     files = tuple(each for each in listing.files if each.name in taken or _is_wanted(each.name))
     for each in files:
         path = PurePosixPath(each.name)
         if path.is_absolute() or ".." in path.parts or "\\" in each.name or "\0" in each.name:
-            raise PullError("broken", f"The hub has a file {each.name!r}, which is no safe name.")
+            raise HubError("broken", f"The hub has a file {each.name!r}, which is no safe name.")
         if not DIGEST.fullmatch(each.digest) or each.size_bytes < 0:
-            raise PullError(
-                "broken", f"The hub doesn't say what is in {each.name} of {repository}."
-            )
+            raise HubError("broken", f"The hub doesn't say what is in {each.name} of {repository}.")
     names = [each.name for each in files]
     if "config.json" not in names or not weights:
         what = _kinds([each.name for each in listing.files])
-        raise PullError(
+        raise HubError(
             "no_model",
             f"{repository} is no model that MLX loads: it has no "
             f"{'weights (model*.safetensors)' if 'config.json' in names else 'config.json'}{what}. "
@@ -146,7 +144,7 @@ def checked(listing: Listing, indexed: Collection[str] = ()) -> Listing:
     try:
         check_names(names)
     except ValueError as error:
-        raise PullError(
+        raise HubError(
             "no_model", f"{repository} is not whole at its source: {error}. Look for another one."
         ) from error
     return Listing(repository, listing.commit, files, listing.dtypes)
@@ -231,7 +229,7 @@ class ModelFolder:
             return []
 
     def search(self, words: tuple[str, ...]) -> list[Candidate]:
-        """The repositories with each word in their names. Raises: PullError, TroubleError."""
+        """The repositories with each word in their names. Raises: HubError, TroubleError."""
         self._check_there()
         try:
             names = [each for each in self._repositories() if matches(words, each)]
@@ -264,7 +262,7 @@ class ModelFolder:
 
     def _check_there(self) -> None:
         if not self._folder.is_dir():
-            raise PullError(
+            raise HubError(
                 "offline", f"There is no folder {self._folder}, which hub.folder names: mount it?"
             )
 
@@ -278,7 +276,7 @@ class ModelFolder:
     def _find(self, repository: str) -> tuple[Path, str | None]:
         """The folder of a repository, and its commit; None: the commit isn't known.
 
-        Raises: MissingError, PullError.
+        Raises: MissingError, HubError.
         """
         self._check_there()
         plain = self._folder / repository

@@ -217,7 +217,7 @@ class Compartment:
         supervisor, self._performer.supervisor = self._performer.supervisor, None
         if supervisor is None:
             return None
-        return supervisor.worker.incarnation, supervisor.worker.leave()
+        return supervisor.worker.incarnation, supervisor.worker.hand_over()
 
     # Requests and time
 

@@ -15,10 +15,10 @@ from gateway.models.recovery import Deadlines, Recovery
 from gateway.models.supervisor import WorkerSupervisor
 from gateway.requests import refusals
 from gateway.requests.traffic import QueueBounds, Traffic
+from gateway.system.child import ExitStatus
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
-from gateway.workers.process import ExitStatus
 from gateway.workers.verdicts import RestartVerdict
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog

@@ -22,13 +22,13 @@ from gateway.models.condition import Condition
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts, ModelParts
 from gateway.requests import refusals
+from gateway.system.child import ExitStatus
 from gateway.system.clock import Timer
 from gateway.system.log_lines import about
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.workers.deaths import Deaths, error_of
 from gateway.workers.host import THIS_MACHINE
-from gateway.workers.process import ExitStatus
 from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog

@@ -14,12 +14,12 @@ from gateway.models.lifecycle import ImpossibleTransitionError, ModelEvent, Stat
 from gateway.models.model_memory import GatewayParts, ModelParts
 from gateway.requests import refusals
 from gateway.requests.traffic import ProtocolBreachError, WorkerConnection
+from gateway.system.child import ExitStatus
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.workers.host import THIS_MACHINE
 from gateway.workers.ladder import LadderStep, Rung
-from gateway.workers.process import ExitStatus
 from gateway.workers.verdicts import HangDetector
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from typing import Final
 
 import msgspec
@@ -35,8 +34,8 @@ from gateway.server.gateway_channel import (
     Submitted,
 )
 from gateway.server.relay import Relay
+from gateway.system.child import Child, ExitStatus
 from gateway.system.clock import present_clock
-from gateway.system.lane import start_thread
 from gateway.system.refusal import Refusal
 from protocol.life import Move
 from protocol.messages import PROTOCOL_VERSION
@@ -46,7 +45,7 @@ from protocol.messages import PROTOCOL_VERSION
 SUCCEEDS: Final = "BULKHEAD_SUCCEEDS"
 _LAST_LINES: Final = 8
 _EXIT_S: Final = 10.0
-_LAST_WORDS_S: Final = 1.0
+_FINAL_LINES_S: Final = 1.0
 
 
 class HandoverError(Exception):
@@ -54,24 +53,19 @@ class HandoverError(Exception):
 
 
 class SuccessorProcess:
-    """The successor's process. One thread keeps the last lines that the successor prints to stderr
-    before it serves. Another thread reaps the process.
-    """
+    """The successor's process, and its two channels."""
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        child: Child,
         messages: MessageChannel[FromSuccessor],
         descriptors: DescriptorChannel,
+        ended: asyncio.Event,
     ) -> None:
         self.messages = messages
         self.descriptors = descriptors
-        self._process = process
-        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._reader = start_thread(self._read, "successor-output")
-        start_thread(self._reap, "successor")
+        self._child = child
+        self._ended = ended
 
     @classmethod
     async def start(
@@ -80,11 +74,29 @@ class SuccessorProcess:
         """Start the successor with the arguments of this process, and send it the `inherited`
         descriptors. Raises: HandoverError: the program can't be started.
         """
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def report_end(_: ExitStatus) -> None:
+            # The loop may be closed by now.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(ended.set)
+
         control, its_control = socket.socketpair()
         descriptors, its_descriptors = socket.socketpair()
         try:
             try:
-                process = _spawn(python, environment, its_control)
+                its_control.set_inheritable(True)
+                child = Child(
+                    [python, *_flags(), "-m", "gateway", *sys.argv[1:]],
+                    "successor",
+                    environment=environment | {SUCCEEDS: str(its_control.fileno())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=None,
+                    stderr=subprocess.PIPE,
+                    on_exit=report_end,
+                    # A process of the successor may have its stderr, and hold that open.
+                    drain_s=_FINAL_LINES_S / 2,
+                )
             except OSError as error:
                 control.close()
                 descriptors.close()
@@ -97,11 +109,11 @@ class SuccessorProcess:
             its_control.close()
             its_descriptors.close()
         messages = await MessageChannel.over(control, msgspec.msgpack.Decoder(FromSuccessor))
-        return cls(process, messages, DescriptorChannel(descriptors))
+        return cls(child, messages, DescriptorChannel(descriptors), ended)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     async def prove(self, deadline_s: float) -> Introduction:
         """Wait until the successor is ready. Raises: HandoverError."""
@@ -126,12 +138,11 @@ class SuccessorProcess:
             case Failure(reason=reason):
                 raise HandoverError(reason)
             case _:
-                raise HandoverError(await self.last_words())
+                raise HandoverError(await self.final_message())
 
     async def end(self) -> None:
         """Kill the successor. Workers that have connected to it already end with it."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL)
+        self._child.signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_S):
                 await self._ended.wait()
@@ -141,45 +152,15 @@ class SuccessorProcess:
         self.messages.close()
         self.descriptors.close()
 
-    async def last_words(self) -> str:
+    async def final_message(self) -> str:
         """How the successor ended, and its last lines."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_FINAL_LINES_S):
                 await self._ended.wait()
-        status = self._process.returncode
+        status = self._child.status
         how = "it went away" if status is None else f"it ended with status {status}"
-        return f"{how}: {' | '.join(self._lines)}" if self._lines else how
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as stderr:
-            for line in stderr:
-                if text := line.decode("utf-8", "replace").strip():
-                    self._lines.append(text[:500])
-
-    def _reap(self) -> None:
-        self._process.wait()
-        # A process that the successor has started may have inherited its stderr, and keep it open.
-        self._reader.join(_LAST_WORDS_S / 2)
-        # The loop may be closed by now.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._ended.set)
-
-
-def _spawn(
-    python: str, environment: dict[str, str], control: socket.socket
-) -> subprocess.Popen[bytes]:
-    """Start the process without `close_fds`, as workers are started: so CPython needs no fork on
-    macOS.
-    """
-    control.set_inheritable(True)
-    return subprocess.Popen(
-        [python, *_flags(), "-m", "gateway", *sys.argv[1:]],
-        env=environment | {SUCCEEDS: str(control.fileno())},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        close_fds=False,
-    )
+        lines = list(self._child.last_errors)[-_LAST_LINES:]
+        return f"{how}: {' | '.join(lines)}" if lines else how
 
 
 def _flags() -> list[str]:
@@ -298,7 +279,7 @@ class Handover:
                 case Failure(reason=reason):
                     raise HandoverError(reason)
                 case None:
-                    raise HandoverError(f"while it took over {await successor.last_words()}")
+                    raise HandoverError(f"while it took over {await successor.final_message()}")
                 case message:
                     self.relay.receive(message)
 

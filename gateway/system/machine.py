@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from typing import Final
 
 import psutil
 
-from gateway.system.lane import start_thread
+from gateway.system.child import Child
 
 if sys.platform == "linux":
 
@@ -106,45 +107,32 @@ class Wakefulness:
 
     def __init__(self) -> None:
         self._command = _COMMANDS.get(sys.platform)
-        self._assertion: subprocess.Popen[bytes] | None = None
+        self._assertion: Child | None = None
         self._wanted_until = self._not_before = float("-inf")
 
     def tick(self, now: float, *, works: bool) -> None:
         if works:
             self._wanted_until = now + _LINGER_S
         wanted = now < self._wanted_until
-        if self._assertion is not None and self._assertion.poll() is not None:
+        if self._assertion is not None and self._assertion.status is not None:
             logger.warning("The machine may sleep: caffeinate has ended by itself.")
             self._assertion, self._not_before = None, now + _AGAIN_S
         if not wanted:
             self.end()
         elif self._assertion is None and self._command is not None and now >= self._not_before:
             self._not_before = now + _AGAIN_S
-            self._assertion = _begin(self._command)
+            self._assertion = Child(
+                [*self._command, str(os.getpid())],
+                "awake",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
 
     def end(self) -> None:
         if self._assertion is not None:
-            self._assertion.terminate()
+            self._assertion.signal(signal.SIGTERM)
             self._assertion, self._not_before = None, float("-inf")
-
-
-def _begin(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """Raises: OSError."""
-    assertion = subprocess.Popen(
-        [*command, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # Python can then use posix_spawn on macOS, as it does for workers.
-        close_fds=False,
-    )
-    try:
-        start_thread(assertion.wait, "awake")
-    except OSError:
-        assertion.kill()
-        assertion.wait()
-        raise
-    return assertion
 
 
 # Folders in which disks are mounted, and how many further names lead to a disk: on Linux such a

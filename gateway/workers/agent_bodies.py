@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from gateway.system.child import ExitStatus
 from gateway.system.memory_reading import Footprint, Pressure
-from gateway.workers.process import ExitStatus
 
 # The version of these messages. A gateway and an agent with different versions start no ranks
 # together.

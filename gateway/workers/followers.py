@@ -11,12 +11,12 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 
 from gateway.memory.weights import sharing
+from gateway.system.child import ExitStatus
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks
 from gateway.workers.host import LocalHost, RankEnd, RankHost, RankOrder, RankProcess, own_address
 from gateway.workers.ladder import LadderStep
-from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.rank_memory import RankReservation, capped, for_all_ranks, for_each_rank
 from protocol.channel import new_keys

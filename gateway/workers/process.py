@@ -9,17 +9,16 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from msgspec import Struct
 
 import gateway
+from gateway.system.child import Child, ExitStatus
 from gateway.system.lane import start_thread
 from gateway.system.memory import BackEnd, back_end
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify, send
@@ -70,20 +69,6 @@ def _passed(name: str) -> bool:
 logger = logging.getLogger(__name__)
 
 
-class ExitStatus(Struct, frozen=True):
-    """How a process ended: by itself with an exit code, or by a signal. Neither is known of a
-    process that an earlier gateway has started.
-    """
-
-    code: int | None
-    signal: str | None
-
-    def __str__(self) -> str:
-        if self.signal is not None:
-            return f"signal {self.signal}"
-        return "an unknown status" if self.code is None else f"exit code {self.code}"
-
-
 class ProcessOrder(Struct, frozen=True, kw_only=True):
     """An order to start the worker program with these arguments.
 
@@ -103,13 +88,14 @@ class ProcessOrder(Struct, frozen=True, kw_only=True):
     mark: str | None = None
 
 
-class WorkerProcess:
-    """A worker's process that was started here. A thread waits for its end, so the process is
-    always reaped.
+# The wait for the last lines is short, as a grandchild may hold the pipe open.
+_DRAIN_S: Final = 0.5
+# The longest wait until the output isn't read any more.
+_STOP_S: Final = 1.0
 
-    The reaper and the log reader are threads because threads work the same on every system, and
-    keep pipes and disks away from the event loop.
-    """
+
+class WorkerProcess:
+    """A worker's process that was started here."""
 
     def __init__(
         self,
@@ -125,32 +111,32 @@ class WorkerProcess:
                 nor a record of one.
         """
         self.log = log
+        self._order = order
         self._records = records
         self._on_exit = on_exit
         self._output: OutputPipe | None = None
-        # The threads start before the process, so that the process is always read and reaped. The
-        # result None tells them that there is no process.
-        begun: Future[subprocess.Popen[bytes] | None] = Future()
-        try:
-            self._log_thread = start_thread(lambda: self._read(begun), f"log-{order.incarnation}")
-            start_thread(lambda: self._reap(begun), f"reap-{order.incarnation}")
-            self._popen = _start(order)
-        except BaseException:
-            begun.set_result(None)
-            raise
-        # Without its record a worker is missed only if the gateway is killed.
-        with contextlib.suppress(ProcessGoneError, OSError):
-            records.add(WorkerRecord(identify(self.pid), order.name, order.mark))
-        log.begin(self.pid, order.incarnation)
-        begun.set_result(self._popen)
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
+        self._child = Child(
+            [
+                order.python or sys.executable,
+                *("-P", "-u", str(WORKER)),
+                *("--parent", str(os.getpid())),
+                *order.arguments,
+            ],
+            f"worker-{order.incarnation}",
+            environment={
+                **worker_environment(foreign=order.mark is not None),
+                **order.environment,
+            },
+            read=self._copy_output,
+            on_start=self._record,
+            on_exit=self._ended,
+            drain_s=_DRAIN_S,
+        )
+        self._child.send(order.secret, last=True)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal the process. After its end this does nothing, as Popen remembers the reaping."""
-        self._popen.send_signal(number)
+        """Signal the process. After its end this does nothing."""
+        self._child.signal(number)
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -163,39 +149,32 @@ class WorkerProcess:
         assert self._output is not None
         return self._output.descriptor
 
-    def leave(self) -> bytes:
+    def hand_over(self) -> bytes:
         """Leave the process's output to another gateway. Returns the part of an unfinished line
         that was read. The process is still reaped here.
         """
-        self._on_exit = _nobody_asks
+        self._on_exit = lambda _: None
         if self._output is None:
             return b""
         self._output.stop()
-        self._log_thread.join(timeout=1.0)
+        self._child.wait_for_last_line(_STOP_S)
         return self._output.rest
 
-    def _read(self, begun: Future[subprocess.Popen[bytes] | None]) -> None:
-        popen = begun.result()
-        if popen is None or popen.stdout is None:
-            return
-        with popen.stdout:
-            self._output = OutputPipe(os.dup(popen.stdout.fileno()))
-        copy_lines(self._output, lambda: self.log, popen.pid)
+    def _record(self, pid: int) -> None:
+        self.pid = pid
+        # Without its record a worker is missed only if the gateway is killed.
+        with contextlib.suppress(ProcessGoneError, OSError):
+            self._records.add(WorkerRecord(identify(pid), self._order.name, self._order.mark))
+        self.log.begin(pid, self._order.incarnation)
 
-    def _reap(self, begun: Future[subprocess.Popen[bytes] | None]) -> None:
-        popen = begun.result()
-        if popen is None:
-            return
-        code = popen.wait()
+    def _copy_output(self, stdout: IO[bytes]) -> None:
+        self._output = OutputPipe(os.dup(stdout.fileno()))
+        stdout.close()
+        copy_lines(self._output, lambda: self.log, self.pid)
+
+    def _ended(self, status: ExitStatus) -> None:
         self._records.remove(self.pid)
-        # The last lines explain the exit. The wait for them is short, as a grandchild may hold the
-        # pipe open for ever.
-        self._log_thread.join(timeout=0.5)
-        self._on_exit(
-            ExitStatus(code=code, signal=None)
-            if code >= 0
-            else ExitStatus(code=None, signal=_signal_name(-code))
-        )
+        self._on_exit(status)
 
 
 def copy_lines(output: OutputPipe, log: Callable[[], ProcessLog], pid: int) -> None:
@@ -211,43 +190,6 @@ def copy_lines(output: OutputPipe, log: Callable[[], ProcessLog], pid: int) -> N
             if not failed:
                 logger.exception("Lines of worker %d are lost", pid)
             failed = True
-
-
-def _nobody_asks(_: ExitStatus) -> None:
-    return
-
-
-def _start(order: ProcessOrder) -> subprocess.Popen[bytes]:
-    # With an absolute path, no cwd, and close_fds off CPython uses posix_spawn on macOS, where a
-    # forked child of a process with threads may deadlock. Python's descriptors aren't inheritable
-    # anyway (PEP 446). The worker stays in the gateway's process group: when the gateway is gone,
-    # launchd kills the rest of the group.
-    popen = subprocess.Popen(
-        [
-            order.python or sys.executable,
-            *("-P", "-u", str(WORKER)),
-            *("--parent", str(os.getpid())),
-            *order.arguments,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**worker_environment(foreign=order.mark is not None), **order.environment},
-        close_fds=False,
-    )
-    if popen.stdin is not None:
-        # The process may have ended already. The write doesn't block, as an empty pipe has room for
-        # a secret.
-        with contextlib.suppress(BrokenPipeError), popen.stdin as stdin:
-            stdin.write(order.secret)
-    return popen
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
 
 
 _WAIT_S: Final = 60.0
@@ -312,7 +254,7 @@ class AdoptedProcess:
                 lambda: copy_lines(output, lambda: self.log, self.pid), f"log-{self.pid}"
             )
 
-    def leave(self) -> bytes:
+    def hand_over(self) -> bytes:
         """Leave the process to another gateway. Returns the part of an unfinished line that was
         read.
         """
@@ -320,7 +262,7 @@ class AdoptedProcess:
         if self._output is None or self._log_thread is None:
             return b""
         self._output.stop()
-        self._log_thread.join(timeout=1.0)
+        self._log_thread.join(timeout=_STOP_S)
         return self._output.rest
 
     def _wait(self) -> None:
@@ -335,5 +277,5 @@ class AdoptedProcess:
             os.close(self._descriptor)
         self._records.remove(self.pid)
         if self._log_thread is not None:
-            self._log_thread.join(timeout=0.5)
+            self._log_thread.join(timeout=_DRAIN_S)
         self._on_exit(ExitStatus(code=None, signal=None))

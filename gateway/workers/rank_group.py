@@ -25,9 +25,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from gateway.system.child import ExitStatus
 from gateway.workers.host import THIS_MACHINE, RankEnd
 from gateway.workers.ladder import LadderStep
-from gateway.workers.process import ExitStatus
 from protocol.process import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.config.tables import InForce
+from gateway.system.child import ExitStatus
 from gateway.system.clock import Presence
 from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.tasks import Tasks
 from gateway.workers import ladder
-from gateway.workers.process import ExitStatus
 from gateway.workers.verdicts import HangDetector, RestartPolicy
 from gateway.workers.worker import Listener, Worker
 from protocol.life import Heartbeat, Hello

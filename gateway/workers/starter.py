@@ -18,6 +18,7 @@ from gateway.config.model_settings import LOCAL
 from gateway.config.tables import InForce
 from gateway.memory.estimate import Estimate
 from gateway.memory.weights import sharing
+from gateway.system.child import ExitStatus
 from gateway.system.events import EventLog, Kind
 from gateway.system.memory import BackEnd, back_end
 from gateway.system.state_dir import StateDir
@@ -25,7 +26,7 @@ from gateway.workers.followers import Followers, Plan
 from gateway.workers.host import LocalHost, RankHost
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
-from gateway.workers.process import AdoptedProcess, ExitStatus, ProcessOrder, WorkerProcess
+from gateway.workers.process import AdoptedProcess, ProcessOrder, WorkerProcess
 from gateway.workers.remote_host import Hosts, RemoteHost
 from gateway.workers.report import WorkerState
 from gateway.workers.spares import Spares

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import psutil
 import zmq
 
+from gateway.system.child import ExitStatus
 from gateway.system.clock import until_set
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
@@ -25,7 +26,7 @@ from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
 from gateway.workers.ladder import LadderStep, Rung, after_rank_failure
 from gateway.workers.link import Link
-from gateway.workers.process import AdoptedProcess, ExitStatus, WorkerProcess
+from gateway.workers.process import AdoptedProcess, WorkerProcess
 from gateway.workers.rank_group import Loss
 from gateway.workers.report import PromptClears, WorkerMemory, WorkerReport, WorkerState
 from gateway.workers.worker_log import WorkerLog
@@ -211,13 +212,13 @@ class Worker:
         if isinstance(self._process, AdoptedProcess):
             self._process.read_output(begun)
 
-    def leave(self) -> bytes:
+    def hand_over(self) -> bytes:
         """Leave the worker to another gateway. From now on this gateway neither hears nor signals
         it. Returns the part of an unfinished line that was read.
         """
         self._left = True
         self._link.close()
-        return self._process.leave()
+        return self._process.hand_over()
 
     @property
     def loss(self) -> Loss | None:

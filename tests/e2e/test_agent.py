@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from gateway.memory.execution import NoRoomError
+from gateway.system.child import ExitStatus
 from gateway.system.tls import fingerprint_of_file
 from gateway.workers.agent_bodies import API, Opening
 from gateway.workers.host import RankEnd
 from gateway.workers.leased import LeasedRank
-from gateway.workers.process import ExitStatus
 from gateway.workers.remote_host import AgentLink, RemoteHost
 from tests.support.agent import Agent, Link, order, rank_log, scripted_gateway
 from tests.support.certificates import write_certificate

@@ -107,7 +107,7 @@ def pullers(pid: int) -> list[psutil.Process]:
     for each in psutil.Process(pid).children():
         # One that has just ended has none.
         with contextlib.suppress(psutil.Error):
-            if "gateway.library.puller" in each.cmdline():
+            if "gateway.library.hub_program" in each.cmdline():
                 found.append(each)
     return found
 

@@ -14,18 +14,18 @@ from typing import Any, Self
 
 import msgspec
 
-from gateway.library.pull_process import (
+from gateway.library.hub_process import (
     GO,
+    HubError,
+    HubFailure,
+    HubMessage,
     Planned,
     Progressed,
-    PullError,
-    PullFailed,
     PullFinished,
     PullJob,
-    Said,
-    decode_said,
+    decode_message,
 )
-from gateway.library.puller import Download
+from gateway.library.hub_program import Download
 from tests.support.hub import Chaos, Hub, digest
 
 NAME = "org/model"
@@ -68,12 +68,12 @@ class Puller:
         self, cache: Path, environment: dict[str, str] | None = None, **order: Any
     ) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gateway.library.puller"],
+            [sys.executable, "-P", "-m", "gateway.library.hub_program"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "HF_HUB_CACHE": str(cache), **(environment or {})},
         )
-        self.said: list[Said] = []
+        self.messages: list[HubMessage] = []
         self.write(msgspec.json.encode(_order(order)) + b"\n")
 
     def write(self, line: bytes) -> None:
@@ -81,39 +81,39 @@ class Puller:
         self.popen.stdin.write(line)
         self.popen.stdin.flush()
 
-    def next(self) -> Said | None:
+    def next(self) -> HubMessage | None:
         """None: it has ended."""
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
             return None
-        self.said.append(decode_said(line))
-        return self.said[-1]
+        self.messages.append(decode_message(line))
+        return self.messages[-1]
 
     def plan(self) -> Planned:
         while True:
-            said = self.next()
-            assert isinstance(said, Planned | Progressed), said
-            if isinstance(said, Planned):
-                return said
+            message = self.next()
+            assert isinstance(message, Planned | Progressed), message
+            if isinstance(message, Planned):
+                return message
 
-    def agree(self) -> None:
+    def accept(self) -> None:
         self.write(GO)
 
     def until(self, done_bytes: int) -> None:
         """Until so much is there, or it has ended."""
-        while said := self.next():
-            if isinstance(said, Progressed) and said.done_bytes >= done_bytes:
+        while message := self.next():
+            if isinstance(message, Progressed) and message.done_bytes >= done_bytes:
                 return
 
-    def end(self) -> PullFinished | PullFailed:
+    def end(self) -> PullFinished | HubFailure:
         """Agrees to what it plans, and waits for its last word."""
-        while said := self.next():
-            if isinstance(said, Planned):
-                self.agree()
-        last = self.said[-1]
-        assert isinstance(last, PullFinished | PullFailed), self.said
-        assert self.popen.wait() == isinstance(last, PullFailed)
+        while message := self.next():
+            if isinstance(message, Planned):
+                self.accept()
+        last = self.messages[-1]
+        assert isinstance(last, PullFinished | HubFailure), self.messages
+        assert self.popen.wait() == isinstance(last, HubFailure)
         return last
 
     def __enter__(self) -> Self:
@@ -129,34 +129,34 @@ class Puller:
 
 
 class Here:
-    """The same without a process, for what needs none: `said` has all that it says."""
+    """The same without a process, for what needs none: `message` has all that it says."""
 
     def __init__(
         self, cache: Path, planned: Callable[[], None] = lambda: None, **order: Any
     ) -> None:
         """`planned` is called when there is a plan, which is agreed to then."""
-        self.said: list[Said] = []
-        self._pull = Download(_order(order), cache, self.said.append, planned)
+        self.messages: list[HubMessage] = []
+        self._pull = Download(_order(order), cache, self.messages.append, planned)
 
-    def run(self) -> PullFinished | PullFailed:
+    def run(self) -> PullFinished | HubFailure:
         try:
             return self._pull.run()
-        except PullError as error:
-            return PullFailed(error.code, error.message)
+        except HubError as error:
+            return error.failure
 
     @property
     def plan(self) -> Planned:
-        return next(each for each in self.said if isinstance(each, Planned))
+        return next(each for each in self.messages if isinstance(each, Planned))
 
 
-def pull(cache: Path, **order: Any) -> PullFinished | PullFailed:
+def pull(cache: Path, **order: Any) -> PullFinished | HubFailure:
     """One from beginning to end."""
     return Here(cache, **order).run()
 
 
 def pull_by_process(
     cache: Path, environment: dict[str, str] | None = None, **order: Any
-) -> PullFinished | PullFailed:
+) -> PullFinished | HubFailure:
     """The same in a process with variables of its own."""
     with Puller(cache, environment, **order) as puller:
         return puller.end()
@@ -196,7 +196,7 @@ def survive(cache: Path, kills: int, faults: int, seed: int, shard_bytes: int) -
         for _ in range(kills):
             with Puller(cache, endpoint=hub.url, stall_s=STALL_S) as puller:
                 puller.plan()
-                puller.agree()
+                puller.accept()
                 puller.until(draw.randrange(3 * shard_bytes))
                 # Between two of its words, or in the middle of one.
                 time.sleep(draw.random() * 0.1)

@@ -194,7 +194,7 @@ async def begin(request: HttpRequest) -> Response:
     wanted = await read_json(request, NewPull)
     fleet: Fleet = request.app.state.fleet
     fleet.check_serves()
-    return json_response(_pulls(request).begin(wanted.model, force=wanted.force).status, 202)
+    return json_response(_pulls(request).start(wanted.model, force=wanted.force).status, 202)
 
 
 @library_routes.get("/pulls", Operation("The pulls", answer=PullList))

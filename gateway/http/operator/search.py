@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gateway.http.wire.bodies import json_response
 from gateway.http.wire.openapi import Operation, Query, Routes
 from gateway.library.findings import Findings
-from gateway.library.hub_search import HubSearch
+from gateway.library.library import Library
 
 search_routes = Routes("operation")
 
@@ -24,5 +24,5 @@ search_routes = Routes("operation")
 )
 async def search(request: HttpRequest) -> Response:
     """Each result has its size and whether it fits: now, after unloading, or never."""
-    hub: HubSearch = request.app.state.hub_search
-    return json_response(await hub.find(request.query_params.get("q", "")))
+    library: Library = request.app.state.library
+    return json_response(await library.search(request.query_params.get("q", "")))

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.library import hub as hub_module
 from gateway.library.hub import Hub as HubSource
-from gateway.library.hub import _retry_after_s, _said
-from gateway.library.pull_process import PullError, parse_reference
-from gateway.library.search_process import Candidate
+from gateway.library.hub import _plain, _retry_after_s
+from gateway.library.hub_process import Candidate, HubError
+from gateway.library.reference import parse_reference
 from gateway.library.sources import (
     ChangedError,
     MismatchError,
@@ -79,11 +79,11 @@ def test_a_file_is_read_from_any_place_on(hub: Hub, source: HubSource) -> None:
         (Answer(status=404), ChangedError, "config.json is gone"),
         (Answer(status=410), ChangedError, "config.json is gone"),
         (Answer(status=206, headers={"etag": OTHER}), ChangedError, "has changed"),
-        (Answer(status=400, headers={"etag": OTHER}), PullError, "answers 400 when"),
+        (Answer(status=400, headers={"etag": OTHER}), HubError, "answers 400 when"),
         (Answer(status=401), MissingError, "There is no model org/model"),
-        (Answer(status=403), PullError, "org/model is gated"),
-        (Answer(status=403, headers={"x-error-code": "RepoNotFound"}), PullError, "answers 403"),
-        (Answer(status=418), PullError, "answers 418 when it is asked for org/model"),
+        (Answer(status=403), HubError, "org/model is gated"),
+        (Answer(status=403, headers={"x-error-code": "RepoNotFound"}), HubError, "answers 403"),
+        (Answer(status=418), HubError, "answers 418 when it is asked for org/model"),
         (Answer(status=408), TroubleError, "answers 408"),
         (Answer(status=500), TroubleError, "answers 500"),
         (Answer(status=429), TroubleError, "says that we ask too often"),
@@ -93,7 +93,7 @@ def test_a_refused_file_says_why(
     hub: Hub, source: HubSource, answer: Answer, kind: type[Exception], said: str
 ) -> None:
     hub.plan = lambda _name: answer
-    with pytest.raises((TroubleError, ChangedError, PullError)) as caught:
+    with pytest.raises((TroubleError, ChangedError, HubError)) as caught:
         _read(source, "config.json")
     assert type(caught.value) is kind
     assert said in str(caught.value)
@@ -127,8 +127,8 @@ def test_a_wait_is_seconds_or_a_date() -> None:
 
 
 def test_errors_are_told_without_addresses() -> None:
-    assert _said(OSError("no way to https://cdn.test/a?signature=b now")) == "no way to ... now"
-    assert _said(httpx.ReadError("")) == "ReadError"
+    assert _plain(OSError("no way to https://cdn.test/a?signature=b now")) == "no way to ... now"
+    assert _plain(httpx.ReadError("")) == "ReadError"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_search_that_fails_says_why(
     hub: Hub, source: HubSource, answer: Answer, said: str
 ) -> None:
     hub.search_answers = [answer]
-    with pytest.raises(PullError) as caught:
+    with pytest.raises(HubError) as caught:
         source.search("x")
     assert (caught.value.code, said in caught.value.message) == ("broken", True)
 
@@ -241,7 +241,7 @@ def test_answers_about_models_have_a_bound(
     hub.search_answers = [Answer(body=b"[" + b" " * 98 + b"]") for _ in range(3)]
     assert source.search("x") == []
     hub.search_answers = [Answer(body=b"[" + b" " * 99 + b"]")]
-    with pytest.raises(PullError, match="without an end"):
+    with pytest.raises(HubError, match="without an end"):
         source.search("x")
 
 

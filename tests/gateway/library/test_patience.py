@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.library.fetch import Pace, Patience
-from gateway.library.pull_process import Code, Deaths
+from gateway.library.hub_process import Code, PullDeaths
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -44,7 +44,7 @@ def test_a_rate_is_of_what_came_lately_and_never_negative(steps: list[tuple[floa
     for seconds, change in steps:
         now += seconds
         done = max(0, done + change)
-        pace.note(now, done)
+        pace.add(now, done)
         assert pace.bytes_per_s is None or pace.bytes_per_s >= 0
     assert pace.seconds_left(0) in (None, 0.0)
 
@@ -54,16 +54,16 @@ def test_a_steady_rate() -> None:
     assert pace.bytes_per_s is None
     for second in range(40):
         # It was fast, long ago.
-        pace.note(float(second), 1_000_000 + 100 * second if second else 0)
+        pace.add(float(second), 1_000_000 + 100 * second if second else 0)
     assert pace.bytes_per_s == 100.0
     assert pace.seconds_left(500) == 5.0
 
 
 def test_processes_that_die_without_a_byte_are_not_started_for_ever() -> None:
-    deaths = Deaths()
-    assert [deaths.another(0) for _ in range(6)] == [True, True, True, True, False, False]
-    assert deaths.another(10)
-    assert all(deaths.another(10 + each) for each in range(1, 30))
+    deaths = PullDeaths()
+    assert [deaths.may_restart(0) for _ in range(6)] == [True, True, True, True, False, False]
+    assert deaths.may_restart(10)
+    assert all(deaths.may_restart(10 + each) for each in range(1, 30))
 
 
 def test_every_code_is_explained() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.library.description import describe
 from gateway.library.hub import Hub as HubSource
-from gateway.library.pull_process import Planned, Progressed, PullFailed, PullFinished
+from gateway.library.hub_process import HubFailure, Planned, Progressed, PullFinished
 from gateway.library.sources import ChangedError
 from tests.support.disk_folders import on_disk, shard
 from tests.support.gateway import eventually, gone
@@ -51,7 +51,7 @@ def test_the_files_that_are_needed_land_in_the_cache(hub: Hub, tmp_path: Path) -
     with Puller(tmp_path, endpoint=hub.url) as puller:
         plan = puller.plan()
         assert left(tmp_path) == []
-        puller.agree()
+        puller.accept()
         done = puller.end()
     assert (plan.repository, plan.files, plan.total_bytes) == (NAME, len(WANTED), TOTAL)
     assert (plan.missing_bytes, plan.element_bytes) == (TOTAL, 2)
@@ -101,7 +101,7 @@ def test_a_killed_one_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as puller:
         puller.plan()
-        puller.agree()
+        puller.accept()
         puller.until(3 * HALF_BYTES)
         puller.popen.kill()
     names = left(tmp_path)
@@ -174,7 +174,7 @@ def test_the_hub_that_is_busy_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.api_answers = [Answer(status=503), Answer(status=429, headers={"retry-after": "0"})]
     patient = Here(tmp_path, endpoint=hub.url)
     assert isinstance(patient.run(), PullFinished)
-    troubles = [each.trouble for each in patient.said if isinstance(each, Progressed)]
+    troubles = [each.trouble for each in patient.messages if isinstance(each, Progressed)]
     assert any(each is not None and "too often" in each for each in troubles)
 
 
@@ -191,7 +191,7 @@ def test_bytes_that_stay_wrong_are_never_offered(hub: Hub, tmp_path: Path) -> No
     body = bytes(len(FILES[name]))
     hub.plan = lambda each: Answer(body=body) if each == name else Answer()
     failed = pull(tmp_path, endpoint=hub.url)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, name in failed.message) == ("wrong_bytes", True)
     assert not (tmp_path / FOLDER / "refs" / "main").exists()
     assert digest(name, FILES[name]) not in {each.name for each in tmp_path.rglob("*")}
@@ -237,7 +237,7 @@ def test_another_file_of_the_same_size_is_not_read(hub: Hub, name: str) -> None:
 def test_what_can_not_be_had(hub: Hub, tmp_path: Path, model: str, code: str, said: str) -> None:
     with Hub({"org/gguf": {"config.json": CONFIG, "a.gguf": b"GGUF"}, NAME: FILES}) as other:
         failed = pull(tmp_path, endpoint=other.url, model=model)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, said in failed.message) == (code, True), failed
     assert left(tmp_path) == []
 
@@ -249,7 +249,7 @@ def test_a_quantization_is_a_repository_with_its_name(tmp_path: Path) -> None:
         assert isinstance(asked.run(), PullFinished)
         assert asked.plan.repository == names[0]
         failed = pull(tmp_path, endpoint=hub.url, model="org/m:3bit")
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert all(each in failed.message for each in names)
 
 
@@ -260,7 +260,7 @@ def test_a_gated_one_says_how_to_get_in_and_the_token_stays_with_the_hub(
     hub.token = "hf_secret"
     home = {"HF_HOME": str(tmp_path / "home")}
     failed = pull_by_process(tmp_path / "cache", {**home, "HF_TOKEN": "hf_wrong"}, endpoint=hub.url)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, "accept its terms" in failed.message) == ("not_allowed", True)
     assert "hf_wrong" not in failed.message
     done = pull_by_process(tmp_path / "cache", {**home, "HF_TOKEN": hub.token}, endpoint=hub.url)
@@ -276,7 +276,7 @@ def test_the_endpoint_of_the_environment(hub: Hub, tmp_path: Path) -> None:
 
 def test_nobody_answers(tmp_path: Path) -> None:
     failed = pull(tmp_path, endpoint="http://127.0.0.1:9", answer_s=0.05)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, "127.0.0.1:9" in failed.message) == ("unreachable", True)
     assert "HF_ENDPOINT" in failed.message
     assert "hub.folder" in failed.message
@@ -286,7 +286,7 @@ def test_a_hub_that_is_silent_from_the_beginning_is_not_waited_for(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         failed = pull(tmp_path, endpoint=endpoint, answer_s=0.2, stall_s=300.0)
-        assert isinstance(failed, PullFailed)
+        assert isinstance(failed, HubFailure)
         assert (failed.code, "did not answer" in failed.message) == ("unreachable", True)
 
 
@@ -294,14 +294,14 @@ def test_a_hub_that_is_silent_from_the_beginning_is_not_waited_for(tmp_path: Pat
 def test_an_earlier_pull_goes_on_waiting_for_the_hub(tmp_path: Path) -> None:
     order = {"answer_s": 0.05, "patience_s": 3.0, "pause_s": 0.1, "goes_on": True}
     with Puller(tmp_path, endpoint="http://127.0.0.1:9", **order) as puller:
-        assert isinstance(puller.end(), PullFailed)
-        assert len(puller.said) > 2
+        assert isinstance(puller.end(), HubFailure)
+        assert len(puller.messages) > 2
 
 
 def test_a_full_disk_is_said_before_it_begins(hub: Hub, tmp_path: Path) -> None:
     hub.claimed["model-00001-of-00003.safetensors"] = 1 << 60
     failed = pull(tmp_path, endpoint=hub.url)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, "are free" in failed.message) == ("disk_full", True)
     assert left(tmp_path) == []
     assert not any("/resolve/" in each for each in hub.asked)
@@ -356,7 +356,7 @@ def test_what_could_not_be_served_is_not_pulled(
 ) -> None:
     with Hub({NAME: {"config.json": CONFIG, **dict.fromkeys(names, b"")}}) as hub:
         failed = pull(tmp_path / "cache", endpoint=hub.url)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, lost in failed.message) == ("no_model", True), failed.message
     assert left(tmp_path) == []
 
@@ -364,7 +364,7 @@ def test_what_could_not_be_served_is_not_pulled(
 def test_names_that_lead_elsewhere(tmp_path: Path) -> None:
     with Hub({NAME: {**FILES, "a/../../../../evil.json": b"{}"}}) as hub:
         failed = pull(tmp_path / "cache", endpoint=hub.url)
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, "no safe name" in failed.message) == ("broken", True)
     assert left(tmp_path) == []
 
@@ -374,10 +374,10 @@ def test_one_at_a_time(hub: Hub, tmp_path: Path) -> None:
     hub.plan = lambda name: HALF if "model-" in name else Answer()
     with Puller(tmp_path, endpoint=hub.url) as first:
         first.plan()
-        first.agree()
+        first.accept()
         first.until(1)
         second = pull(tmp_path, endpoint=hub.url)
-    assert isinstance(second, PullFailed)
+    assert isinstance(second, HubFailure)
     assert second.code == "busy"
 
 
@@ -388,7 +388,7 @@ def test_it_ends_with_whoever_started_it(hub: Hub, tmp_path: Path, agreed: bool)
     with Puller(tmp_path, endpoint=hub.url) as puller:
         puller.plan()
         if agreed:
-            puller.agree()
+            puller.accept()
             puller.until(1)
         assert puller.popen.stdin is not None
         puller.popen.stdin.close()
@@ -402,7 +402,7 @@ def test_ctrl_c_is_for_its_owner(hub: Hub, tmp_path: Path) -> None:
     with Puller(tmp_path, endpoint=hub.url) as puller:
         assert isinstance(puller.plan(), Planned)
         puller.popen.send_signal(signal.SIGINT)
-        puller.agree()
+        puller.accept()
         assert isinstance(puller.end(), PullFinished)
 
 
@@ -421,18 +421,18 @@ def test_a_folder_instead_of_the_hub(hub: Hub, tmp_path: Path, layout: str) -> N
     assert isinstance(pull_by_process(cache, offline, folder=str(shelf)), PullFinished)
     check_whole(cache)
     missing = pull(cache, folder=str(shelf), model="org/other")
-    assert isinstance(missing, PullFailed)
+    assert isinstance(missing, HubFailure)
     assert (missing.code, str(shelf) in missing.message) == ("not_found", True)
     near = pull(cache, folder=str(shelf), model=f"{NAME}z")
-    assert isinstance(near, PullFailed)
+    assert isinstance(near, HubFailure)
     assert near.message.endswith(f" There are: {NAME}.")
     lost = pull(cache, folder=str(tmp_path / "unmounted"))
-    assert isinstance(lost, PullFailed)
+    assert isinstance(lost, HubFailure)
     assert lost.code == "offline"
 
 
 @pytest.mark.processes
 def test_offline_by_the_environment(tmp_path: Path) -> None:
     failed = pull_by_process(tmp_path, {"HF_HUB_OFFLINE": "1"})
-    assert isinstance(failed, PullFailed)
+    assert isinstance(failed, HubFailure)
     assert (failed.code, "HF_HUB_OFFLINE" in failed.message) == ("offline", True)

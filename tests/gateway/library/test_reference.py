@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.library.pull_process import parse_reference
+from gateway.library.reference import parse_reference
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from gateway.library.findings import Candidate, Room, found_for, well_known
-from gateway.library.pull_process import parse_reference
-from gateway.library.search_process import (
-    SearchError,
-    SearchFailed,
-    SearchFound,
+from gateway.library.findings import WELL_KNOWN, Candidate, Room, rank_candidates, well_known
+from gateway.library.hub_process import (
+    HubError,
+    HubFailure,
     SearchJob,
-    find_candidates,
-    words_of,
+    SearchResult,
+    search_hub,
 )
-from gateway.library.searcher import answer
-from gateway.library.well_known import WELL_KNOWN
+from gateway.library.hub_program import search
+from gateway.library.reference import parse_reference, words_of
 from tests.gateway.library.test_library import cached
 from tests.support.hub import Answer, Hub
 
@@ -40,16 +38,23 @@ def hub() -> Iterator[Hub]:
         yield running
 
 
+def answer(job: SearchJob) -> SearchResult | HubFailure:
+    try:
+        return search(job)
+    except HubError as error:
+        return error.failure
+
+
 def asked(hub: Hub, *words: str) -> dict[str, Candidate]:
     found = answer(SearchJob(words, hub.url))
-    assert isinstance(found, SearchFound), found
+    assert isinstance(found, SearchResult), found
     return {each.repository: each for each in found.candidates}
 
 
-def failure(hub: Hub, *answers: Answer) -> SearchFailed:
+def failure(hub: Hub, *answers: Answer) -> HubFailure:
     hub.search_answers = list(answers)
     failed = answer(SearchJob(("qwen3",), hub.url))
-    assert isinstance(failed, SearchFailed), failed
+    assert isinstance(failed, HubFailure), failed
     return failed
 
 
@@ -112,7 +117,7 @@ def test_failures_of_the_hub(hub: Hub) -> None:
     endless = b"[" + b" " * (33 << 20)
     assert "without an end" in failure(hub, Answer(body=endless)).message
     away = answer(SearchJob(("qwen3",), "http://127.0.0.1:9"))
-    assert isinstance(away, SearchFailed)
+    assert isinstance(away, HubFailure)
     assert "can't be reached" in away.message
     assert "[Errno" not in away.message
     assert "HF_ENDPOINT" in away.message
@@ -127,35 +132,35 @@ def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.processes
 def test_a_process_searches_and_keeps_the_deadline(hub: Hub) -> None:
-    (found,) = find_candidates(SearchJob(("14b",), hub.url))
+    (found,) = search_hub(SearchJob(("14b",), hub.url))
     assert found == Candidate(
         repository=LARGE, weight_bytes=1000, downloads=1000, changed_at=1756728000.0, mlx=True
     )
     hub.search_answers = [Answer(status=429, headers={"retry-after": "7"})]
-    with pytest.raises(SearchError, match="too often") as refused:
-        find_candidates(SearchJob(("14b",), hub.url))
+    with pytest.raises(HubError, match="too often") as refused:
+        search_hub(SearchJob(("14b",), hub.url))
     assert refused.value.retry_after_s == 7.0
     hub.search_answers = [Answer(stall=True)]
-    with pytest.raises(SearchError, match="did not answer a search within 3 s"):
-        find_candidates(SearchJob(("14b",), hub.url, deadline_s=3.0))
+    with pytest.raises(HubError, match="did not answer a search within 3 s"):
+        search_hub(SearchJob(("14b",), hub.url, deadline_s=3.0))
 
 
 def test_a_folder_is_searched_instead(tmp_path: Path) -> None:
     cached(tmp_path, "org/Tiny-4bit")
     cached(tmp_path, "org/Other")
     found = answer(SearchJob(("tiny",), folder=str(tmp_path)))
-    assert isinstance(found, SearchFound)
+    assert isinstance(found, SearchResult)
     (one,) = found.candidates
     assert (one.repository, one.mlx, one.problem) == ("org/Tiny-4bit", True, None)
     assert one.weight_bytes is not None
     assert one.weight_bytes > 0
     missing = answer(SearchJob(("tiny",), folder=str(tmp_path / "nowhere")))
-    assert isinstance(missing, SearchFailed)
+    assert isinstance(missing, HubFailure)
 
 
 def order(text: str, *candidates: Candidate) -> list[str]:
     room = Room(10**9, 10**9, 0)
-    found = found_for(words_of(text), candidates, room, {}, now=10 * YEAR_S)
+    found = rank_candidates(words_of(text), candidates, room, {}, now=10 * YEAR_S)
     return [each.repository for each in found.results]
 
 
@@ -187,7 +192,7 @@ def test_whether_it_fits(free_bytes: int, possible_bytes: int, fits: str) -> Non
     room = Room(free_bytes, possible_bytes, 10)
     one = Candidate(repository="org/one", weight_bytes=100)
     other = Candidate(repository="org/other")
-    found = found_for(("o",), [one, other], room, {"org/other": "other"}, now=0.0)
+    found = rank_candidates(("o",), [one, other], room, {"org/other": "other"}, now=0.0)
     first, second = found.results
     assert (first.fits, first.needed_bytes, first.served_as) == (fits, 140, None)
     assert (second.fits, second.needed_bytes, second.served_as) == (None, None, "other")
@@ -207,8 +212,8 @@ def test_well_known_models() -> None:
 @pytest.mark.processes
 def test_a_process_that_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", shutil.which("false"))
-    with pytest.raises(SearchError, match="ended with 1, and no answer"):
-        find_candidates(SearchJob(("14b",)))
+    with pytest.raises(HubError, match="ended by exit code 1, and no answer"):
+        search_hub(SearchJob(("14b",)))
 
 
 def test_well_known_models_can_be_pulled_by_their_names() -> None:

@@ -17,9 +17,9 @@ from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import ModelEvent, State
 from gateway.models.model_memory import GatewayParts, ModelMemory
 from gateway.requests.request import Request, Terms
+from gateway.system.child import ExitStatus
 from gateway.system.events import EventLog
 from gateway.workers.ladder import LadderStep, Rung
-from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import Loss
 from gateway.workers.report import WorkerMemory, WorkerReport
 from gateway.workers.starter import Starter

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.config.settings import GatewaySettings, Settings, WorkersSettings
 from gateway.models.lifecycle import ModelEvent, State
+from gateway.system.child import ExitStatus
 from gateway.system.clock import LOOK_S
 from gateway.system.refusal import Refusal
-from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import Loss
 from tests.gateway.models.compartment_world import CRASHED, STOPPED, ModelWorld
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.server.agent_session import NewsQueue
+from gateway.system.child import ExitStatus
 from gateway.workers.agent_bodies import RankEnded
-from gateway.workers.process import ExitStatus
 
 END = RankEnded("a", ExitStatus(0, None), "exit code 0")
 

@@ -67,7 +67,7 @@ def test_one_that_ends_by_itself_is_begun_again_after_a_minute(awake: Wakefulnes
     assert held is not None
     held.kill()
     # A thread of its own reaps it.
-    eventually(lambda: held.poll() is not None)
+    eventually(lambda: held.status is not None)
     for now in (0.5, 30.0, 59.0):
         awake.tick(now, works=True)
         assert _holder(awake) is None

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.system.child import ExitStatus
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, identify
 from gateway.workers.leftovers import WorkerRecord, WorkerRecords
-from gateway.workers.process import AdoptedProcess, ExitStatus
+from gateway.workers.process import AdoptedProcess
 from gateway.workers.worker_log import WorkerLog
 from tests.support.gateway import eventually
 
@@ -90,7 +91,7 @@ def test_one_that_was_left_is_nobodys(
     first = AdoptedProcess(identity, outputs[0], log, records, left)
     first.read_output(b"")
     eventually(lambda: log.tail(1) == ["here"])
-    rest = first.leave()
+    rest = first.hand_over()
     second = AdoptedProcess(identity, outputs[1], log, records, exits)
     second.read_output(rest)
     second.send_signal(signal.SIGKILL)

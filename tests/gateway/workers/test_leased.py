@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 from msgspec import Struct
 
+from gateway.system.child import ExitStatus
 from gateway.system.memory_reading import Footprint, FootprintError
 from gateway.workers.agent_bodies import (
     LEASE_OVER,
@@ -25,7 +26,6 @@ from gateway.workers.agent_bodies import (
 from gateway.workers.host import RankEnd
 from gateway.workers.leased import LeasedRank, Leasehold
 from gateway.workers.pinned import PinnedClient, RefusedError
-from gateway.workers.process import ExitStatus
 from gateway.workers.worker_log import WorkerLog
 
 LEASE_S = 30.0

@@ -15,11 +15,12 @@ import psutil
 import pytest
 import zmq
 
+from gateway.system.child import ExitStatus
 from gateway.system.state_dir import StateDir
 from gateway.workers import ladder
 from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
-from gateway.workers.process import ExitStatus, ProcessOrder, WorkerProcess
+from gateway.workers.process import ProcessOrder, WorkerProcess
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 from protocol.messages import WorkerMessage

@@ -18,12 +18,12 @@ from hypothesis.stateful import (
 )
 
 from gateway.server.agent_session import NewsQueue
+from gateway.system.child import ExitStatus
 from gateway.workers import ladder
 from gateway.workers.agent_bodies import RankEnded, RankNews
 from gateway.workers.host import RankEnd
 from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.lease import Contact, Lease, Tenants
-from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, RankGroup
 from protocol.process import grace_s
 

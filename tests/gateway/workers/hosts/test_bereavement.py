@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.system.child import ExitStatus
 from gateway.workers.host import THIS_MACHINE, RankEnd
 from gateway.workers.ladder import LadderStep
-from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import Loss, RankFailure
 from protocol.process import LEFT_ALONE
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.system.child import ExitStatus
 from gateway.workers.host import RankEnd
 from gateway.workers.ladder import LadderStep
-from gateway.workers.process import ExitStatus
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, Loss, RankGroup
 
 KILLED = RankEnd(ExitStatus(None, "SIGKILL"), "signal SIGKILL")

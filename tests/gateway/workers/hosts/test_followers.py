@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.system.child import ExitStatus
 from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint
 from gateway.workers.followers import Followers, Plan, devices
 from gateway.workers.host import LocalHost, RankEnd, RankOrder
 from gateway.workers.ladder import LadderStep
-from gateway.workers.process import ExitStatus
 from protocol.life import Ranks
 
 

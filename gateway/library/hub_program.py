@@ -1,5 +1,5 @@
-"""The program that pulls one model. It reads an order from its standard input, and writes messages
-to its standard output. It ends when the pull ends, or when its input ends.
+"""The program that pulls one model, or searches the hub once. It reads the job from its standard
+input, and writes messages to its standard output. It ends with the job, or when its input ends.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from typing import Any, Final
 import msgspec
 
 from gateway.library.fetch import CachedRepository, FileFetch, Pace, Patience, explained
-from gateway.library.hub import Hub, hub_cache, is_offline
-from gateway.library.pull_process import (
+from gateway.library.hub import Hub, check_online, hub_cache
+from gateway.library.hub_process import (
     ELSEWHERE,
+    Candidate,
+    HubError,
+    HubMessage,
+    Job,
     Planned,
     Progressed,
-    PullError,
-    PullFailed,
     PullFinished,
     PullJob,
-    Reference,
-    Said,
-    parse_reference,
+    SearchJob,
+    SearchResult,
 )
+from gateway.library.reference import Reference, matches, parse_reference
 from gateway.library.sources import (
     ChangedError,
     Listing,
@@ -55,7 +57,7 @@ _AT_ONCE: Final = 4
 _LARGEST_CONFIG_BYTES: Final = 10 << 20
 # Bytes that stay free on the disk for other programs.
 _LEFT_BYTES: Final = 256_000_000
-_TOLD_EVERY_S: Final = 0.5
+_REPORT_EVERY_S: Final = 0.5
 # A repository may change while it is pulled, and a mirror may ignore the commit.
 _MOST_LISTINGS: Final = 3
 
@@ -67,35 +69,33 @@ class Download:
 
     def __init__(
         self,
-        order: PullJob,
+        job: PullJob,
         cache: Path,
-        say: Callable[[Said], None],
-        agreed: Callable[[], object],
+        send: Callable[[HubMessage], None],
+        accepted: Callable[[], object],
     ) -> None:
-        """`agreed` returns once the plan is accepted."""
-        self._order = order
+        """`accepted` returns once the plan is accepted."""
+        self._job = job
         self._cache = cache
-        self._say = say
-        self._agreed = agreed
+        self._send = send
+        self._accepted = accepted
         # The hub has answered the earlier pull. A folder has no hub, and its files may take long.
-        self._answered = order.goes_on or order.folder is not None
+        self._answered = job.goes_on or job.folder is not None
         self._source: Hub | ModelFolder = (
-            Hub(order.endpoint, order.stall_s)
-            if order.folder is None
-            else ModelFolder(Path(order.folder))
+            Hub(job.endpoint, job.stall_s) if job.folder is None else ModelFolder(Path(job.folder))
         )
 
     def run(self) -> PullFinished:
-        """Pull the model. Raises: PullError."""
+        """Pull the model. Raises: HubError."""
         try:
-            reference = parse_reference(self._order.model)
+            reference = parse_reference(self._job.model)
         except ValueError as error:
-            raise PullError("not_found", str(error)) from error
+            raise HubError("not_found", str(error)) from error
         listing = self._find(reference)
         repository = CachedRepository(self._cache, listing.repository)
         try:
-            self._say(self._plan(listing, repository))
-            self._agreed()
+            self._send(self._plan(listing, repository))
+            self._accepted()
             repository.acquire()
             listing = self._fetch_newest(listing, repository)
             folder = repository.publish(listing)
@@ -118,7 +118,7 @@ class Download:
                 listed, listing = listing, self._find(Reference(listing.repository))
                 if listing == listed:
                     break
-        raise PullError(
+        raise HubError(
             "wrong_bytes",
             f"The files of {listing.repository} differ from the hub's list of them: {change}. Pull "
             "again later, or from another endpoint.",
@@ -139,7 +139,7 @@ class Download:
             message = f"There is none of {', '.join(reference.candidates)}."
         if alike := self._source.alike(reference):
             message += f" There are: {', '.join(alike)}."
-        raise PullError("not_found", message)
+        raise HubError("not_found", message)
 
     def _plan(self, listing: Listing, repository: CachedRepository) -> Planned:
         missing_bytes = sum(
@@ -149,7 +149,7 @@ class Download:
         )
         free_bytes = _free_bytes(self._cache)
         if missing_bytes and missing_bytes + _LEFT_BYTES > free_bytes:
-            raise PullError(
+            raise HubError(
                 "disk_full",
                 f"{listing.repository} needs {format_size(missing_bytes)} more on the disk of "
                 f"{self._cache}, and {format_size(free_bytes)} are free, of which "
@@ -183,7 +183,7 @@ class Download:
     def _config(self, listing: Listing) -> dict[str, Any]:
         config = self._table(listing, "config.json", _LARGEST_CONFIG_BYTES)
         if config is None:
-            raise PullError("no_model", f"config.json of {listing.repository} is no configuration.")
+            raise HubError("no_model", f"config.json of {listing.repository} is no configuration.")
         return config
 
     def _table(self, listing: Listing, name: str, most_bytes: int) -> dict[str, Any] | None:
@@ -203,19 +203,19 @@ class Download:
         return found if isinstance(found, dict) else None
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
-        order, began = self._order, time.monotonic()
-        at_first = Patience(order.pause_s, order.answer_s, began)
-        later = Patience(order.pause_s, order.patience_s, began)
+        job, started_at = self._job, time.monotonic()
+        at_first = Patience(job.pause_s, job.answer_s, started_at)
+        later = Patience(job.pause_s, job.patience_s, started_at)
         while True:
             try:
-                answer = ask() if self._answered else self._within(ask, began + order.answer_s)
+                answer = ask() if self._answered else self._within(ask, started_at + job.answer_s)
             except TroubleError as error:
                 self._answered |= not isinstance(error, UnreachableError)
                 patience = later if self._answered else at_first
                 pause_s = patience.failed(time.monotonic(), error.retry_after_s)
                 if pause_s is None:
-                    raise PullError("unreachable", f"{error}. {ELSEWHERE}") from error
-                self._say(Progressed(0, 0, None, None, str(error)))
+                    raise HubError("unreachable", f"{error}. {ELSEWHERE}") from error
+                self._send(Progressed(0, 0, None, None, str(error)))
                 time.sleep(pause_s)
             else:
                 self._answered = True
@@ -233,11 +233,11 @@ class Download:
         try:
             return inquiries.answer("hub", deadline - time.monotonic())
         except TimeoutError as error:
-            waited_s = self._order.answer_s
+            waited_s = self._job.answer_s
             raise UnreachableError(f"{self._source} did not answer in {waited_s:g} s") from error
 
     def _fetch_all(self, listing: Listing, repository: CachedRepository) -> None:
-        """Fetch the missing files of a listing. Raises: PullError, ChangedError, OSError."""
+        """Fetch the missing files of a listing. Raises: HubError, ChangedError, OSError."""
         files = sorted(_once(listing), key=lambda each: -each.size_bytes)
         missing = [each for each in files if not repository.has(listing, each)]
         fetches = [
@@ -247,7 +247,7 @@ class Download:
                 each,
                 repository.part(each),
                 repository.blob(each),
-                self._order,
+                self._job,
             )
             for each in missing
         ]
@@ -274,14 +274,14 @@ class Download:
         while True:
             done_bytes = present_bytes + sum(each.have_bytes for each in fetches)
             now = time.monotonic()
-            pace.note(now, done_bytes)
+            pace.add(now, done_bytes)
             trouble = next((each.trouble for each in fetches if each.trouble), None)
             left_s = pace.seconds_left(total_bytes - done_bytes)
-            self._say(Progressed(done_bytes, total_bytes, pace.bytes_per_s, left_s, trouble))
+            self._send(Progressed(done_bytes, total_bytes, pace.bytes_per_s, left_s, trouble))
             if not workers:
                 return
             try:
-                outcome = outcomes.get(timeout=_TOLD_EVERY_S)
+                outcome = outcomes.get(timeout=_REPORT_EVERY_S)
             except queue.Empty:
                 continue
             workers -= 1
@@ -307,34 +307,67 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(os.fspath(folder)).free
 
 
-def main() -> int:
-    # A Ctrl-C is meant for the gateway or the command that has started the pull.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICE)
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=PullJob)
-    agreed = threading.Event()
-    threading.Thread(target=_watch_input, args=(agreed,), name="input", daemon=True).start()
+_STALL_S: Final = 10.0
+
+
+def search(job: SearchJob) -> SearchResult:
+    """Search the hub or the folder. Blocks for as long as the source likes. Raises: HubError."""
     try:
-        if order.folder is None and is_offline():
-            raise PullError(
-                "offline", "HF_HUB_OFFLINE is set: unset it, or name a folder with hub.folder."
-            )
-        _say(Download(order, hub_cache(), _say, agreed.wait).run())
-    except PullError as error:
-        _say(PullFailed(error.code, error.message))
+        return SearchResult(tuple(_candidates(job)))
+    except UnreachableError as error:
+        raise HubError("unreachable", f"{error}. {ELSEWHERE}") from error
+    except TroubleError as error:
+        message = f"{str(error).rstrip('.')}."
+        raise HubError("unreachable", message, error.retry_after_s) from error
+
+
+def _candidates(job: SearchJob) -> list[Candidate]:
+    """Raises: HubError, TroubleError."""
+    if job.folder is not None:
+        return ModelFolder(Path(job.folder)).search(job.words)
+    check_online()
+    hub = Hub(job.endpoint, _STALL_S)
+    # The hub may take several words as one text, which few names contain.
+    for text in dict.fromkeys((" ".join(job.words), max(job.words, key=len))):
+        candidates = [
+            candidate for candidate in hub.search(text) if matches(job.words, candidate.repository)
+        ]
+        if candidates:
+            return candidates
+    return []
+
+
+def main() -> int:
+    # A Ctrl-C is meant for the gateway or the command that has started this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    accepted = threading.Event()
+    threading.Thread(target=_watch_input, args=(accepted,), name="input", daemon=True).start()
+    try:
+        if isinstance(job, SearchJob):
+            # SIGALRM ends this process, also if the lookup of a name hangs.
+            signal.setitimer(signal.ITIMER_REAL, job.deadline_s)
+            _send(search(job))
+            return 0
+        os.nice(_NICE)
+        if job.folder is None:
+            check_online()
+        _send(Download(job, hub_cache(), _send, accepted.wait).run())
+    except HubError as error:
+        _send(error.failure)
         return 1
     return 0
 
 
-def _watch_input(agreed: threading.Event) -> None:
+def _watch_input(accepted: threading.Event) -> None:
     """Watch the input. A line accepts the plan; the end of the input ends this process at once."""
     while sys.stdin.buffer.readline():
-        agreed.set()
+        accepted.set()
     os._exit(1)
 
 
-def _say(said: Said) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+def _send(message: HubMessage) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 
 
