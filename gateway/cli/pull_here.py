@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gateway.cli.failure import CommandError
-from gateway.cli.pull import OutlookReading, PullReading
+from gateway.cli.pull_reading import OutlookReading, PullReading
 from gateway.config.layers import ConfigError
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_settings

@@ -27,7 +27,7 @@ from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.status import ask_health_of
 from gateway.system.log_lines import gateway_logs
-from gateway.system.machine import give_large_buffers_back, raise_file_limit
+from gateway.system.process_limits import give_large_buffers_back, raise_file_limit
 from gateway.system.state_dir import StateDir, StateDirError, near_url
 from gateway.system.tls import CertificateError, Certificates
 

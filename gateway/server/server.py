@@ -41,9 +41,9 @@ from gateway.server.departure import Departure, StandInChannel
 from gateway.server.serving import GatewayServer
 from gateway.server.takeover import Inheritance, Takeover
 from gateway.server.upgrader import Upgrader
-from gateway.system.machine import Notifier
 from gateway.system.state_dir import Address, StateDir, UncleanStarts, near_url, write_address
 from gateway.system.state_file import read_state, write_state
+from gateway.system.systemd import Notifier
 from gateway.system.tls import Certificates
 from gateway.workers.leftovers import WorkerRecords, sweep
 

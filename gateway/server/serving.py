@@ -25,10 +25,10 @@ from gateway.server.departure import Departure
 from gateway.server.takeover import CannotTakeOverError, Takeover
 from gateway.server.upgrader import Upgrader
 from gateway.server.uvicorn_server import UvicornServer
-from gateway.system.machine import Notifier
 from gateway.system.notation import url
 from gateway.system.processes import ProcessGoneError
 from gateway.system.state_dir import near_url
+from gateway.system.systemd import Notifier
 from gateway.system.tasks import Tasks
 from gateway.system.tls import Certificates
 

@@ -31,11 +31,11 @@ from gateway.server.relay import Relay
 from gateway.server.takeover import Takeover
 from gateway.server.uvicorn_server import UvicornServer
 from gateway.system.lane import Lane
-from gateway.system.machine import Notifier
 from gateway.system.processes import ProcessGoneError
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import NextGateway, StateDir
 from gateway.system.state_file import read_state, written_by_others
+from gateway.system.systemd import Notifier
 from gateway.system.tasks import Tasks
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.http import remote_pictures as remote
-from gateway.http.pictures import PictureError
+from gateway.http.errors import PictureError
 from gateway.http.remote_pictures import Remote
 from tests.support.pictures import RED, png
 
