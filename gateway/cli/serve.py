@@ -22,7 +22,7 @@ from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
 from gateway.server import server
-from gateway.server.takeover import Inheritance
+from gateway.server.upgrade.takeover import Inheritance
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.status import ask_health_of
@@ -94,7 +94,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
             )
         )
     if departure is not None:
-        departure.become()
+        departure.end_process()
 
 
 def _opened(

@@ -7,9 +7,11 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from gateway.access.limits import Seat
 from gateway.mailbox.archive import ANSWER_S, Archive
@@ -32,6 +34,12 @@ from gateway.system.tasks import Tasks
 
 _EXPIRE_S: Final = 30.0
 _RETRY_AFTER_S: Final = 30
+
+
+class MailboxState(Struct, frozen=True):
+    """`making` names the answers that a gateway, or one before it, still makes."""
+
+    making: tuple[Name, ...]
 
 
 class Mailbox:
@@ -78,29 +86,28 @@ class Mailbox:
 
     # From one gateway to the next
 
-    def hand_over(self) -> list[Name]:
-        """Begin no more answers. Returns the names of answers that are being made here, or by an
-        earlier gateway.
-        """
+    def suspend(self) -> None:
+        """Begin no more answers, as another gateway is about to make them."""
         self.maker.leaving = True
-        return [*self.maker.begun, *self._elsewhere]
 
-    def take_back(self) -> None:
+    def go_on(self) -> None:
         """Begin answers again, as no other gateway has taken over."""
         self.maker.leaving = False
         self.maker.wake()
 
-    def leave(self) -> None:
+    def give_up_waiting(self) -> None:
         """Give up the waiting answers, as another gateway makes them."""
         self.maker.let_go_of_waiting(_made_elsewhere())
 
-    def leave_out(self, names: Collection[Name]) -> None:
-        """Leave these answers to the earlier gateway, which makes them. To be called before
-        `start`.
-        """
-        self._elsewhere = frozenset(names)
+    @property
+    def state(self) -> MailboxState:
+        return MailboxState((*self.maker.begun, *self._elsewhere))
 
-    async def restore(self) -> None:
+    def restore(self, state: MailboxState) -> None:
+        """Leave the answers of `state` to the earlier gateway. To be called before `start`."""
+        self._elsewhere = frozenset(state.making)
+
+    async def queue_left_out(self) -> None:
         """Queue the answers that were left to the earlier gateway, and that it has not made."""
         names, self._elsewhere = self._elsewhere, frozenset()
         if not names or self.maker.leaving:
