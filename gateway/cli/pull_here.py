@@ -86,7 +86,7 @@ class PullHere:
 
     def _start(self, *, goes_on: bool = False) -> None:
         hub = self._settings.hub
-        order = PullJob(self._model, hub.endpoint, hub.at, goes_on=goes_on)
+        order = PullJob(self._model, hub.endpoint, hub.folder_path, goes_on=goes_on)
         try:
             self._process = PullProcess(order, self._said.put, self._said.put)
         except OSError as error:

@@ -93,7 +93,9 @@ def _find_here(gateway: GatewayClient, text: str) -> Findings:
     if not words:
         return well_known(room_here(settings), served)
     try:
-        candidates = find_candidates(SearchJob(words, settings.hub.endpoint, settings.hub.at))
+        candidates = find_candidates(
+            SearchJob(words, settings.hub.endpoint, settings.hub.folder_path)
+        )
     except SearchError as error:
         raise HubAwayError(error.message) from error
     except OSError as error:

@@ -48,7 +48,7 @@ class HubSearch:
         if not words:
             return well_known(self._room(), await self._served())
         hub = self._fleet.settings.hub
-        search = functools.partial(find_candidates, SearchJob(words, hub.endpoint, hub.at))
+        search = functools.partial(find_candidates, SearchJob(words, hub.endpoint, hub.folder_path))
         try:
             candidates = await self._lane.run(search, _ANSWER_S, "the hub")
         except SearchError as error:

@@ -218,7 +218,7 @@ class Pulls:
         order = PullJob(
             known or str(pull.reference),
             settings.endpoint,
-            settings.at,
+            settings.folder_path,
             goes_on=pull.goes_on or known is not None,
         )
         try:

@@ -112,7 +112,7 @@ class GatewayServer:
         if departure is None:
             # Gateways before this one may have sent usage until now.
             try:
-                await self._parts.keys.keep_accounts()
+                await self._parts.keys.write_accounts()
             except OSError as error:
                 logger.warning("%s", error)
             logger.info("Stopped")

@@ -70,7 +70,7 @@ class Departure:
         self._relay.open(messages.send)
         self._tasks.start(self._listen(), "successor")
         self._server.stop_listening()
-        await self._parts.recorder.leave()
+        await self._parts.recorder.stop()
         for incarnation, begun in await self._parts.fleet.leave():
             messages.send(Released(incarnation, begun))
         self._parts.mailbox.give_up_waiting()

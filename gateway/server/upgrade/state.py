@@ -104,4 +104,4 @@ def _fits(fleet: Fleet, model: ModelState) -> bool:
     compartment = fleet.roster.configured.get(model.id)
     if compartment is None:
         return False
-    return model.worker is None or compartment.model.told == model.told
+    return model.worker is None or compartment.model.load_values == model.told
