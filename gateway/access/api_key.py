@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from gateway.access.caller import ADMIN, OPERATOR, Caller
 
@@ -23,7 +23,7 @@ _BEFORE_ID: Final = "#"
 # Names stand in addresses, log lines and metrics, and must not need escapes in any of them.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
-# With larger ones a key would keep others waiting, which is what a priority is for.
+# A larger share would make others wait, for which there are priorities.
 LARGEST_SHARE: Final = 100
 LARGEST_LIMIT: Final = (1 << 31) - 1
 
@@ -59,11 +59,11 @@ class KeyTerms(Struct, frozen=True, kw_only=True):
     def complaint(self) -> str | None:
         """Why no key can have these terms; None if one can."""
         about_work = ("models", "priority", "rpm", "tpm", "concurrent", "share")
-        said = [field for field in about_work if getattr(self, field) is not None]
-        if not self.reads or not said:
+        given = [name for name in about_work if getattr(self, name) is not None]
+        if not self.reads or not given:
             return None
         return (
-            f"A key that reads makes no model work, so it has no {', '.join(said)}: only "
+            f"A key that reads makes no model work, so it has no {', '.join(given)}: only "
             "a time at which it expires."
         )
 
@@ -93,7 +93,7 @@ class ApiKey(KeyTerms, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner of answers that are kept for this key. A later key of this name has another."""
+        """The owner of answers that are stored for this key, and not for later keys of its name."""
         return f"{self.name}{_BEFORE_ID}{self.id}" if self.id else self.name
 
     def expired(self, now: float) -> bool:
@@ -157,7 +157,7 @@ class KeyRing:
         self._nobody = HeldKey(secrets.token_bytes(32), Caller(), None)
         admin = HeldKey(digest_of(admin_secret.encode()), OPERATOR, None)
         held = [HeldKey(bytes.fromhex(key.digest), key.caller, key) for key in keys]
-        self._held = {each.digest: each for each in (*held, admin)}
+        self._held = {key.digest: key for key in (*held, admin)}
 
     def find(self, secret: bytes) -> HeldKey | None:
         """The key with this secret, which may have expired; None if there is none."""
@@ -175,7 +175,7 @@ class NewKey(KeyTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def terms(self) -> KeyTerms:
-        return KeyTerms(**{each: getattr(self, each) for each in KeyTerms.__struct_fields__})
+        return KeyTerms(**{name: getattr(self, name) for name in KeyTerms.__struct_fields__})
 
 
 class KeyChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -218,10 +218,10 @@ class KeyBody(KeyTerms, frozen=True, kw_only=True):
 
 
 class KeyList(Struct, omit_defaults=True):
-    """`required`: requests need a key. That may be so while there are no keys. `kept` says why the
-    gateway can't go on without keys, and what to do first; None: it can.
+    """`required`: requests need a key. That may be so while there are no keys. `why_required` says
+    why the gateway can't go on without keys, and what to do first; None: it can.
     """
 
     keys: list[KeyBody]
     required: bool
-    kept: str | None = None
+    why_required: str | None = field(default=None, name="kept")

@@ -16,8 +16,8 @@ ADMIN: Final = "admin"
 
 
 def stands_for(right: str, name: str) -> bool:
-    """Whether a key's right stands for the model with this id or alias: it is this name, or `*` in
-    it takes the place of any text.
+    """Whether a key's right names the model with this id or alias. A `*` in the right stands for
+    any text.
     """
     if "*" not in right:
         return right == name
@@ -26,9 +26,9 @@ def stands_for(right: str, name: str) -> bool:
 
 class Caller(Struct, frozen=True, kw_only=True):
     """`name` is the name of the key; None if there are no keys, or none was shown. `owner` owns the
-    answers that are kept for the caller, and is empty without a key.
+    answers that are stored for the caller, and is empty without a key.
 
-    `models` are the ids and aliases of the models that the caller may use, `*` for any part of one;
+    `models` are the ids and aliases of the models that the caller may use, with `*` for any text;
     None for all models.
     `priority` is the highest priority that the caller's requests may have, None for the model's
     own. It doesn't bind an `admin`. `share` weighs the seconds of models that the caller gets while
@@ -82,14 +82,14 @@ def sharer_at(address: str) -> str:
     IPv6.
     """
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
+    if isinstance(parsed, ipaddress.IPv4Address):
         return address
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found), _NETWORK), strict=False))
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((int(parsed), _NETWORK), strict=False))
 
 
 # Whoever shows the operator's key.
@@ -113,8 +113,8 @@ _ADMIN_PATHS: Final = (
     "/api/copy",
     "/api/delete",
 )
-# What a key that reads may get. Neither logs, which may quote what others have sent, nor anything
-# that makes a model, a disk or another server work.
+# The paths that a key that reads may get. Logs are not among these, as they may quote texts of
+# others, and neither is anything that makes a model, a disk or another server work.
 READABLE: Final = (
     "/metrics",
     "/openapi.json",
@@ -134,7 +134,7 @@ READABLE: Final = (
 )
 _BEARER: Final = b"bearer "
 # Headers by which proxies, tunnels and `tailscale serve` name the original client.
-_PASSED_ON: Final = (
+_PROXY_HEADERS: Final = (
     b"cdn-loop",
     b"forwarded",
     b"true-client-ip",
@@ -146,7 +146,7 @@ _PASSED_ON: Final = (
 # The beginning of a gateway's name in Via. Another Bulkhead has checked its callers itself.
 BULKHEAD: Final = "bulkhead-"
 _BULKHEADS: Final = re.compile(rb"1\.1 bulkhead-[0-9a-f]{16}(, 1\.1 bulkhead-[0-9a-f]{16})*")
-_PASSED_ON_PREFIXES: Final = (b"cf-", b"fly-", b"tailscale-", b"x-envoy-", b"x-forwarded")
+_PROXY_PREFIXES: Final = (b"cf-", b"fly-", b"tailscale-", b"x-envoy-", b"x-forwarded")
 
 
 class NeededKey(Enum):
@@ -182,7 +182,7 @@ def counts(method: str, path: str) -> bool:
     return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
 
 
-def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+def proxy_header(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The header that shows that a request came through a proxy, which may be on this machine.
     None: there is no such header. Names of headers are in lower case.
     """
@@ -191,7 +191,7 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
             continue
         # Some proxies replace hyphens by underscores.
         same = name.replace(b"_", b"-")
-        if same in _PASSED_ON or same.startswith(_PASSED_ON_PREFIXES):
+        if same in _PROXY_HEADERS or same.startswith(_PROXY_PREFIXES):
             return name.decode("latin-1")
     return None
 

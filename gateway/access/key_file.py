@@ -59,10 +59,10 @@ class KeyFile:
     def signature(self) -> Signature:
         """Raises: OSError."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        return status.st_mtime_ns, status.st_ino, status.st_size
 
     def read(self) -> tuple[ApiKey, ...]:
         """Raises: KeyFileError: the file can't be read, or other accounts could have written it."""
@@ -80,8 +80,8 @@ class KeyFile:
             ) from error
 
     def add(self, name: str, terms: KeyTerms, now: float) -> tuple[ApiKey, str]:
-        """Add a key. Returns the key and its secret, which isn't kept. The name of a key that has
-        expired may be used again.
+        """Add a key. Returns the key and its secret, which isn't stored. The name of a key that
+        has expired may be used again.
 
         Raises:
             KeyFileError: no key can have this name or these terms, or the file can't be written.
@@ -100,13 +100,13 @@ class KeyFile:
         )
         with self._locked():
             keys = self.read()
-            for each in keys:
-                if each.name == name and not each.expired(now):
+            for other in keys:
+                if other.name == name and not other.expired(now):
                     raise KeyFileError(
                         f"There is a key {name!r} already: choose another name, or revoke it with "
                         f"`bulkhead key revoke {name}`."
                     )
-            self._write((*(each for each in keys if each.name != name), key))
+            self._write((*(other for other in keys if other.name != name), key))
         return key, secret
 
     def change(self, name: str, change: KeyChange) -> ApiKey:
@@ -118,11 +118,11 @@ class KeyFile:
         """
         with self._locked():
             keys = self.read()
-            found = _named(name, keys)
-            changed = change.of(found)
+            present = _named(name, keys)
+            changed = change.of(present)
             if changed.complaint is not None:
                 raise KeyFileError(changed.complaint)
-            self._write(tuple(changed if key is found else key for key in keys))
+            self._write(tuple(changed if key is present else key for key in keys))
         return changed
 
     def revoke(self, name: str) -> ApiKey:
@@ -134,9 +134,9 @@ class KeyFile:
         """
         with self._locked():
             keys = self.read()
-            found = _named(name, keys)
-            self._write(tuple(key for key in keys if key is not found))
-        return found
+            revoked = _named(name, keys)
+            self._write(tuple(key for key in keys if key is not revoked))
+        return revoked
 
     def remove(self) -> None:
         """Remove all keys, and the need of one. Raises: KeyFileError."""
@@ -154,7 +154,7 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other programs from changing the file meanwhile. Raises KeyFileError."""
+        """Let no other program change the file meanwhile. Raises KeyFileError."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)

@@ -42,10 +42,10 @@ class KeySession:
         self.closed: str | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def enter(self, task: asyncio.Task[None]) -> None:
+    def add(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
 
-    def leave(self, task: asyncio.Task[None]) -> None:
+    def remove(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
 
     def close(self, reason: str) -> None:
@@ -73,15 +73,15 @@ T = TypeVar("T")
 # A command that changes the file beside the gateway doesn't notify the gateway.
 _LOOK_S: Final = 1.0
 # A crash may lose the usage of so many seconds.
-KEPT_EVERY_S: Final = 5.0
+_WRITTEN_EVERY_S: Final = 5.0
 _FILE_S: Final = 20.0
 
 
 class ApiKeys:
-    """The keys in force, their sessions and their usage. With `required` requests need a key. That
-    is so from the first key on until `turn_off` or the gateway's end, whatever else happens to the
-    file, and always if the gateway is `exposed`, so that other machines can reach it. `sign_ins`
-    are the sessions of the operator's page.
+    """The keys in force, their sessions and their usage. With `required` requests need a key: from
+    the first key on until `turn_off` or the gateway's end, even if the file is lost. If the gateway
+    is `exposed`, so that other machines can reach it, requests always need a key. `sign_ins` are
+    the sessions of the operator's page.
     """
 
     def __init__(self, state_dir: StateDir, *, exposed: bool) -> None:
@@ -110,7 +110,7 @@ class ApiKeys:
         self._forward: Callable[[str, Usage], None] | None = None
         self.exposed = exposed
         self.required = exposed or self._signature is not None
-        self._take(self._keys)
+        self._apply(self._keys)
 
     @property
     def all(self) -> Sequence[ApiKey]:
@@ -133,7 +133,7 @@ class ApiKeys:
 
     def watch(self, tasks: Tasks) -> None:
         tasks.keep(self.look, "keys", _LOOK_S)
-        tasks.keep(self.keep_accounts, "accounts of the keys", KEPT_EVERY_S)
+        tasks.keep(self.write_accounts, "accounts of the keys", _WRITTEN_EVERY_S)
 
     async def look(self) -> None:
         """Read the files if they have changed. A file that can't be read changes nothing. Close the
@@ -155,7 +155,7 @@ class ApiKeys:
             self._close_pages(reason)
         if secret != self._admin_secret or keys is not None:
             self._signature, self._admin_secret = signature, secret
-            self._take(self._keys if keys is None else keys)
+            self._apply(self._keys if keys is None else keys)
 
     def _read(self, known: Signature) -> tuple[Signature, tuple[ApiKey, ...] | None, str]:
         """Read the files, which blocks. The keys are None if their file is unchanged."""
@@ -216,7 +216,7 @@ class ApiKeys:
     def restore(self, book: Book) -> None:
         """Continue the usage that an earlier gateway has counted."""
         self._accounts = Accounts(book)
-        self._accounts.note_lost()
+        self._accounts.mark_changed()
 
     def forward(self, account: Callable[[str, Usage], None] | None) -> None:
         """Have another gateway count the usage from now on; None: count it here again."""
@@ -234,23 +234,23 @@ class ApiKeys:
     def used(self) -> dict[str, tuple[Counts, Counts]]:
         """The usage of today and of this month, by the names of present and earlier keys."""
         today = _today()
-        names = dict.fromkeys([*(each.name for each in self._keys), *sorted(self._accounts.names)])
+        names = dict.fromkeys([*(key.name for key in self._keys), *sorted(self._accounts.names)])
         return {
             name: (self._accounts.on(today, name), self._accounts.in_month(today, name))
             for name in names
         }
 
-    async def keep_accounts(self) -> None:
-        """Write the usage. Raises: OSError: it can't be kept now, and is to be written later."""
-        if not self._accounts.take_changed():
+    async def write_accounts(self) -> None:
+        """Write the usage. Raises: OSError: the file can't be written now. Call this again."""
+        if not self._accounts.pop_changed():
             return
         content = msgspec.json.encode(self._accounts.book)
         try:
             await self._beside(partial(write_secret, self._usage_path, content))
         except OSError as error:
-            self._accounts.note_lost()
-            told = f"the usage of the keys can't be kept in {self._usage_path}: {error}"
-            raise OSError(error.errno, told) from error
+            self._accounts.mark_changed()
+            reason = f"the usage of the keys can't be kept in {self._usage_path}: {error}"
+            raise OSError(error.errno, reason) from error
 
     def seat(self, owner: str) -> Seat | None:
         """A seat for an answer that was accepted before, such as a background answer. None: its
@@ -281,7 +281,7 @@ class ApiKeys:
         for digest in self._pages.keys() - going_on:
             self._pages.pop(digest).close(reason)
 
-    def _take(self, keys: tuple[ApiKey, ...]) -> None:
+    def _apply(self, keys: tuple[ApiKey, ...]) -> None:
         self._keys = keys
         self._ring = KeyRing(keys, self._admin_secret)
         if self._signature is not None and not self.required:

@@ -24,7 +24,7 @@ class Window:
     """
 
     def __init__(self) -> None:
-        # The numbers of steps, with the amount taken in each.
+        # The numbers of steps, with the amount of each.
         self._steps: deque[tuple[int, int]] = deque()
         self._taken = 0
 
@@ -84,15 +84,15 @@ class Seat:
         """Tokens of the request's answers so far. An answer in the key's account counts no more."""
         return sum(map(_tokens, self.answers))
 
-    def take(self, answers: Sequence[Spending]) -> Denial | None:
-        """Take a place for each of these answers. Return None, or why there are too few places."""
+    def reserve(self, answers: Sequence[Spending]) -> Denial | None:
+        """Reserve a place for each of these answers. Return None, or why there are too few."""
         denial = self._limits.short_of(len(answers), self.places)
         if denial is None:
             self.count(answers)
         return denial
 
     def count(self, answers: Sequence[Spending]) -> None:
-        """Take a place for each answer without a check, for answers that were accepted before."""
+        """Reserve a place for each answer without a check: the answers were accepted before."""
         self.answers, self.places = answers, len(answers)
 
     def hold(self) -> None:
@@ -102,7 +102,7 @@ class Seat:
     def release(self) -> None:
         self._holders -= 1
         if not self._holders:
-            self._limits.leave(self)
+            self._limits.free(self)
 
 
 def _tokens(answer: Spending) -> int:
@@ -158,14 +158,14 @@ class KeyLimits:
     def short_of(self, places: int, held: int = 0) -> Denial | None:
         """Why a seat that has `held` places can't have `places` in all; None if it can."""
         most = self.terms.concurrent
-        taken = sum(each.places for each in self._seats) - held
+        taken = sum(seat.places for seat in self._seats) - held
         if most is None or taken + places <= max(most, held):
             return None
         if places > most:
             return Denial(f"may have {most} answers at once, and this asks for {places}", None)
         return Denial(f"has {most} answers at once already, as many as it may have", _AGAIN_S)
 
-    def leave(self, seat: Seat) -> None:
+    def free(self, seat: Seat) -> None:
         self._seats.discard(seat)
 
     def exhausted(self, now: float) -> bool:
@@ -177,21 +177,21 @@ class KeyLimits:
         self._tokens.add(now, tokens)
 
     def _spent(self, now: float) -> int:
-        return self._tokens.taken(now) + sum(each.tokens for each in self._seats)
+        return self._tokens.taken(now) + sum(seat.tokens for seat in self._seats)
 
     def headers(self, now: float) -> Iterator[tuple[bytes, bytes]]:
         """OpenAI's headers for the limits that are set. The reset tells when the whole limit is
         free.
         """
-        for what, limit, window, taken in (
+        for kind, limit, window, taken in (
             (b"requests", self.terms.rpm, self._requests, self._requests.taken),
             (b"tokens", self.terms.tpm, self._tokens, self._spent),
         ):
             if limit is not None:
                 left = max(0, limit - taken(now))
-                yield b"x-ratelimit-limit-" + what, b"%d" % limit
-                yield b"x-ratelimit-remaining-" + what, b"%d" % left
-                yield b"x-ratelimit-reset-" + what, b"%ds" % math.ceil(window.below_s(now, 1))
+                yield b"x-ratelimit-limit-" + kind, b"%d" % limit
+                yield b"x-ratelimit-remaining-" + kind, b"%d" % left
+                yield b"x-ratelimit-reset-" + kind, b"%ds" % math.ceil(window.below_s(now, 1))
 
 
 def _whole(seconds: float) -> int:
@@ -237,7 +237,7 @@ class Accounts:
 
     def __init__(self, book: Book) -> None:
         self.book = book
-        # Whether anything was added since the last `take_changed`.
+        # Whether anything was added since the last `pop_changed`.
         self._changed = False
 
     def add(self, day: str, name: str, counts: Counts) -> None:
@@ -254,8 +254,8 @@ class Accounts:
         """The usage under a key in the month of this day."""
         months = (
             names.get(name, Counts())
-            for each, names in self.book.days.items()
-            if each[:_MONTH] == day[:_MONTH]
+            for other, names in self.book.days.items()
+            if other[:_MONTH] == day[:_MONTH]
         )
         return sum(months, Counts())
 
@@ -263,19 +263,19 @@ class Accounts:
     def names(self) -> set[str]:
         return {name for names in self.book.days.values() for name in names}
 
-    def take_changed(self) -> bool:
+    def pop_changed(self) -> bool:
         """Whether anything was added since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
-    def note_lost(self) -> None:
-        """Note that the changes of the last `take_changed` could not be written."""
+    def mark_changed(self) -> None:
+        """Have the next `pop_changed` return True: the changes couldn't be written."""
         self._changed = True
 
     def _forget(self, day: str) -> None:
         oldest = _month_before(day)
-        for each in [each for each in self.book.days if each[:_MONTH] < oldest]:
-            del self.book.days[each]
+        for past in [past for past in self.book.days if past[:_MONTH] < oldest]:
+            del self.book.days[past]
 
 
 def _month_before(day: str) -> str:

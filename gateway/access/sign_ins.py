@@ -1,5 +1,5 @@
 """How the operator's page is signed in without the admin key: a code that works once is exchanged
-for the secret of a session. Only hashes of both are kept, in memory. No I/O.
+for the secret of a session. Only hashes of both stay, in memory. No I/O.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class SignIns:
         return _add(self._codes, now + CODE_S, _MOST_CODES)
 
     def wait_s(self, now: float) -> int:
-        """For how many seconds no code is taken, since too many wrong ones came; 0: one is."""
+        """Seconds for which no code is accepted, since too many wrong codes came; 0: one is."""
         if self._wrong.taken(now) < MOST_WRONG:
             return 0
         return min(math.ceil(self._wrong.below_s(now, MOST_WRONG)), int(MINUTE_S) + 1)
 
     def exchange(self, code: str, now: float) -> str | None:
-        """The secret of a new session; None if the code isn't right, or not any more. With too
-        many sessions the oldest one ends.
+        """The secret of a new session; None if the code is wrong or was used. With too many
+        sessions the oldest one ends.
         """
         digest = self._find(self._codes, code.encode(), now)
         if digest is None:
@@ -71,12 +71,12 @@ class SignIns:
 
     @staticmethod
     def _find(known: dict[bytes, float], secret: bytes, now: float) -> bytes | None:
-        """The hash of a secret that is known and hasn't ended. It is compared with all of them,
-        each in constant time.
+        """The hash of a secret that is known and hasn't ended. The secret is compared with every
+        known one, in constant time.
         """
         digest = digest_of(secret[:LONGEST])
-        found = [candidate for candidate in known if hmac.compare_digest(candidate, digest)]
-        return digest if found and now < known[digest] else None
+        same = [candidate for candidate in known if hmac.compare_digest(candidate, digest)]
+        return digest if same and now < known[digest] else None
 
 
 def _add(known: dict[bytes, float], ends_at: float, most: int) -> str:

@@ -25,8 +25,8 @@ from gateway.server import agent_server as server
 from gateway.server.agent_server import AgentTerms
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.system.log_lines import gateway_logs
-from gateway.system.machine import raise_file_limit
 from gateway.system.notation import format_size, is_loopback, url
+from gateway.system.process_limits import raise_file_limit
 from gateway.system.state_dir import StateDir, StateDirError, default_state_dir
 from gateway.system.tls import (
     CertificateError,

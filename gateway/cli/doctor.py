@@ -172,7 +172,7 @@ def _look_at_upgrade(within_s: float) -> Iterator[Seen]:
 _UPGRADE: Final = mac.MacProbe(
     "upgrade",
     "eight streams go on over an upgrade, each with the same text",
-    "gateway/server/handover.py, gateway/server/takeover.py",
+    "gateway/server/upgrade/",
     _look_at_upgrade,
     60.0,
 )

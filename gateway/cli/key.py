@@ -288,8 +288,8 @@ def _agreed(listed: KeyList, *, yes: bool) -> bool:
     if not listed.required:
         click.echo("There are no keys: every program of this machine may do everything.")
         return False
-    if listed.kept is not None:
-        raise CommandError(listed.kept)
+    if listed.why_required is not None:
+        raise CommandError(listed.why_required)
     names = ", ".join(key.name for key in listed.keys) or "none is left"
     click.echo(
         f"This revokes all keys for good ({names}), and cuts off what runs under them. Then every "

@@ -16,6 +16,7 @@ from gateway.cli.client import ANSWER, GatewayClient
 from gateway.cli.failure import CommandError, NobodyListensError
 from gateway.cli.options import names_gateway, reaches_gateway
 from gateway.cli.output import print_json, printable, stderr_console
+from gateway.cli.pull_reading import PullReading
 from gateway.system.notation import format_size
 
 _SAID_EVERY_S: Final = 10.0
@@ -26,28 +27,6 @@ _PULLS: Final = "/admin/v1/pulls"
 class PullOptions(Struct, frozen=True):
     model: str
     force: bool
-
-
-class OutlookReading(Struct, frozen=True):
-    fits: bool
-    sentence: str
-
-
-class PullReading(Struct, frozen=True, kw_only=True):
-    """A pull at one moment. `id` is empty if this command itself pulls."""
-
-    id: str
-    model: str
-    state: str
-    repository: str | None = None
-    reason: str | None = None
-    code: str | None = None
-    done_bytes: int | None = None
-    total_bytes: int | None = None
-    bytes_per_s: float | None = None
-    seconds_left: float | None = None
-    outlook: OutlookReading | None = None
-    offered_as: str | None = None
 
 
 class PullView:

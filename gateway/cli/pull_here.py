@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from gateway.cli.failure import CommandError
-from gateway.cli.pull import OutlookReading, PullReading
+from gateway.cli.pull_reading import OutlookReading, PullReading
 from gateway.config.layers import ConfigError
 from gateway.config.model_settings import ModelSettings
 from gateway.config.read import read_settings
@@ -86,7 +86,7 @@ class PullHere:
 
     def _start(self, *, goes_on: bool = False) -> None:
         hub = self._settings.hub
-        order = PullJob(self._model, hub.endpoint, hub.at, goes_on=goes_on)
+        order = PullJob(self._model, hub.endpoint, hub.folder_path, goes_on=goes_on)
         try:
             self._process = HubProcess(order, self._messages.put, self._messages.put)
         except OSError as error:

@@ -94,7 +94,7 @@ def _find_here(gateway: GatewayClient, text: str) -> Findings:
     if not words:
         return well_known(room_here(settings), served)
     try:
-        candidates = search_hub(SearchJob(words, settings.hub.endpoint, settings.hub.at))
+        candidates = search_hub(SearchJob(words, settings.hub.endpoint, settings.hub.folder_path))
     except HubError as error:
         raise HubAwayError(error.message) from error
     except OSError as error:

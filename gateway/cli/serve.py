@@ -22,12 +22,12 @@ from gateway.config.read import Configuration, read_configuration
 from gateway.config.settings import Flags, GatewaySettings
 from gateway.library.finder import Finder
 from gateway.server import server
-from gateway.server.takeover import Inheritance
+from gateway.server.upgrade.takeover import Inheritance
 from gateway.server.uvicorn_server import PortTakenError, bind
 from gateway.service.definition import LABEL, MARK, MISTAKE_STATUS, service_pid
 from gateway.service.status import ask_health_of
 from gateway.system.log_lines import gateway_logs
-from gateway.system.machine import give_large_buffers_back, raise_file_limit
+from gateway.system.process_limits import give_large_buffers_back, raise_file_limit
 from gateway.system.state_dir import StateDir, StateDirError, near_url
 from gateway.system.tls import CertificateError, Certificates
 
@@ -94,7 +94,7 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
             )
         )
     if departure is not None:
-        departure.become()
+        departure.end_process()
 
 
 def _opened(

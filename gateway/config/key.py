@@ -27,7 +27,7 @@ from gateway.system.notation import (
 # Ten years: the date at which a longer time ends could be out of range.
 _LONGEST_S: Final = 315_360_000.0
 _LARGEST: Final = (1 << 31) - 1
-# The largest integer that every reader of JSON keeps exactly.
+# The largest integer that every reader of JSON reads exactly.
 _LARGEST_EXACT: Final = (1 << 53) - 1
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _AT_ELEMENT: Final = re.compile(r" - at `\$\[(\d+)\][^`]*`$")
@@ -87,62 +87,62 @@ class Key(Struct, frozen=True):
         return f"{self.expected[0].upper()}{self.expected[1:]}."
 
 
-def text(about: str, what: str, **said: Any) -> Meta:
+def text(about: str, what: str, **details: Any) -> Meta:
     """The annotation of a `Text`. `what` describes the accepted values."""
-    return _meta(Key(about, what, **said))
+    return _meta(Key(about, what, **details))
 
 
-def texts(about: str, what: str, **said: Any) -> Meta:
+def texts(about: str, what: str, **details: Any) -> Meta:
     """The annotation of a tuple of `Text`. `what` describes the elements."""
-    return _meta(Key(about, f"a list of {what}", **said))
+    return _meta(Key(about, f"a list of {what}", **details))
 
 
-def switch(about: str, **said: Any) -> Meta:
+def switch(about: str, **details: Any) -> Meta:
     """The annotation of a bool."""
-    return _meta(Key(about, "true or false", **said))
+    return _meta(Key(about, "true or false", **details))
 
 
-def whole(about: str, least: int = 0, most: int = _LARGEST, **said: Any) -> Meta:
+def whole(about: str, least: int = 0, most: int = _LARGEST, **details: Any) -> Meta:
     """The annotation of an int."""
-    return _meta(Key(about, f"a whole number from {least} to {most}", **said), ge=least, le=most)
+    return _meta(Key(about, f"a whole number from {least} to {most}", **details), ge=least, le=most)
 
 
-def count(about: str, **said: Any) -> Meta:
+def count(about: str, **details: Any) -> Meta:
     """The annotation of a `Count`, or of a `Count` or None."""
-    return _meta(Key(about, f"a whole number from 1 to {_LARGEST}", **said))
+    return _meta(Key(about, f"a whole number from 1 to {_LARGEST}", **details))
 
 
-def choice(about: str, *values: int | str, **said: Any) -> Meta:
+def choice(about: str, *values: int | str, **details: Any) -> Meta:
     """The annotation of a Literal with these values."""
-    return _meta(Key(about, " or ".join(map(toml_value, values)), **said))
+    return _meta(Key(about, " or ".join(map(toml_value, values)), **details))
 
 
-def time(about: str, least_s: float = 0.0, zero: str | None = None, **said: Any) -> Meta:
+def time(about: str, least_s: float = 0.0, zero: str | None = None, **details: Any) -> Meta:
     """The annotation of a float, in seconds. `zero` says what 0 means, if it isn't a time."""
     expected = f'a time of {least_s:g} s to 10 years, as 30, "30s" or "5m"'
     if zero is not None:
         expected += f", or 0 for {zero}"
-    return _meta(Key(about, expected, prepare=_seconds, **said), ge=least_s, le=_LONGEST_S)
+    return _meta(Key(about, expected, prepare=_seconds, **details), ge=least_s, le=_LONGEST_S)
 
 
-def byte_size(about: str, **said: Any) -> Meta:
+def byte_size(about: str, **details: Any) -> Meta:
     """The annotation of a `Size`."""
-    return _meta(Key(about, 'bytes, or a size as "2GB"', prepare=_check_size, **said))
+    return _meta(Key(about, 'bytes, or a size as "2GB"', prepare=_check_size, **details))
 
 
-def memory_budget(about: str, **said: Any) -> Meta:
+def memory_budget(about: str, **details: Any) -> Meta:
     """The annotation of a `Budget`."""
     expected = '"auto", bytes above 0, a size as "12GB", or a share of the memory as "75%"'
-    return _meta(Key(about, expected, prepare=_check_budget, **said))
+    return _meta(Key(about, expected, prepare=_check_budget, **details))
 
 
-def arguments(about: str, **said: Any) -> Meta:
+def arguments(about: str, **details: Any) -> Meta:
     """The annotation of a dict. Its names and values are not checked, but must be JSON."""
     expected = "a table, as { enable_thinking = false }"
-    return _meta(Key(about, expected, prepare=_check_json, **said))
+    return _meta(Key(about, expected, prepare=_check_json, **details))
 
 
-def parameters(about: str, kind: type[Struct], **said: Any) -> Meta:
+def parameters(about: str, kind: type[Struct], **details: Any) -> Meta:
     """The annotation of a struct of the type `kind`; its fields are bounded numbers or None."""
     bounds = {field.name: _bounds(field.type) for field in msgspec.structs.fields(kind)}
     fields = "; ".join(f"{name} {most}" for name, most in bounds.items())
@@ -163,7 +163,7 @@ def parameters(about: str, kind: type[Struct], **said: Any) -> Meta:
             raise ExceptionGroup("parameters", errors)
         return value
 
-    return _meta(Key(about, expected, prepare=check, **said))
+    return _meta(Key(about, expected, prepare=check, **details))
 
 
 def _bounds(annotation: Any) -> str:
@@ -172,19 +172,19 @@ def _bounds(annotation: Any) -> str:
     return f"{bounds.ge} to {bounds.le}"
 
 
-def variables(about: str, **said: Any) -> Meta:
+def variables(about: str, **details: Any) -> Meta:
     """The annotation of a dict of texts: environment variables."""
     expected = 'a table of texts, as { LANG = "C" }'
-    return _meta(Key(about, expected, prepare=_check_texts, **said))
+    return _meta(Key(about, expected, prepare=_check_texts, **details))
 
 
-def rank_places(about: str, most: int, **said: Any) -> Meta:
+def rank_places(about: str, most: int, **details: Any) -> Meta:
     """The annotation of a tuple of `RankPlace`, with at most `most` elements."""
     expected = (
         'a list of ranks such as [{ host = "local" }, { host = "studio2", interfaces = '
         '["10.0.0.2"] }]'
     )
-    return _meta(Key(about, expected, **said), max_length=most)
+    return _meta(Key(about, expected, **details), max_length=most)
 
 
 def _meta(key: Key, **bounds: Any) -> Meta:
@@ -215,8 +215,8 @@ def read_value(annotation: Any, value: object) -> Any:
     except (UnexpectedError, ExceptionGroup):
         raise
     except ValueError as error:
-        if isinstance(value, list) and (at := _AT_ELEMENT.search(str(error))):
-            raise UnexpectedError(value[int(at[1])], int(at[1])) from None
+        if isinstance(value, list) and (element := _AT_ELEMENT.search(str(error))):
+            raise UnexpectedError(value[int(element[1])], int(element[1])) from None
         raise UnexpectedError(value) from None
 
 
@@ -246,9 +246,9 @@ def _check_budget(value: Any) -> Any:
 
 
 def _check_texts(value: Any) -> Any:
-    for name, each in value.items() if isinstance(value, dict) else ():
-        if not isinstance(each, str):
-            raise UnexpectedError(each, name)
+    for name, text in value.items() if isinstance(value, dict) else ():
+        if not isinstance(text, str):
+            raise UnexpectedError(text, name)
     return value
 
 
@@ -277,7 +277,7 @@ def toml_value(value: object) -> str:
     """A text, number, truth value, list or table, written in one line of TOML."""
     match value:
         case dict() if value:
-            pairs = (f"{toml_key(name)} = {toml_value(each)}" for name, each in value.items())
+            pairs = (f"{toml_key(name)} = {toml_value(inner)}" for name, inner in value.items())
             return f"{{ {', '.join(pairs)} }}"
         case dict():
             return "{}"

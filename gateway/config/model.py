@@ -50,7 +50,7 @@ class Groups:
         return frozenset().union(*(self._rivals.get(each, ()) for each in model_ids))
 
     def reserved(self, model_id: str) -> bool:
-        """Whether room is kept for this model while it isn't loaded."""
+        """Whether room is reserved for this model while it isn't loaded."""
         return model_id in self._reserved
 
     def between(self, model_id: str, other_id: str) -> Group | None:
@@ -60,25 +60,24 @@ class Groups:
 
     def concerned(self, model_id: str) -> frozenset[str]:
         """The other models whose floors count in the decision on a load of this one: its
-        companions, and all models for which room is kept.
+        companions, and all models for which room is reserved.
         """
         return (self.companions(model_id) | self._reserved) - {model_id}
 
     @staticmethod
     def _others(groups: Iterable[Group]) -> dict[str, frozenset[str]]:
-        found: dict[str, frozenset[str]] = {}
+        others: dict[str, frozenset[str]] = {}
         for group in groups:
             members = frozenset(group.models)
-            for each in members:
-                found[each] = found.get(each, frozenset()) | (members - {each})
-        return found
+            for member in members:
+                others[member] = others.get(member, frozenset()) | (members - {member})
+        return others
 
 
-def kept_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -> int:
-    """The bytes that a group with `reserve` keeps free, beside the memory of the members that are
-    `present`.
-
-    `floors` has the known floors by ids of models. Nothing is kept for members without one.
+def reserved_bytes(group: Group, floors: dict[str, int], present: Collection[str]) -> int:
+    """The bytes that are reserved for a group with `reserve`, beside the memory of the members that
+    are `present`. `floors` has the known floors by ids of models; for members without one nothing
+    is reserved.
     """
     if group.swap:
         there = (floors.get(each, 0) for each in group.models if each in present)
@@ -93,7 +92,7 @@ def label_of(group: Group) -> str:
 
 
 # The keys that a worker gets only at its load. It gets the folders of files at its load, too.
-_TOLD_AT_LOAD: Final = (
+_LOAD_KEYS: Final = (
     "python",
     "command",
     "environment",
@@ -126,27 +125,27 @@ class Model(Struct, frozen=True):
 
     @property
     def is_command(self) -> bool:
-        """Whether a server of its own serves the model, and requests are passed on to it."""
+        """Whether a server of its own serves the model, and gets the requests."""
         return bool(self.settings.command)
 
     @property
-    def told(self) -> dict[str, str]:
+    def load_values(self) -> dict[str, str]:
         """The values that a worker gets only at its load, as texts to compare."""
-        told = {key: getattr(self.settings, key) for key in _TOLD_AT_LOAD}
-        told |= {"source": self.source, "adapter": self.adapter, "draft": self.draft}
-        return {name: repr(value) for name, value in told.items()}
+        values = {key: getattr(self.settings, key) for key in _LOAD_KEYS}
+        values |= {"source": self.source, "adapter": self.adapter, "draft": self.draft}
+        return {name: repr(value) for name, value in values.items()}
 
     def same_for_workers(self, other: Model) -> bool:
         """Whether a worker that has loaded this model can serve `other` as well."""
-        return self.told == other.told
+        return self.load_values == other.load_values
 
 
 def models_of(configuration: Configuration) -> list[Model]:
     models = []
     for model_id, settings in configuration.settings.models.items():
-        at = configuration.located[model_id]
-        draft = at.draft_model if settings.guesses else None
-        models.append(Model(model_id, at.path, settings, at.adapter, draft))
+        located = configuration.located[model_id]
+        draft = located.draft_model if settings.guesses else None
+        models.append(Model(model_id, located.path, settings, located.adapter, draft))
     return models
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import gateway
-from gateway.system.machine import DeniedError, away, denied, is_denied
+from gateway.system.file_access import DeniedError, away, denied, is_denied
 from protocol.hub_cache import find_snapshot
 
 DEMO_ID: Final = "demo"

@@ -94,8 +94,8 @@ def _hub(settings: Settings) -> Iterator[Complaint]:
             f"{toml_text(endpoint)} is no address, as https://huggingface.co without anything "
             "behind it but a path",
         )
-    if settings.hub.at is not None and not Path(settings.hub.at).is_absolute():
-        yield ("hub", "folder"), f"{toml_text(settings.hub.at)} is not an absolute path"
+    if settings.hub.folder_path is not None and not Path(settings.hub.folder_path).is_absolute():
+        yield ("hub", "folder"), f"{toml_text(settings.hub.folder_path)} is not an absolute path"
     for index, place in enumerate(settings.discovery.discover):
         if place != HUGGING_FACE and not expand_home(place).is_absolute():
             yield (
@@ -204,12 +204,12 @@ def _ranks(settings: Settings) -> Iterator[Complaint]:
                     "a model that several processes compute (local, ranks) can't have this",
                 )
         for index, place in enumerate(model.ranks):
-            at = ("models", model_id, "ranks", index)
+            rank = ("models", model_id, "ranks", index)
             if index == 0 and place.host != LOCAL:
-                yield at, f"rank 0 runs beside the gateway: its host is {toml_text(LOCAL)}"
+                yield rank, f"rank 0 runs beside the gateway: its host is {toml_text(LOCAL)}"
             elif place.host != LOCAL and place.host not in settings.hosts:
                 known = ", ".join(map(toml_text, dict.fromkeys((LOCAL, *settings.hosts))))
-                yield at, f"there is no host {toml_text(place.host)}; known are {known}"
+                yield rank, f"there is no host {toml_text(place.host)}; known are {known}"
         if model.backend == "jaccl" and any(
             len(each.interfaces) != len(model.places) - 1 for each in model.places
         ):
@@ -237,46 +237,46 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def _commands(settings: Settings) -> Iterator[Complaint]:
     for model_id, model in settings.models.items():
-        at = ("models", model_id)
+        table = ("models", model_id)
         for key in COMPUTED_KEYS if model.command else COMMAND_KEYS:
             definition = keys_of(ModelSettings)[key]
             usual = "" if definition.required else definition.default
             if getattr(model, key) != usual:
                 whose = "a path" if model.command else "a command"
-                yield (*at, key), f"only a model with {whose} has this key"
+                yield (*table, key), f"only a model with {whose} has this key"
         if not model.command:
             continue
-        told = " ".join((*model.command, *model.environment.values()))
+        words = " ".join((*model.command, *model.environment.values()))
         if not model.command[0].strip():
-            yield (*at, "command"), "its first text is the program"
-        elif not any(each in told for each in _PLACES):
+            yield (*table, "command"), "its first text is the program"
+        elif not any(place in words for place in _PLACES):
             yield (
-                (*at, "command"),
+                (*table, "command"),
                 "it names neither {port} nor {socket}, so the server isn't told where to listen",
             )
-        for word in _BRACED.findall(told):
+        for word in _BRACED.findall(words):
             meant = next(iter(difflib.get_close_matches(word, _PLACES, 1, _MISSPELT)), word)
             if meant != word:
-                yield (*at, "command"), f"{word} stands for nothing; did you mean {meant}?"
+                yield (*table, "command"), f"{word} stands for nothing; did you mean {meant}?"
         for name in model.environment:
             if not _VARIABLE.fullmatch(name) or name.startswith("BULKHEAD_"):
-                yield (*at, "environment", name), f"{toml_text(name)} is no name for a variable"
+                yield (*table, "environment", name), f"{toml_text(name)} is no name for a variable"
         for index, path in enumerate(model.paths):
             if not _PLAIN_PATH.fullmatch(path):
                 yield (
-                    (*at, "paths", index),
+                    (*table, "paths", index),
                     f"{toml_text(path)} is no path: it begins with /, and has neither steps such "
                     'as "..", nor //, nor any of *%?#;\\. All below a path is passed on, too',
                 )
         if model.health is not None and not _PATH.fullmatch(model.health):
-            yield (*at, "health"), f"{toml_text(model.health)} is no path that begins with /"
+            yield (*table, "health"), f"{toml_text(model.health)} is no path that begins with /"
         if model.name is not None and not (model.name.strip() and model.name.isprintable()):
-            yield (*at, "name"), f"{toml_text(model.name)} is no name"
+            yield (*table, "name"), f"{toml_text(model.name)} is no name"
         for key, files in (("folder", (model.folder,)), ("files", model.files)):
-            for index, each in enumerate(files):
-                if each is not None and not expand_home(each).is_absolute():
-                    place = (*at, key, index) if key == "files" else (*at, key)
-                    yield place, f"{toml_text(each)} is not an absolute path"
+            for index, file in enumerate(files):
+                if file is not None and not expand_home(file).is_absolute():
+                    place = (*table, key, index) if key == "files" else (*table, key)
+                    yield place, f"{toml_text(file)} is not an absolute path"
 
 
 def _upstreams(settings: Settings) -> Iterator[Complaint]:
@@ -304,11 +304,11 @@ def _fault(url: str) -> str | None:
         return "a name and a password can't stand in it (@), and a key belongs into key_file"
     if {*"?#"} & {*url}:
         return f"{toml_text(url)} has more than a path behind its host (? or #)"
-    found = _UPSTREAM.fullmatch(url)
-    if found is None:
+    parts = _UPSTREAM.fullmatch(url)
+    if parts is None:
         return f"{toml_text(url)} is no address of a server"
-    if int(found["port"] or 1) > _LAST_PORT:
-        return f"{found['port']} is no port, as the last one is {_LAST_PORT}"
+    if int(parts["port"] or 1) > _LAST_PORT:
+        return f"{parts['port']} is no port, as the last one is {_LAST_PORT}"
     return None
 
 
@@ -350,7 +350,7 @@ def _members(name: str, group: GroupSettings, settings: Settings) -> Iterator[Co
             yield place, f"no model {toml_text(model_id)} has a table of its own; {hint}"
         seen.add(model_id)
     if len(seen) < 2:
-        yield _at(name), "a group has two models at least"
+        yield _members_place(name), "a group has two models at least"
 
 
 def _kinds(name: str, group: GroupSettings, settings: Settings) -> Iterator[Complaint]:
@@ -387,7 +387,7 @@ def _overlaps(settings: Settings) -> Iterator[Complaint]:
             for kind in ("together", "reserve"):
                 if shared and getattr(group, kind) and getattr(other, kind):
                     yield (
-                        _at(name),
+                        _members_place(name),
                         f"{toml_text(shared[0])} is in {toml_text(other_name)} too, and a model is "
                         f"in one group with {kind} at most: make one of the two",
                     )
@@ -395,12 +395,12 @@ def _overlaps(settings: Settings) -> Iterator[Complaint]:
                 (group.together and other.swap) or (group.swap and other.together)
             ):
                 yield (
-                    _at(name),
+                    _members_place(name),
                     f"{toml_text(shared[0])} and {toml_text(shared[1])} are loaded together by one "
                     f"of {toml_text(other_name)} and {toml_text(name)}, and exclude each other by "
                     "the other",
                 )
 
 
-def _at(name: str) -> Place:
+def _members_place(name: str) -> Place:
     return (GROUPS, name, "models")

@@ -53,13 +53,14 @@ class GatewaySettings(Section, frozen=True):
     host: Annotated[
         Text,
         text(
-            "Address to listen on; others than loopback need API keys. 0.0.0.0 or :: is all.",
+            "Address to listen on; others than loopback need API keys. 0.0.0.0 or :: stands for "
+            "all addresses.",
             "an address of this machine",
             restart=True,
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, whole("Port to listen on; 0 takes a free one.", 0, 65535, restart=True)
+        int, whole("Port to listen on; 0 chooses a free one.", 0, 65535, restart=True)
     ] = 8642
     state_dir: Annotated[
         Text | None,
@@ -80,7 +81,8 @@ class GatewaySettings(Section, frozen=True):
     allow: Annotated[
         tuple[Text, ...],
         texts(
-            'If given, only models in these folders, or repositories such as "mlx-community/*".',
+            "If given, only models in these folders and of these repositories, such as "
+            '"mlx-community/*", may be served.',
             "folders and repositories",
         ),
     ] = ()
@@ -88,23 +90,23 @@ class GatewaySettings(Section, frozen=True):
     allowed_hosts: Annotated[
         tuple[Text, ...],
         texts(
-            "Names that requests may have as their Host beside this machine's own; they need API "
-            "keys.",
+            "Names, beside this machine's own, that requests may have as their Host. They need "
+            "API keys.",
             "names",
         ),
     ] = ()
     allowed_origins: Annotated[
         tuple[Text, ...],
         texts(
-            "Web pages that may use everything here from a browser; no other may.",
+            "Web pages that may use the gateway from a browser. Other pages may not.",
             'origins such as "https://chat.example"',
         ),
     ] = ()
     tls_certificate: Annotated[
         Text | None,
         text(
-            "Certificate in PEM, followed by its chain; a reload takes a renewed one of the same "
-            "file.",
+            "Certificate in PEM, followed by its chain. A reload reads a renewed certificate from "
+            "the same file.",
             "a file",
             example="~/tls/mac.crt",
             unset="plain HTTP",
@@ -114,8 +116,8 @@ class GatewaySettings(Section, frozen=True):
     tls_key: Annotated[
         Text | None,
         text(
-            "The key of the certificate, in PEM and without a password; a reload takes a renewed "
-            "one of the same file.",
+            "The key of the certificate, in PEM and without a password. A reload reads a renewed "
+            "key from the same file.",
             "a file",
             example="~/tls/mac.key",
             unset="plain HTTP",
@@ -125,14 +127,14 @@ class GatewaySettings(Section, frozen=True):
     image_folders: Annotated[
         tuple[Text, ...],
         texts(
-            "Requests may name pictures in these folders, by path or file: address; links that "
-            "lead out of them are not followed.",
+            "Requests may name pictures in these folders, by path or file: address. Links that "
+            "lead out of the folders are not followed.",
             "folders",
         ),
     ] = ()
     remote_images: Annotated[
         bool,
-        switch("Pictures are fetched from http and https addresses, if these are of the internet."),
+        switch("Pictures are fetched from http and https addresses of the internet."),
     ] = False
     max_connections: Annotated[
         int, whole("Connections at a time; the limit of open files may allow fewer.", 8)
@@ -140,7 +142,9 @@ class GatewaySettings(Section, frozen=True):
     max_connections_per_address: Annotated[
         int,
         whole(
-            "Of these from one address, or one /64 network of IPv6; this machine has no bound.", 1
+            "Connections at a time from one address, or from one /64 network of IPv6. Connections "
+            "from this machine have no bound.",
+            1,
         ),
     ] = 256
 
@@ -165,8 +169,8 @@ class HubSettings(Section, frozen=True):
     folder: Annotated[
         Text | None,
         text(
-            "Copy models from this folder instead, which has them as OWNER/NAME or as a Hugging "
-            "Face cache.",
+            "Copy models from this folder instead. In it models stand as OWNER/NAME, or as in a "
+            "Hugging Face cache.",
             "a folder",
             example="/Volumes/models",
             unset="the hub is asked",
@@ -174,7 +178,7 @@ class HubSettings(Section, frozen=True):
     ] = None
 
     @property
-    def at(self) -> str | None:
+    def folder_path(self) -> str | None:
         """`folder`, with the home folder in place of `~`."""
         return None if self.folder is None else str(expand_home(self.folder))
 
@@ -184,15 +188,15 @@ HUGGING_FACE: Final = "huggingface"
 
 
 class DiscoverySettings(Section, frozen=True):
-    """What holds for models that have no table of their own."""
+    """Models that have no table of their own."""
 
     # In the file these keys are in the table [models], beside the tables of models.
 
     discover: Annotated[
         tuple[Text, ...],
         texts(
-            "Models in these folders, and in the Hugging Face cache if it is named, are served "
-            "without a table of their own.",
+            "The models in these folders are served without a table of their own, and so are those "
+            "of the Hugging Face cache if it is named.",
             f'folders and "{HUGGING_FACE}"',
         ),
     ] = (HUGGING_FACE,)
@@ -208,26 +212,28 @@ class QueueSettings(Section, frozen=True):
         float, time("Longest wait for a model; X-Deadline-S sets another for one request.")
     ] = 300.0
     max_wait_s: Annotated[
-        float, time("A load that waits longer for memory may displace a busy model.")
+        float, time("A load that has waited so long for memory may displace a busy model.")
     ] = 60.0
 
 
 class PromptCacheSettings(Section, frozen=True):
-    """Computed prompts, kept for later ones with the same beginning."""
+    """Computed prompts, cached for later prompts with the same beginning."""
 
-    # A size is kept as the text or number in the file. By default, eight hours a day at the bound
+    # A size stays as the text or number in the file. By default, eight hours a day at the bound
     # write 600 TB in five years, for which makers of 1 TB disks give a warranty.
     disk: Annotated[
         Size,
         byte_size(
-            "The most that they take of the disk, in the state folder; 0: they are only in memory.",
+            "The most bytes of cached prompts on the disk, in the state folder; 0: cached prompts "
+            "are only in memory.",
             restart=True,
         ),
     ] = "20GB"
     disk_writes_per_hour: Annotated[
         Size,
         byte_size(
-            "The most that is written to the disk in an hour, as writes wear it.", restart=True
+            "The most bytes that are written to the disk in an hour, as writes wear the disk.",
+            restart=True,
         ),
     ] = "40GB"
 
@@ -247,7 +253,7 @@ class PromptCacheSettings(Section, frozen=True):
 class MailboxSettings(Section, frozen=True):
     """Answers that wait for their clients, and responses that are stored."""
 
-    keep_s: Annotated[float, time("How long an answer is kept in the mailbox after its end.")] = (
+    keep_s: Annotated[float, time("How long an answer stays in the mailbox after its end.")] = (
         3600.0
     )
     size: Annotated[
@@ -275,12 +281,12 @@ class MailboxSettings(Section, frozen=True):
 class MemorySettings(Section, frozen=True):
     """The memory of all workers together."""
 
-    # A size is kept as the text or number in the file. A percentage is a share of the memory that
+    # A size stays as the text or number in the file. A percentage is a share of the memory that
     # models are in: the memory of the machine, or of a card.
     budget: Annotated[
         Budget,
         memory_budget(
-            "The memory of all workers; auto is the most that MLX may use, less the headroom."
+            "The memory of all workers. auto: the most that MLX may use, minus the headroom."
         ),
     ] = "auto"
     headroom: Annotated[
@@ -289,16 +295,16 @@ class MemorySettings(Section, frozen=True):
     ordinary_tokens: Annotated[
         int,
         whole(
-            "A model is loaded once there is room for one sequence of so many tokens; memory for "
-            "longer and for more sequences is lent.",
+            "A model is loaded once there is room for one sequence of so many tokens. Memory for "
+            "longer sequences, and for more sequences, is lent.",
             1,
         ),
     ] = 4096
     wire_weights: Annotated[
         bool,
         switch(
-            "Ask macOS to keep weights resident. It may unwire them all the same, and wired memory "
-            "has taken part in panics of the machine."
+            "Ask macOS to wire weights, so that they stay in memory. macOS may unwire them all the "
+            "same, and wired memory has taken part in panics of the machine."
         ),
     ] = False
 
@@ -312,17 +318,17 @@ class WorkersSettings(Section, frozen=True):
         float, time("Longest time from a worker's start until the model answers.", least_s=0.1)
     ] = 600.0
     restart_limit: Annotated[
-        int, whole("Deaths within the window that are answered by a start at once.")
+        int, whole("So many deaths within the window are each followed by a start at once.")
     ] = 3
     restart_window_s: Annotated[float, time("The window in which deaths are counted.")] = 60.0
     backoff_limit: Annotated[
-        int, whole("Then so many starts after a pause, and then the breaker opens.")
+        int, whole("Then so many starts come after a pause each, and then the breaker opens.")
     ] = 5
-    backoff_first_s: Annotated[float, time("The first pause; each is twice the one before.")] = 1.0
+    backoff_first_s: Annotated[
+        float, time("The first pause. Each pause is twice as long as the one before.")
+    ] = 1.0
     backoff_longest_s: Annotated[float, time("The longest pause.")] = 60.0
-    breaker_retry_s: Annotated[
-        float, time("Time until the open breaker lets one start be tried.")
-    ] = 300.0
+    breaker_retry_s: Annotated[float, time("Time until an open breaker allows one start.")] = 300.0
     heartbeat_timeout_s: Annotated[
         float, time("A worker that is silent for so long, and 2 s at least, is hung.", least_s=0.1)
     ] = 10.0
@@ -333,8 +339,8 @@ class WorkersSettings(Section, frozen=True):
     prefill_stall_s: Annotated[
         float,
         time(
-            "The longest that a prompt's chunk holds up running streams beside one step; a worker "
-            "takes it at its load.",
+            "The longest time that a chunk of a prompt may delay running streams, beside one step. "
+            "A worker gets a new value at its load.",
             least_s=0.01,
         ),
     ] = 0.1
@@ -344,8 +350,8 @@ _Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration. `models` are by id, other tables by name. `discovery` has
-    the keys in the table of the models that are no models.
+    """The whole configuration. `models` are by id, other tables by name. `discovery` has the keys
+    of the table `models` that aren't tables of models.
     """
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)

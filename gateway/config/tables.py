@@ -53,13 +53,13 @@ class KeyDefinition(Struct, frozen=True):
 @functools.cache
 def keys_of(section: type[Section]) -> dict[str, KeyDefinition]:
     """A table's keys by their names."""
-    found = {}
-    for each in msgspec.structs.fields(section):
-        default = None if each.required else each.default
+    keys = {}
+    for field in msgspec.structs.fields(section):
+        default = None if field.required else field.default
         if default is msgspec.NODEFAULT:
-            default = each.default_factory()
-        found[each.name] = KeyDefinition(each.name, each.type, default, each.required)
-    return found
+            default = field.default_factory()
+        keys[field.name] = KeyDefinition(field.name, field.type, default, field.required)
+    return keys
 
 
 HOSTS: Final = "hosts"
@@ -75,10 +75,10 @@ NAMED: Final[dict[str, type[Section]]] = {
 }
 # The tables with fixed names, in the order of the file.
 SECTIONS: Final[dict[str, type[Section]]] = {
-    each.name: each.type
-    for each in msgspec.structs.fields(Settings)
+    field.name: field.type
+    for field in msgspec.structs.fields(Settings)
     # The keys of DiscoverySettings are in the table [models].
-    if each.name not in NAMED and each.type is not DiscoverySettings
+    if field.name not in NAMED and field.type is not DiscoverySettings
 }
 TABLES: Final = (*SECTIONS, *NAMED)
 # The headings of all tables, in the order of the file.
@@ -155,8 +155,8 @@ def changes(old: Settings, new: Settings) -> Changes:
     restart: list[str] = []
     for table, section in SECTIONS.items():
         for name in _differing(getattr(old, table), getattr(new, table)):
-            taken = restart if keys_of(section)[name].key.restart else live
-            taken.append(f"{table}.{name}")
+            names = restart if keys_of(section)[name].key.restart else live
+            names.append(f"{table}.{name}")
     live += [f"{MODELS}.{name}" for name in _differing(old.discovery, new.discovery)]
     restart += [
         f"hosts.{name}"
@@ -167,11 +167,11 @@ def changes(old: Settings, new: Settings) -> Changes:
         (UPSTREAMS, old.upstreams, new.upstreams),
         (GROUPS, old.groups, new.groups),
     ):
-        names = dict.fromkeys((*now, *before))
-        live += [label((table, name)) for name in names if before.get(name) != now.get(name)]
+        both = dict.fromkeys((*now, *before))
+        live += [label((table, name)) for name in both if before.get(name) != now.get(name)]
     return Changes(
-        added=tuple(each for each in new.models if each not in old.models),
-        removed=tuple(each for each in old.models if each not in new.models),
+        added=tuple(model_id for model_id in new.models if model_id not in old.models),
+        removed=tuple(model_id for model_id in old.models if model_id not in new.models),
         changed=changed,
         live=tuple(live),
         restart=tuple(restart),

@@ -24,7 +24,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 class TomlDocument(Struct, frozen=True):
     """A TOML text and its tables. `broken` maps the numbers of invalid lines to messages. Invalid
-    lines that could be left out are blank in `text`, and kept in `left_out`.
+    lines that could be left out are blank in `text`, and stand in `left_out`.
     """
 
     text: str
@@ -46,8 +46,8 @@ def read_document(path: Path) -> TomlDocument:
             written it.
     """
     try:
-        found = path.stat()
-        mode = found.st_mode
+        status = path.stat()
+        mode = status.st_mode
         # A pipe is refused. To open a pipe may take for ever, and a reload could not read its text
         # again. A folder is not refused here, as `open` reports folders.
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path == Path(os.devnull)):
@@ -55,7 +55,7 @@ def read_document(path: Path) -> TomlDocument:
                 "it is a pipe or a device: name a file, which can be read again"
             )
         # The file names programs, which run as this account.
-        if stat.S_ISREG(mode) and (reason := written_by_others(path, found)) is not None:
+        if stat.S_ISREG(mode) and (reason := written_by_others(path, status)) is not None:
             raise UnreadableFileError(reason)
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
@@ -73,7 +73,7 @@ def read_document(path: Path) -> TomlDocument:
 
 
 def parse(text: str) -> TomlDocument:
-    """The tables of a text. Invalid lines are noted and left out.
+    """The tables of a text. Invalid lines are recorded and left out.
 
     Some mistakes concern more than their line, as a list without an end. The lines after such a
     mistake can't be trusted, so the result has no tables.
@@ -93,7 +93,7 @@ def parse(text: str) -> TomlDocument:
             line = int(place[1]) if place is not None and place[1] else len(lines)
             message = _PLACE.sub("", str(error))
             if line == len(lines) or message.startswith("Unclosed"):
-                line = _begin(lines, line)
+                line = _first_line(lines, line)
         broken[line] = f"this is not TOML: {message}"
         if not _is_apart(lines, line, given_twice=message.startswith("Cannot overwrite")):
             broken[line] += "; the rest of the file was not checked"
@@ -103,13 +103,13 @@ def parse(text: str) -> TomlDocument:
     return TomlDocument(text, {}, broken)
 
 
-def _begin(lines: list[str], end: int) -> int:
+def _first_line(lines: list[str], end: int) -> int:
     """The line at which the invalid statement begins, if tomllib reports the mistake at line `end`.
     All text before the returned line is valid.
     """
-    for well in range(end - 1, max(0, end - _LONGEST_STATEMENT), -1):
-        if _parses("\n".join(lines[:well])):
-            return well + 1
+    for valid in range(end - 1, max(0, end - _LONGEST_STATEMENT), -1):
+        if _parses("\n".join(lines[:valid])):
+            return valid + 1
     return max(1, end - _LONGEST_STATEMENT + 1)
 
 
@@ -154,12 +154,12 @@ class Locations:
             if node.has_error:
                 continue
             if node.type == "pair":
-                self._note_pair((), node)
+                self._add_pair((), node)
             elif node.type in ("table", "table_array_element"):
                 name, *content = _without_comments(node)
-                table = self._note_name((), name)
+                table = self._add_name((), name)
                 for pair in content:
-                    self._note_pair(table, pair)
+                    self._add_pair(table, pair)
 
     def line(self, place: Place) -> int | None:
         """The first line of a place. If the text lacks the place, the line of the nearest table or
@@ -171,28 +171,28 @@ class Locations:
             place = place[:-1]
         return None
 
-    def _note_name(self, table: Place, name: Node) -> Place:
+    def _add_name(self, table: Place, name: Node) -> Place:
         for key in _keys(name):
             table = (*table, key)
             self._lines.setdefault(table, _line(name))
         return table
 
-    def _note_pair(self, table: Place, pair: Node) -> None:
+    def _add_pair(self, table: Place, pair: Node) -> None:
         name, value = _without_comments(pair)
-        self._note_value(self._note_name(table, name), value)
+        self._add_value(self._add_name(table, name), value)
 
-    def _note_value(self, place: Place, value: Node) -> None:
+    def _add_value(self, place: Place, value: Node) -> None:
         if value.type == "inline_table":
             for pair in _without_comments(value):
-                self._note_pair(place, pair)
+                self._add_pair(place, pair)
         elif value.type == "array":
             for index, element in enumerate(_without_comments(value)):
                 self._lines[(*place, index)] = _line(element)
-                self._note_value((*place, index), element)
+                self._add_value((*place, index), element)
 
 
 def _without_comments(node: Node) -> list[Node]:
-    return [each for each in node.named_children if each.type != "comment"]
+    return [child for child in node.named_children if child.type != "comment"]
 
 
 def _line(node: Node) -> int:

@@ -18,7 +18,7 @@ from gateway.config.model_folders import expand_home, hugging_face_cache
 from gateway.config.settings import HUGGING_FACE
 from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
-from gateway.system.machine import away, denied
+from gateway.system.file_access import away, denied
 from gateway.system.notation import format_size
 from gateway.system.state_dir import StateDir
 from gateway.system.state_file import written_by_others

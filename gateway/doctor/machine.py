@@ -23,7 +23,6 @@ from gateway.doctor.finding import Finding, error, ok, warning
 from gateway.doctor.installation import Installation
 from gateway.memory.fitting import budget_of, unknown_device
 from gateway.memory.leak_check import read_stranded
-from gateway.system.machine import LEAST_FILES, attainable_files
 from gateway.system.memory import (
     DeviceMemory,
     HostMemory,
@@ -33,6 +32,7 @@ from gateway.system.memory import (
 )
 from gateway.system.memory_reading import HostError
 from gateway.system.notation import format_size
+from gateway.system.process_limits import LEAST_FILES, attainable_files, needed_files
 from protocol.extras import command_to_add
 
 _MIB: Final = 1 << 20
@@ -44,14 +44,10 @@ _SWAP_SHARE: Final = 0.25
 _FULL_SHARE: Final = 0.9
 # Less available memory than this share of the memory counts as little.
 _LITTLE_SHARE: Final = 0.1
-# The gateway's own open files: of logs, of the listener, the event loop and Python itself.
-_FILES: Final = 100
 _RAISE_LIMIT: Final = "Raise the hard limit"
 _WHERE: Final = (
     "where the gateway is started: `ulimit -Hn` shows it; limits.conf(5) or launchctl(1) change it."
 )
-# The gateway's open files for a worker: a pipe, sockets, and ZeroMQ's files for the sockets.
-_FILES_PER_WORKER: Final = 16
 
 
 def look_at_device(installation: Installation) -> Iterator[Finding]:
@@ -217,7 +213,7 @@ def judge_open_files(attainable: int, settings: Settings) -> Finding:
             f"{LEAST_FILES:,}: no worker can start.",
             f"{_RAISE_LIMIT} to {LEAST_FILES} at least {_WHERE}",
         )
-    least = _FILES + workers * _FILES_PER_WORKER
+    least = needed_files(workers)
     wanted = least + settings.queue.depth
     remedy = f"{_RAISE_LIMIT} to {wanted} at least {_WHERE}"
     evidence = f"A gateway started from here may open {attainable} files"

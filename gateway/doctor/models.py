@@ -27,7 +27,7 @@ from gateway.memory.fitting import Fit, Learned, fit, whole
 from gateway.memory.forecast import possible_beside
 from gateway.memory.leak_check import read_stranded
 from gateway.memory.weights import EstimateError, options_in
-from gateway.system.machine import AwayError, DeniedError, away
+from gateway.system.file_access import AwayError, DeniedError, away
 from gateway.system.notation import format_size
 from protocol.errands import Environment, Examine, Examined
 

@@ -51,8 +51,8 @@ class HistoryState(Struct, frozen=True):
 
 
 class History:
-    """Bounded, however many models come and go. Refusals may be many, so they are only counted; of
-    evictions and deaths the last ones are kept with their time and model.
+    """Its size is bounded. Refusals may be many, so they are only counted. Of
+    evictions and deaths the last ones stay, with their time and model.
     """
 
     def __init__(self) -> None:

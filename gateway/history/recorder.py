@@ -1,4 +1,4 @@
-"""Records the history of a fleet, and keeps it in a file."""
+"""Records the history of a fleet, and stores it in a file."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Recorder:
         self._fleet = fleet
         # The tokens of each model's prompts and answers at the last sample.
         self._counted: WeakKeyDictionary[ModelMeter, tuple[int, int]] = WeakKeyDictionary()
-        self._begun = False
+        self._is_read = False
         self._lane = Lane("history")
         self._tasks = Tasks("history")
 
     def start(self) -> None:
-        self._tasks.start(self._begin(), "read")
+        self._tasks.start(self._restore(), "read")
 
     async def write(self) -> None:
         """Write the file, for another gateway or a later start. A failure is logged."""
-        if not self._begun:
+        if not self._is_read:
             return
         write = functools.partial(_write, self._path, self.history.state)
         try:
@@ -64,21 +64,21 @@ class Recorder:
         except OSError as error:
             logger.warning("The history can't be written: %s", error)
 
-    async def leave(self) -> None:
-        """End the recording, which another gateway goes on with."""
+    async def stop(self) -> None:
+        """End the recording, which another gateway continues."""
         await self._tasks.cancel_all()
 
     async def close(self) -> None:
         await self._tasks.cancel_all()
         await self.write()
 
-    async def _begin(self) -> None:
+    async def _restore(self) -> None:
         try:
             read = functools.partial(_read, self._path)
             self.history = await self._lane.run(read, _DISK_S, str(self._path))
         except OSError as error:
             logger.warning("The history can't be read: %s", error)
-        self._begun = True
+        self._is_read = True
         self._tasks.start(self._follow(), "events")
         self._tasks.keep(self._sample, "sample", _SAMPLE_S)
         self._tasks.keep(self.write, "write", _WRITE_S)
@@ -91,17 +91,17 @@ class Recorder:
                         self.history.mark(kind, event.model, time.time())
 
     async def _sample(self) -> None:
-        self.history.add(self._take(), time.time())
+        self.history.add(self._sampled(), time.time())
 
-    def _take(self) -> Sample:
+    def _sampled(self) -> Sample:
         fleet = self._fleet
         ledger = fleet.scheduler.admission.ledger
         waiting, prompt_tokens = 0, 0
         first_token_s: list[float] = []
         models: dict[str, ModelSample] = {}
-        for compartment in fleet.roster.everyone:
-            meter, model_id = compartment.traffic.meter, compartment.model.id
-            waiting += compartment.traffic.queue.waiting
+        for supervisor in fleet.roster.everyone:
+            meter, model_id = supervisor.traffic.meter, supervisor.model.id
+            waiting += supervisor.traffic.queue.waiting
             first_token_s += meter.latest_s
             meter.latest_s.clear()
             before = self._counted.get(meter, (0, 0))
@@ -109,7 +109,7 @@ class Recorder:
             prompt_tokens += meter.prompt_tokens - before[0]
             allocation = ledger.allocation(model_id)
             models[model_id] = ModelSample(
-                _bytes([] if compartment.worker is None else [compartment.worker]),
+                _bytes([] if supervisor.worker is None else [supervisor.worker]),
                 0 if allocation is None else allocation.floor_bytes,
                 0 if allocation is None else max(0, allocation.lent_bytes),
                 meter.generated_tokens - before[1],

@@ -1,4 +1,4 @@
-"""A series in steps of equal length, of which the last ones are kept. No I/O and no clock here.
+"""A series in steps of equal length, of which the last ones stay. No I/O and no clock here.
 
 Times are Unix times in seconds, sizes are bytes.
 """
@@ -123,11 +123,11 @@ class Steps:
         held_bytes = sample.spare_bytes + sum(model.held_bytes for model in present.values())
         # False for a step without a sample, whose budget is NaN.
         if not (whole["budget_bytes"][slot] > 0 and held_bytes < self._held_bytes(slot)):
-            self._note_memory(sample, present, slot)
+            self._record_memory(sample, present, slot)
         whole["waiting"][slot] = max(whole["waiting"][slot], sample.waiting)
         whole["prompt_tokens"][slot] += sample.prompt_tokens
         for seconds in sample.first_token_s:
-            self._first_tokens.note(seconds)
+            self._first_tokens.add(seconds)
             # The comparison with NaN is false.
             if not whole["worst_first_token_s"][slot] >= seconds:
                 whole["worst_first_token_s"][slot] = seconds
@@ -245,7 +245,7 @@ class Steps:
         held_bytes = sum(columns["held_bytes"][slot] for columns in self._models.values())
         return self._whole["spare_bytes"][slot] + held_bytes
 
-    def _note_memory(self, sample: Sample, present: Mapping[str, ModelSample], slot: int) -> None:
+    def _record_memory(self, sample: Sample, present: Mapping[str, ModelSample], slot: int) -> None:
         self._whole["budget_bytes"][slot] = sample.budget_bytes
         self._whole["spare_bytes"][slot] = sample.spare_bytes
         for columns in self._models.values():
@@ -302,7 +302,7 @@ class _Times:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
-    def note(self, seconds: float) -> None:
+    def add(self, seconds: float) -> None:
         self._counts[round(math.log(max(_LEAST_S, seconds), _APART))] += 1
 
     @property

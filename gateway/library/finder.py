@@ -25,8 +25,8 @@ from gateway.config.read import Configuration, Located
 from gateway.config.settings import HUGGING_FACE, Settings
 from gateway.library.folders import FoundModel, search
 from gateway.library.names import Claimant, Names, give_names, news, rehomed, remembered
+from gateway.system.file_access import denied
 from gateway.system.lane import Inquiries
-from gateway.system.machine import denied
 from gateway.system.state_file import read_state, write_state
 
 logger = logging.getLogger(__name__)

@@ -195,7 +195,7 @@ class Library:
         if not words:
             return well_known(self._room(), await self._ids_by_source())
         hub = self._fleet.settings.hub
-        call = functools.partial(search_hub, SearchJob(words, hub.endpoint, hub.at))
+        call = functools.partial(search_hub, SearchJob(words, hub.endpoint, hub.folder_path))
         try:
             candidates = await self._searches.run(call, _ANSWER_S, "the hub")
         except HubError as error:

@@ -218,7 +218,7 @@ class Pulls:
         job = PullJob(
             known or str(pull.reference),
             settings.endpoint,
-            settings.at,
+            settings.folder_path,
             goes_on=pull.resumed or known is not None,
         )
         try:

@@ -28,7 +28,7 @@ class MailboxEntry(Struct, kw_only=True):
     `owner` identifies the API key that the answer belongs to, and is empty without keys; `key` is
     the key's name. `attempts` counts how often the answer was begun, and `deaths` counts how often
     the gateway died while it made the answer. With `background` no client waits for the answer.
-    With `streams` the answer's events are kept.
+    With `streams` the answer's events are stored.
     """
 
     owner: str
@@ -84,7 +84,7 @@ class Work(Struct):
 
 class AnswerOutcome(Struct, frozen=True):
     """The end of an answer: its body and its HTTP status, as the client gets them, and its `events`
-    if they are kept.
+    if they are stored.
     """
 
     status: Status
@@ -111,7 +111,7 @@ OVERHEAD_BYTES = 4096
 
 
 class Retention(Struct, frozen=True):
-    """The rules of retention: answers are kept for `keep_s` after their end, and all answers
+    """The rules of retention: answers stay for `keep_s` after their end, and all answers
     together take at most `size_bytes`.
     """
 
@@ -123,7 +123,7 @@ class Retention(Struct, frozen=True):
         return cls(settings.keep_s, settings.size_bytes)
 
     def expires_before(self, now: float) -> float:
-        """A Unix time: answers that ended at this time, or earlier, are removed."""
+        """The Unix time such that answers that ended by then are removed."""
         return now - self.keep_s
 
     def excess_bytes(self, held_bytes: int, more_bytes: int) -> int:

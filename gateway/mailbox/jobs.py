@@ -75,8 +75,8 @@ class AnswerJob:
         self.refusal: Refusal | None = None
         self.cancelled = False
         self.deleted = False
-        self.settled = asyncio.Event()
-        self._compartment: Compartment | None = None
+        self.ended = asyncio.Event()
+        self._supervisor: Compartment | None = None
         self._seat = seat
         self._share: Share | None = None
         self._followers: set[asyncio.Event] = set()
@@ -84,7 +84,7 @@ class AnswerJob:
     @property
     def over(self) -> bool:
         """Whether the job has ended. Its answer may still be made after the next start."""
-        return self.settled.is_set()
+        return self.ended.is_set()
 
     @property
     def next_number(self) -> int:
@@ -93,7 +93,7 @@ class AnswerJob:
     @property
     def usage(self) -> Usage | None:
         """The tokens that were computed for the answer, even if it failed; None: no tokens."""
-        spent = [each.spent for each in self.requests if each.spent is not None]
+        spent = [request.spent for request in self.requests if request.spent is not None]
         return usage_of(spent, len(spent)) if spent else None
 
     def hold(self, share: Share) -> None:
@@ -101,22 +101,22 @@ class AnswerJob:
         share.hold()
         self._share = share
 
-    def let_go(self) -> None:
+    def release_share(self) -> None:
         """Release the share, as the work isn't in memory any more."""
         share, self._share = self._share, None
         if share is not None:
             share.release()
 
-    def begun(self, compartment: Compartment, requests: list[Request]) -> None:
-        self._compartment = compartment
+    def started(self, supervisor: Compartment, requests: list[Request]) -> None:
+        self._supervisor = supervisor
         self.requests = requests
         if self._seat is not None:
             self._seat.count(requests)
         if self.cancelled:
             self.cancel()
 
-    def counted(self) -> None:
-        """Note that the account of the key has the answer's tokens, so that the seat drops them."""
+    def drop_tokens(self) -> None:
+        """Drop the answer's tokens from the seat, as the account of the key has them."""
         if self._seat is not None:
             self._seat.answers = ()
 
@@ -124,14 +124,14 @@ class AnswerJob:
         """Stop making the answer."""
         self.cancelled = True
         self.release()
-        for each in self.requests:
-            each.abandon()
+        for request in self.requests:
+            request.abandon()
 
     def release(self) -> None:
         """Cancel the requests, as no code reads their answers any more."""
-        for each in self.requests:
-            if not each.over and self._compartment is not None:
-                self._compartment.traffic.cancel(each)
+        for request in self.requests:
+            if not request.over and self._supervisor is not None:
+                self._supervisor.traffic.cancel(request)
 
     def record(self, chunk: bytes) -> None:
         """Record some whole events."""
@@ -144,11 +144,11 @@ class AnswerJob:
         is made later.
         """
         self.outcome, self.refusal = outcome, refusal
-        self.let_go()
+        self.release_share()
         if self._seat is not None:
             self._seat.release()
             self._seat = None
-        self.settled.set()
+        self.ended.set()
         self._notify()
 
     @contextlib.contextmanager
@@ -170,8 +170,8 @@ class AnswerJob:
                 self.events.clear()
 
     def _notify(self) -> None:
-        for each in self._followers:
-            each.set()
+        for follower in self._followers:
+            follower.set()
 
 
 def first_number(attempts_before: int) -> int:
@@ -181,7 +181,7 @@ def first_number(attempts_before: int) -> int:
 
 def split(events: bytes) -> list[bytes]:
     """The single events of a stream."""
-    return [each + _END for each in events.split(_END)[:-1]]
+    return [event + _END for event in events.split(_END)[:-1]]
 
 
 class Made(Struct, frozen=True):
@@ -202,7 +202,7 @@ async def make(
         ClientGoneError: the job was cancelled.
     """
     # The right to use the model was checked when the answer was accepted.
-    compartment = fleet.roster.find(job.entry.model, ANYBODY)
+    supervisor = fleet.roster.find(job.entry.model, ANYBODY)
     terms = Terms(
         id=work.request_id,
         key=job.entry.key,
@@ -213,8 +213,8 @@ async def make(
         params=work.params,
     )
     requests = answers_to(work.task, work.answers, terms, fleet.now())
-    fleet.submit(compartment, *requests)
-    job.begun(compartment, requests)
+    fleet.submit(supervisor, *requests)
+    job.started(supervisor, requests)
     form = family.form(work.form, requests[0], job.next_number)
     choices = Choices(requests, form, len(requests))
     try:
@@ -265,15 +265,15 @@ class BackgroundQueue:
     @property
     def owners(self) -> Counter[str]:
         """The number of waiting answers of each owner."""
-        return Counter(owner for owner, _ in (each.name for each in self._waiting))
+        return Counter(turn.name[0] for turn in self._waiting)
 
     def next(
         self, concurrency: int, without: Collection[str] = (), spent: Collection[str] = ()
     ) -> QueuePlace | None:
-        """Take the next answer that may run, if there is one. Each model may run `concurrency`
+        """Start the next answer that may run, if there is one. Each model may run `concurrency`
         answers. Answers of models in `without`, and of owners in `spent`, may not run.
         """
-        busy = Counter(each.model for each in self._running.values())
+        busy = Counter(turn.model for turn in self._running.values())
         for place, turn in enumerate(self._waiting):
             owner, _ = turn.name
             if owner in spent or turn.model in without:
@@ -285,12 +285,12 @@ class BackgroundQueue:
         return None
 
     def waits(self, name: Name) -> bool:
-        return any(each.name == name for each in self._waiting)
+        return any(turn.name == name for turn in self._waiting)
 
     def runs(self, name: Name) -> bool:
         return name in self._running
 
-    def take(self, name: Name) -> bool:
+    def start_early(self, name: Name) -> bool:
         """Let an answer run before its turn, and beyond `concurrency`. Returns False if the answer
         doesn't wait.
         """
@@ -316,13 +316,13 @@ class BackgroundQueue:
     def remove(self, name: Name) -> None:
         """Forget an answer, whether it waits or runs."""
         self._running.pop(name, None)
-        self._waiting = [each for each in self._waiting if each.name != name]
+        self._waiting = [turn for turn in self._waiting if turn.name != name]
 
-    def take_overdue(self, now: float) -> list[QueuePlace]:
-        """Take the waiting answers whose deadline has passed. They count as running, so that their
-        jobs can fail and tell the clients.
+    def start_overdue(self, now: float) -> list[QueuePlace]:
+        """Start the waiting answers whose deadline has passed, so that their jobs can fail and tell
+        the clients.
         """
-        overdue = [each for each in self._waiting if each.deadline_at <= now]
+        overdue = [turn for turn in self._waiting if turn.deadline_at <= now]
         for turn in overdue:
-            self.take(turn.name)
+            self.start_early(turn.name)
         return overdue

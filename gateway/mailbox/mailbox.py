@@ -1,4 +1,4 @@
-"""Accepts answers that are made even after a crash, keeps them, and returns them to clients."""
+"""Accepts answers that are made even after a crash, stores them, and returns them to clients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from gateway.access.limits import Seat
 from gateway.mailbox.archive import ANSWER_S, Archive
@@ -32,6 +34,12 @@ from gateway.system.tasks import Tasks
 
 _EXPIRE_S: Final = 30.0
 _RETRY_AFTER_S: Final = 30
+
+
+class MailboxState(Struct, frozen=True):
+    """`making` names the answers that a gateway, or one before it, still makes."""
+
+    making: tuple[Name, ...]
 
 
 class Mailbox:
@@ -78,29 +86,28 @@ class Mailbox:
 
     # From one gateway to the next
 
-    def hand_over(self) -> list[Name]:
-        """Begin no more answers. Returns the names of answers that are being made here, or by an
-        earlier gateway.
-        """
+    def suspend(self) -> None:
+        """Begin no more answers, as another gateway is about to make them."""
         self.maker.leaving = True
-        return [*self.maker.begun, *self._elsewhere]
 
-    def take_back(self) -> None:
+    def go_on(self) -> None:
         """Begin answers again, as no other gateway has taken over."""
         self.maker.leaving = False
         self.maker.wake()
 
-    def leave(self) -> None:
+    def give_up_waiting(self) -> None:
         """Give up the waiting answers, as another gateway makes them."""
-        self.maker.let_go_of_waiting(_made_elsewhere())
+        self.maker.refuse_waiting(_made_elsewhere())
 
-    def leave_out(self, names: Collection[Name]) -> None:
-        """Leave these answers to the earlier gateway, which makes them. To be called before
-        `start`.
-        """
-        self._elsewhere = frozenset(names)
+    @property
+    def state(self) -> MailboxState:
+        return MailboxState((*self.maker.in_progress, *self._elsewhere))
 
-    async def restore(self) -> None:
+    def restore(self, state: MailboxState) -> None:
+        """Leave the answers of `state` to the earlier gateway. To be called before `start`."""
+        self._elsewhere = frozenset(state.making)
+
+    async def queue_left_out(self) -> None:
         """Queue the answers that were left to the earlier gateway, and that it has not made."""
         names, self._elsewhere = self._elsewhere, frozenset()
         if not names or self.maker.leaving:
@@ -110,7 +117,7 @@ class Mailbox:
             for entry in await self._archive.read(self._archive.store.pending, names):
                 self.maker.queue_again(entry)
 
-    # Taking in
+    # New answers
 
     async def accept(
         self,
@@ -125,7 +132,7 @@ class Mailbox:
     ) -> AnswerJob:
         """Accept an answer. The answer is made at once, or in the background when its turn has
         come. Its job holds `seat` until its end; if the answer is made at once, the job also holds
-        `share`. With `streams` a client follows the events now, even if the events are not kept.
+        `share`. With `streams` a client follows the events now, even if the events are not stored.
 
         Raises:
             Refusal: the queue is full, the answer can't be written to the file, or its name is
@@ -149,7 +156,7 @@ class Mailbox:
         if entry.background and not self.maker.leaving:
             self.maker.queue(job)
         else:
-            self.maker.begin(job, share, work, body)
+            self.maker.make_now(job, share, work, body)
         return job
 
     def _check_depth(self, owner: str) -> None:
@@ -168,11 +175,11 @@ class Mailbox:
             )
 
     async def put(self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes) -> None:
-        """Keep an answer that is over. Raises: Refusal: it can't be written to the file."""
+        """Store an answer that is over. Raises: Refusal: it can't be written to the file."""
         archive = self._archive
         await archive.write(archive.store.put, entry, outcome, items, self._retention)
 
-    # Giving out
+    # Stored answers
 
     async def find(
         self, name: Name, share: Share, *, items: bool = False, events: bool = False
@@ -182,13 +189,13 @@ class Mailbox:
         Raises:
             Refusal: the file can't be read, or the share has no room for the answer.
         """
-        found = await self._archive.read(self._archive.store.find, name, items, events, share.take)
+        stored = await self._archive.read(self._archive.store.find, name, items, events, share.take)
         unwritten = self.maker.unwritten(name)
-        if found is None or unwritten is None:
-            return found
+        if stored is None or unwritten is None:
+            return stored
         job, outcome = unwritten
         return StoredAnswer(
-            job.entry, outcome.http_status, outcome.body, found.items, outcome.events
+            job.entry, outcome.http_status, outcome.body, stored.items, outcome.events
         )
 
     async def entries(
@@ -216,7 +223,7 @@ class Mailbox:
         self.maker.cancel(job)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                await job.settled.wait()
+                await job.ended.wait()
 
     async def delete(self, name: Name) -> bool:
         """Delete an answer. Returns whether the file had it. Raises: Refusal: the file can't be

@@ -1,7 +1,7 @@
 """Makes the answers of the mailbox, at once or when their turn has come.
 
-An outcome is written to the file before followers get it. If an outcome can't be written, it is
-kept in memory, and no queued answer begins until it is written.
+An outcome is written to the file before followers get it. If an outcome can't be written, it stays
+in memory, and no queued answer begins until it is written.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Maker:
         return self._queue.owners
 
     @property
-    def begun(self) -> list[Name]:
+    def in_progress(self) -> list[Name]:
         """The names of answers that are being made."""
         return [name for name in self._jobs if not self._queue.waits(name)]
 
@@ -111,7 +111,7 @@ class Maker:
         """The job and the outcome of an answer, if the outcome is not in the file yet."""
         return self._unwritten.get(name)
 
-    def begin(self, job: AnswerJob, share: Share, work: Work, body: bytes) -> None:
+    def make_now(self, job: AnswerJob, share: Share, work: Work, body: bytes) -> None:
         """Make an answer now. The job holds the `share` until its end."""
         self._jobs[job.entry.name] = job
         job.hold(share)
@@ -142,14 +142,14 @@ class Maker:
     def cancel(self, job: AnswerJob) -> None:
         """Cancel a job, whether its answer waits or is being made. The job ends soon."""
         job.cancel()
-        if self._queue.take(job.entry.name):
+        if self._queue.start_early(job.entry.name):
             self._start(job.entry.name)
 
     def forget_unwritten(self, name: Name) -> None:
         """Forget the outcome of an answer that was deleted."""
         self._unwritten.pop(name, None)
 
-    def let_go_of_waiting(self, refusal: Refusal) -> None:
+    def refuse_waiting(self, refusal: Refusal) -> None:
         """End the jobs of waiting answers. Their followers get the refusal."""
         for job in list(self._jobs.values()):
             if self._queue.waits(job.entry.name):
@@ -160,11 +160,11 @@ class Maker:
         """End all jobs. To be called once all requests were refused. Unfinished answers are made
         after the gateway's next start.
         """
-        self.let_go_of_waiting(_made_later())
+        self.refuse_waiting(_made_later())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 for job in list(self._jobs.values()):
-                    await job.settled.wait()
+                    await job.ended.wait()
         await self._write_unwritten()
         await self._tasks.cancel_all()
 
@@ -178,10 +178,11 @@ class Maker:
         self._wake.clear()
         self._full.clear()
         await self._write_unwritten()
-        for late in self._queue.take_overdue(time.time()):
+        for late in self._queue.start_overdue(time.time()):
             self._start(late.name)
-        for job in [each for each in self._jobs.values() if self._revoked(each)]:
-            self.cancel(job)
+        for job in list(self._jobs.values()):
+            if self._revoked(job):
+                self.cancel(job)
         while (turn := self._next()) is not None:
             self._start(turn.name)
 
@@ -211,17 +212,19 @@ class Maker:
         # From now on only the job holds the share.
         share.release()
         try:
-            found = await self._archive.write(self._archive.store.begin, entry, share.take)
+            contents = await self._archive.write(
+                self._archive.store.start_attempt, entry, share.take
+            )
         except Refusal:
-            job.let_go()
+            job.release_share()
             self._queue.put_back(entry.name)
             return
-        if found is None:
+        if contents is None:
             # The answer was deleted meanwhile, or lost with a damaged file.
             self._forget(job)
             job.end(None, Refusal("not_found", f"{entry.id} is not in the mailbox any more."))
             return
-        work, body = found
+        work, body = contents
         entry.status = "in_progress"
         self.open(job, body)
         try:
@@ -242,17 +245,17 @@ class Maker:
             self._check(job)
             share = self._owners.share(entry.owner)
             made = await make(job, work, self._fleet, family, share, time.time())
-            await self._settle(job, made.outcome, made.closing, None)
+            await self._finish(job, made.outcome, made.closing, None)
         except ClientGoneError:
             outcome = family.cancellation(body)
-            await self._settle(job, outcome, family.last_event(outcome, job.next_number), None)
+            await self._finish(job, outcome, family.last_event(outcome, job.next_number), None)
         except Refusal as refusal:
             if refusal.code == "shutting_down":
-                await self._leave(job)
+                await self._postpone(job)
             elif job.requests or entry.deaths or self._queue.runs(entry.name):
                 again = refusal.code == "queue_full" and not job.requests
                 if again and self._queue.put_back(entry.name):
-                    job.let_go()
+                    job.release_share()
                     self._full.add(entry.model)
                 else:
                     await self._fail(job, body, refusal)
@@ -293,9 +296,9 @@ class Maker:
         family = self._families[job.entry.api]
         outcome = family.failure(body, refusal)
         last = family.last_event(outcome, job.next_number) if job.events else b""
-        await self._settle(job, outcome, last, refusal)
+        await self._finish(job, outcome, last, refusal)
 
-    async def _leave(self, job: AnswerJob) -> None:
+    async def _postpone(self, job: AnswerJob) -> None:
         """End a job whose answer is made after the gateway's next start."""
         with contextlib.suppress(Refusal):
             await self._archive.write(self._archive.store.put_back, job.entry)
@@ -308,7 +311,7 @@ class Maker:
         self._forget(job)
         job.end(None, refusal)
 
-    async def _settle(
+    async def _finish(
         self,
         job: AnswerJob,
         outcome: AnswerOutcome,
@@ -320,7 +323,7 @@ class Maker:
         entry.status, entry.ended_at = outcome.status, time.time()
         if entry.owner and usage is not None:
             self._owners.spend(entry.owner, usage)
-            job.counted()
+            job.drop_tokens()
         if entry.streams:
             events = b"".join(job.events) + last_events
             outcome = msgspec.structs.replace(outcome, events=events)

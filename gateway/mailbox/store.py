@@ -26,11 +26,11 @@ from gateway.mailbox.entry import (
 _ENTRY: Final = ", ".join(MailboxEntry.__struct_fields__)
 _IS_PENDING: Final = f"status IN {PENDING}"
 _PAGES_AT_ONCE: Final = 4096
-# So many bytes are unpacked before `take` counts them.
+# So many bytes are unpacked before `count` counts them.
 _UNPACKED_BYTES: Final = 1 << 20
 
 # Counts bytes that are read for a request, and raises if they are too many.
-Take: TypeAlias = Callable[[int], None]
+CountBytes: TypeAlias = Callable[[int], None]
 
 
 class Store(Database):
@@ -66,9 +66,9 @@ class Store(Database):
                 self.sql.executemany(
                     "UPDATE answers SET status = 'queued', deaths = deaths + 1 "
                     "WHERE owner = ? AND id = ?",
-                    [each for each in running if each not in elsewhere],
+                    [name for name in running if name not in elsewhere],
                 )
-                return [each for each in self._pending() if each.name not in elsewhere]
+                return [entry for entry in self._pending() if entry.name not in elsewhere]
         except StoreError:
             self.close()
             raise
@@ -76,14 +76,14 @@ class Store(Database):
     def pending(self, names: Collection[Name]) -> list[MailboxEntry]:
         """The answers with these names that are still to be made, by age."""
         with self.explained():
-            return [each for each in self._pending() if each.name in names]
+            return [entry for entry in self._pending() if entry.name in names]
 
     def _pending(self) -> list[MailboxEntry]:
         columns = f"SELECT {_ENTRY} FROM answers WHERE {_IS_PENDING} ORDER BY number"
         return [_entry(row) for row in self.sql.execute(columns)]
 
     def add(
-        self, entry: MailboxEntry, work: bytes, items: bytes, body: bytes, keep: Retention
+        self, entry: MailboxEntry, work: bytes, items: bytes, body: bytes, retention: Retention
     ) -> None:
         """Add an answer that is to be made.
 
@@ -93,18 +93,18 @@ class Store(Database):
         """
         packed = zlib.compress(work, 1), zlib.compress(items, 1)
         with self.explained():
-            self._insert(entry, 202, body, *packed, keep)
+            self._insert(entry, 202, body, *packed, retention)
 
     def put(
-        self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes, keep: Retention
+        self, entry: MailboxEntry, outcome: AnswerOutcome, items: bytes, retention: Retention
     ) -> None:
         """Add an answer that is over. Raises: StoreError, as `add`."""
         packed = zlib.compress(items, 1)
         with self.explained():
-            self._insert(entry, outcome.http_status, outcome.body, b"", packed, keep)
+            self._insert(entry, outcome.http_status, outcome.body, b"", packed, retention)
 
-    def begin(self, entry: MailboxEntry, take: Take) -> tuple[bytes, bytes] | None:
-        """Note that an answer is being made. Returns its work, and the body that it has until its
+    def start_attempt(self, entry: MailboxEntry, count: CountBytes) -> tuple[bytes, bytes] | None:
+        """Record that an answer is being made. Returns its work, and the body that it has until its
         end; None: the answer isn't to be made any more.
         """
         with self.explained():
@@ -117,10 +117,10 @@ class Store(Database):
                 f"SELECT work, body FROM answers WHERE owner = ? AND id = ? AND {_IS_PENDING}",
                 entry.name,
             ).fetchone()
-            return None if row is None else (_unpacked(row[0], take), row[1])
+            return None if row is None else (_unpacked(row[0], count), row[1])
 
     def put_back(self, entry: MailboxEntry) -> None:
-        """Note that an answer is made later, as the gateway ends in order."""
+        """Record that an answer is made later, as the gateway ends in order."""
         with self.explained():
             self.sql.execute(
                 "UPDATE answers SET status = 'queued' WHERE owner = ? AND id = ? "
@@ -128,7 +128,7 @@ class Store(Database):
                 entry.name,
             )
 
-    def finish(self, entry: MailboxEntry, outcome: AnswerOutcome, keep: Retention) -> bool:
+    def finish(self, entry: MailboxEntry, outcome: AnswerOutcome, retention: Retention) -> bool:
         """Write the outcome of an answer. Returns False if the answer was over, or is gone."""
         events = zlib.compress(outcome.events, 1) if outcome.events else b""
         with self.explained():
@@ -142,7 +142,7 @@ class Store(Database):
             before_bytes, items_bytes = row
             size = charged_bytes(outcome.body, events) + items_bytes
             # The outcome is written even without room, as the answer was accepted.
-            self._make_room(entry.owner, size - before_bytes, keep)
+            self._make_room(entry.owner, size - before_bytes, retention)
             self.sql.execute(
                 "UPDATE answers SET status = ?, ended_at = ?, http_status = ?, body = ?, "
                 "work = x'', events = ?, bytes = ? WHERE owner = ? AND id = ?",
@@ -159,7 +159,7 @@ class Store(Database):
             self._held[entry.owner] += size - before_bytes
             return True
 
-    def find(self, name: Name, items: bool, events: bool, take: Take) -> StoredAnswer | None:
+    def find(self, name: Name, items: bool, events: bool, count: CountBytes) -> StoredAnswer | None:
         """An answer, with its items and events if these are wanted, as they may be large."""
         named = "FROM answers WHERE owner = ? AND id = ?"
         columns = f"{_ENTRY}, http_status, body"
@@ -169,16 +169,23 @@ class Store(Database):
             size = self.sql.execute(f"SELECT length(body) {named}", name).fetchone()
             if size is None:
                 return None
-            take(*size)
+            count(*size)
             row = self.sql.execute(f"SELECT {columns} {named}", name).fetchone()
             http_status, body, *packed = row[-4:]
-            contents = [_unpacked(each, take) for each in packed]
+            contents = [_unpacked(content, count) for content in packed]
             return StoredAnswer(_entry(row[:-4]), http_status, body, *contents)
 
     def entries(
-        self, owner: str, api: Api, after: str | None, count: int, take: Take, *, newest_first: bool
+        self,
+        owner: str,
+        api: Api,
+        after: str | None,
+        most: int,
+        count: CountBytes,
+        *,
+        newest_first: bool,
     ) -> list[tuple[MailboxEntry, bytes]]:
-        """At most `count` answers of an owner, with their bodies. With `after`, the id of an
+        """At most `most` answers of an owner, with their bodies. With `after`, the id of an
         answer, they begin behind that answer.
         """
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
@@ -191,24 +198,24 @@ class Store(Database):
             rows = self.sql.execute(
                 f"SELECT {_ENTRY}, body FROM answers WHERE owner = ? AND api = ? {behind} "
                 f"ORDER BY number {order} LIMIT ?",
-                (*arguments, count),
+                (*arguments, most),
             )
-            found = []
+            answers = []
             for row in rows:
-                take(len(row[-1]))
-                found.append((_entry(row[:-1]), row[-1]))
-            return found
+                count(len(row[-1]))
+                answers.append((_entry(row[:-1]), row[-1]))
+            return answers
 
     def delete(self, name: Name) -> bool:
         """Delete an answer. Returns whether there was one."""
         with self.explained():
             return self._delete("WHERE owner = ? AND id = ?", *name)
 
-    def expire(self, keep: Retention, now: float) -> None:
-        """Remove answers that were kept long enough, or that exceed the bound of bytes."""
+    def expire(self, retention: Retention, now: float) -> None:
+        """Remove answers that are old enough, or that exceed the bound of bytes."""
         with self.explained():
-            self._delete("WHERE ended_at <= ?", keep.expires_before(now))
-            self._make_room(None, 0, keep)
+            self._delete("WHERE ended_at <= ?", retention.expires_before(now))
+            self._make_room(None, 0, retention)
             # A script runs this statement to its end. `execute` would free only one page, as nobody
             # reads its rows.
             self.sql.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE});")
@@ -222,12 +229,12 @@ class Store(Database):
         body: bytes,
         work: bytes,
         items: bytes,
-        keep: Retention,
+        retention: Retention,
     ) -> None:
         size = charged_bytes(body, work, items)
         if entry.pending and entry.owner:
-            self._check_share(entry.owner, size, keep)
-        if excess := self._make_room(entry.owner, size, keep):
+            self._check_share(entry.owner, size, retention)
+        if excess := self._make_room(entry.owner, size, retention):
             raise StoreError(
                 f"it would hold {excess} bytes more than mailbox.size, and no answer in it may be "
                 "removed yet"
@@ -240,21 +247,21 @@ class Store(Database):
         )
         self._held[entry.owner] += size
 
-    def _check_share(self, owner: str, more_bytes: int, keep: Retention) -> None:
+    def _check_share(self, owner: str, more_bytes: int, retention: Retention) -> None:
         """Raises: StoreError: the owner's waiting answers would exceed the owner's share."""
         rows = self.sql.execute(
             "SELECT owner, sum(bytes) FROM answers WHERE ended_at IS NULL GROUP BY owner"
         )
         waiting = Counter(dict(rows))
         others = waiting.total() - waiting[owner]
-        most = share_of_free(keep.size_bytes, others)
+        most = share_of_free(retention.size_bytes, others)
         if waiting[owner] + more_bytes > most:
             raise StoreError(
                 f"the waiting answers of this API key would take more than {most} bytes, its share "
                 "of mailbox.size"
             )
 
-    def _make_room(self, owner: str | None, more_bytes: int, keep: Retention) -> int:
+    def _make_room(self, owner: str | None, more_bytes: int, retention: Retention) -> int:
         """Delete finished answers until there is room for `more_bytes` of the owner: the oldest
         answers of the owner with the most bytes first. So an owner never displaces answers of an
         owner with fewer bytes. Returns the bytes that are still too many.
@@ -262,21 +269,21 @@ class Store(Database):
         held = self._held.copy()
         if owner is not None:
             held[owner] += more_bytes
-        excess_bytes = keep.excess_bytes(held.total(), 0)
+        excess_bytes = retention.excess_bytes(held.total(), 0)
         while excess_bytes > 0:
             least = 0 if owner is None else held[owner]
-            victim = self._victim([each for each in held if held[each] >= least], held)
+            victim = self._victim([name for name in held if held[name] >= least], held)
             if victim is None:
                 return excess_bytes
-            whose, number, size = victim
+            loser, number, size = victim
             self._delete("WHERE number = ?", number)
-            held[whose] -= size
+            held[loser] -= size
             excess_bytes -= size
         return 0
 
     def _victim(self, owners: Iterable[str], held: Counter[str]) -> tuple[str, int, int] | None:
         """The owner, the number and the bytes of the answer that is deleted next."""
-        for owner in sorted(owners, key=lambda each: -held[each]):
+        for owner in sorted(owners, key=lambda name: -held[name]):
             row = self.sql.execute(
                 "SELECT number, bytes FROM answers WHERE owner = ? AND ended_at IS NOT NULL "
                 "ORDER BY ended_at, number LIMIT 1",
@@ -296,9 +303,11 @@ class Store(Database):
         return bool(gone)
 
 
-def _unpacked(packed: bytes, take: Take) -> bytes:
-    """Unpack contents. `take` counts the bytes early enough to bound the memory; its exceptions are
-    passed on. Raises: zlib.error: the contents are damaged.
+def _unpacked(packed: bytes, count: CountBytes) -> bytes:
+    """Unpack contents. `count` counts the bytes early enough to bound the memory, and may raise.
+
+    Raises:
+        zlib.error: the contents are damaged.
     """
     if not packed:
         return b""
@@ -309,7 +318,7 @@ def _unpacked(packed: bytes, take: Take) -> bytes:
         packed = unpacking.unconsumed_tail
         if not (parts[-1] or packed or unpacking.eof):
             raise zlib.error("it is torn")
-        take(len(parts[-1]))
+        count(len(parts[-1]))
     return b"".join(parts)
 
 

@@ -26,9 +26,9 @@ from gateway.memory.estimate import Estimate
 from gateway.memory.fitting import Learned, Outline, guess, outline_of, shortened, whole
 from gateway.memory.weights import options_of
 from gateway.system.events import EventLog
+from gateway.system.file_access import away, denied
 from gateway.system.lane import HangsError, Lane
 from gateway.system.log_lines import about
-from gateway.system.machine import away, denied
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from gateway.system.machine import present_boot
+from gateway.system.boot import present_boot
 from gateway.system.memory import host_memory
 from gateway.system.state_file import read_state, write_state
 

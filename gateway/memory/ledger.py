@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from gateway.config.model import Group, Groups, kept_bytes
+from gateway.config.model import Group, Groups, reserved_bytes
 from gateway.memory.allocation import NEVER, Allocation
 
 
@@ -139,10 +139,10 @@ class Ledger:
     def kept_for(self, group: Group) -> int:
         """Bytes to keep free for the members of one group."""
         there = {each for each in group.models if self.has_room(each)}
-        return kept_bytes(group, self.floors, there)
+        return reserved_bytes(group, self.floors, there)
 
     def _kept_bytes(self, present: Collection[str]) -> int:
-        return sum(kept_bytes(each, self.floors, present) for each in self.groups.reserving)
+        return sum(reserved_bytes(each, self.floors, present) for each in self.groups.reserving)
 
     def has_room(self, model_id: str) -> bool:
         """Whether a model is loaded, or about to be, and isn't ending."""

@@ -152,7 +152,7 @@ class Compartment:
         hold = self.condition.hold
         return ModelState(
             id=self.model.id,
-            told=self.model.told,
+            told=self.model.load_values,
             held=None if hold is None else hold.state,
             wanted=self.state is State.WAITING and self._performer.kept,
             use=self.traffic.use.state,

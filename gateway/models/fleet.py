@@ -28,10 +28,10 @@ from gateway.requests.request import REMINDER_S, Request
 from gateway.requests.traffic import Successor
 from gateway.system.clock import until_set
 from gateway.system.events import EventLog
-from gateway.system.machine import Wakefulness
 from gateway.system.refusal import Refusal
 from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults, LoopLag, Tasks
+from gateway.system.wakefulness import Wakefulness
 from gateway.upstreams.upstreams import Upstreams
 from gateway.workers.leftovers import Swept, WorkerRecords
 from gateway.workers.remote_host import Hosts

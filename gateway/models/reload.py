@@ -19,9 +19,9 @@ from gateway.memory.fitting import budget_bytes
 from gateway.models.fleet import Fleet
 from gateway.models.lifecycle import State
 from gateway.system.lane import Lane
-from gateway.system.machine import Notifier
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
+from gateway.system.systemd import Notifier
 from gateway.system.tasks import Tasks
 from gateway.system.tls import CertificateError, Certificates
 

@@ -21,8 +21,8 @@ from gateway.models.compartment import Compartment
 from gateway.models.lifecycle import State
 from gateway.models.roster import Roster
 from gateway.system.events import EventLog
+from gateway.system.file_access import AwayError, is_mounted, volume_of
 from gateway.system.lane import HangsError, Lane
-from gateway.system.machine import AwayError, is_mounted, volume_of
 from gateway.system.memory import FootprintGauge, card_memory, host_memory
 from gateway.system.memory_reading import CardMemory, Footprint, FootprintError
 from gateway.system.processes import descendants

@@ -37,13 +37,14 @@ from gateway.memory.fitting import budget_bytes
 from gateway.memory.leak_check import leak_check_at_start
 from gateway.models.fleet import Fleet, FleetStart
 from gateway.models.reload import Reloader
-from gateway.server.departure import Departure, StandInChannel
 from gateway.server.serving import GatewayServer
-from gateway.server.takeover import Inheritance, Takeover
-from gateway.server.upgrader import Upgrader
-from gateway.system.machine import Notifier
+from gateway.server.upgrade.departure import Departure
+from gateway.server.upgrade.stand_in import StandInChannel
+from gateway.server.upgrade.takeover import Inheritance, Takeover
+from gateway.server.upgrade.upgrade import Upgrader
 from gateway.system.state_dir import Address, StateDir, UncleanStarts, near_url, write_address
 from gateway.system.state_file import read_state, write_state
+from gateway.system.systemd import Notifier
 from gateway.system.tls import Certificates
 from gateway.workers.leftovers import WorkerRecords, sweep
 
@@ -60,7 +61,7 @@ def recent(unclean: Sequence[float], now: float) -> list[float]:
     since they must stay valid over a boot: a model that panics the machine (mlx#3186) does so again
     after the boot.
     """
-    return [each for each in unclean if abs(now - each) < WINDOW_S]
+    return [start for start in unclean if abs(now - start) < WINDOW_S]
 
 
 def caution(unclean: Sequence[float], now: float) -> str | None:
@@ -79,11 +80,11 @@ def caution(unclean: Sequence[float], now: float) -> str | None:
 
 class StartRecord:
     """The record of the starts since the last orderly end, which shows whether the gateway crashes
-    again and again. The present start is noted at once, since a crash leaves no later chance.
+    again and again. The present start is recorded at once, since a crash leaves no later chance.
     """
 
     def __init__(self, path: Path, now: float, *, takes_over: bool = False) -> None:
-        """A gateway that `takes_over` from another gateway notes no start of its own."""
+        """A gateway that `takes_over` from another gateway records no start of its own."""
         self._path = path
         if takes_over:
             self.follows_crash, self.caution = False, None
@@ -150,8 +151,8 @@ class _GatewayProcess:
         self._stand_in = None if inheritance is None else StandInChannel(inheritance.stand_in)
 
     def run(self) -> Departure | None:
-        for each in network_cautions(self._settings.gateway):
-            logger.warning("%s", each)
+        for sentence in network_cautions(self._settings.gateway):
+            logger.warning("%s", sentence)
         if self._setup.inheritance is None:
             self._announce()
         upgrader = uvloop.run(self._serve())
@@ -171,7 +172,7 @@ class _GatewayProcess:
         """Serve until the end. Returns None if the gateway before this one goes on instead."""
         setup, takeover = self._setup, None
         if setup.inheritance is not None:
-            takeover = await Takeover.begin(setup.inheritance)
+            takeover = await Takeover.receive(setup.inheritance)
             if takeover is None:
                 return None
         parts = self._parts(1 if takeover is None else takeover.state.incarnation)

@@ -21,14 +21,15 @@ from gateway.http.wire.connection_limits import Handshake
 from gateway.library.pulls import Pulls
 from gateway.models.compartment import Compartment
 from gateway.models.reload import Reloader
-from gateway.server.departure import Departure
-from gateway.server.takeover import CannotTakeOverError, Takeover
-from gateway.server.upgrader import Upgrader
+from gateway.server.upgrade.departure import Departure
+from gateway.server.upgrade.state import CannotTakeOverError
+from gateway.server.upgrade.takeover import Takeover
+from gateway.server.upgrade.upgrade import Upgrader
 from gateway.server.uvicorn_server import UvicornServer
-from gateway.system.machine import Notifier
 from gateway.system.notation import url
 from gateway.system.processes import ProcessGoneError
 from gateway.system.state_dir import near_url
+from gateway.system.systemd import Notifier
 from gateway.system.tasks import Tasks
 from gateway.system.tls import Certificates
 
@@ -40,7 +41,7 @@ _OBJECTS_UNTIL_COLLECTION: Final = 10_000
 
 
 class GatewayServer:
-    """Serves requests, and begins and ends the gateway's other work. SIGTERM and SIGINT end the
+    """Serves requests, and starts and ends the gateway's other work. SIGTERM and SIGINT end the
     gateway after a drain, which a second signal cuts short. On SIGHUP the gateway reads its
     configuration again. `takeover` is the connection to the gateway before this one, if this one
     replaces one.
@@ -89,13 +90,13 @@ class GatewayServer:
     async def run(self) -> None:
         """Serve; returns once no client is left."""
         if self._takeover is not None:
-            await self._take_workers(self._takeover)
+            await self._take_over(self._takeover)
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         await self._server.until_started(serving)
-        await self._begin_work()
+        await self._start_work()
         self._watch()
-        self._upgrader.begin(self._server, self._signals)
-        over = asyncio.create_task(_either(serving, self._upgrader.left))
+        self._upgrader.watch_signals(self._server, self._signals)
+        over = asyncio.create_task(_either(serving, self._upgrader.replaced))
         received = await _first_of(over, self._signals)
         await self._upgrader.abandon()
         if (departure := self._upgrader.departure) is None:
@@ -103,34 +104,33 @@ class GatewayServer:
             await self._stop(serving)
         else:
             if received is not None:
-                departure.hand_on(received, None)
-            await self._see_out(departure, serving)
+                departure.forward_signal(received, None)
+            await self._serve_last_clients(departure, serving)
         await self._upgrader.close()
         if self._takeover is not None:
             await self._takeover.close()
         if departure is None:
             # Gateways before this one may have sent usage until now.
             try:
-                await self._parts.keys.keep_accounts()
+                await self._parts.keys.write_accounts()
             except OSError as error:
                 logger.warning("%s", error)
             logger.info("Stopped")
 
     # The start
 
-    async def _take_workers(self, takeover: Takeover) -> None:
-        """Take over the workers of the gateway before this one, or end this process."""
+    async def _take_over(self, takeover: Takeover) -> None:
+        """Go on from the state of the gateway before this one, or end this process."""
         parts = self._parts
         try:
-            takeover.restore(parts.fleet, parts.keys, parts.mailbox)
-            await takeover.settle(parts.fleet)
+            await takeover.continue_state(parts.fleet, parts.keys, parts.mailbox)
         except (CannotTakeOverError, ProcessGoneError, OSError) as error:
             await takeover.fail(str(error))
             os._exit(1)
         parts.fleet.start(preload=False)
 
-    async def _begin_work(self) -> None:
-        """Begin all work that isn't part of a request. The server takes requests already."""
+    async def _start_work(self) -> None:
+        """Start all work that isn't part of a request. The server accepts requests already."""
         parts, takeover, background = self._parts, self._takeover, self._background
         fleet, reloader = parts.fleet, parts.reloader
         if takeover is None:
@@ -152,7 +152,7 @@ class GatewayServer:
         background.start(reloader.warn_of_groups(), "groups")
 
     def _watch(self) -> None:
-        """Begin the watches, and install the handlers, that last until the gateway's end."""
+        """Start the watches, and install the handlers, that last until the gateway's end."""
         _collect_rarely()
         notifier, background = self._notifier, self._background
         notifier.ready(self._parts.fleet.caution or f"Serves on {self._address}")
@@ -191,13 +191,13 @@ class GatewayServer:
         await parts.fleet.stop()
         await self._close_connections(serving)
 
-    async def _see_out(self, departure: Departure, serving: asyncio.Task[None]) -> None:
+    async def _serve_last_clients(self, departure: Departure, serving: asyncio.Task[None]) -> None:
         """Serve the clients that are still connected here while the successor serves, then end."""
-        await departure.see_out()
+        await departure.serve_last_clients()
         await self._parts.reloader.close()
         await self._parts.mailbox.close()
         await self._close_connections(serving)
-        await departure.say_farewell()
+        await departure.finish()
         logger.info("All clients here are served: the next gateway goes on alone")
 
     async def _close_connections(self, serving: asyncio.Task[None]) -> None:
@@ -215,9 +215,9 @@ async def _resume_pulls(takeover: Takeover, pulls: Pulls) -> None:
     await pulls.resume()
 
 
-async def _either(serving: asyncio.Task[None], left: asyncio.Event) -> None:
+async def _either(serving: asyncio.Task[None], replaced: asyncio.Event) -> None:
     """Wait for the end of serving, or for another gateway to serve."""
-    waiting = asyncio.create_task(left.wait())
+    waiting = asyncio.create_task(replaced.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if serving.done():

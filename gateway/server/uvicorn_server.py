@@ -35,7 +35,7 @@ class UvicornServer(uvicorn.Server):
         self._started_up = asyncio.Event()
         # The handler of signals after the server's end.
         self.afterwards: Callable[[int, FrameType | None], None] | signal.Handlers = signal.SIG_IGN
-        # Whether to take a signal. False: the same signal has already come another way.
+        # Whether to act on a signal. False: the same signal has already come another way.
         self.admits: Callable[[int], bool] = lambda _: True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -57,17 +57,17 @@ class UvicornServer(uvicorn.Server):
 
     def stop_listening(self) -> None:
         """Accept no new connection here. Another process accepts connections at the same socket."""
-        for each in self.servers:
-            each.close()
+        for server in self.servers:
+            server.close()
         self.servers = []
 
     def offer_connections(self) -> None:
         """Give the idle connections to the next gateway."""
-        for each in list(self.server_state.connections):
-            if isinstance(each, Connection):
-                each.offer()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.offer()
 
-    async def take_connection(self, connected: socket.socket) -> None:
+    async def serve_connection(self, connected: socket.socket) -> None:
         """Serve a connection that another gateway has accepted."""
         connected.setblocking(False)
         await self._loop.connect_accepted_socket(self._new_protocol, connected)
@@ -92,9 +92,9 @@ class UvicornServer(uvicorn.Server):
                 signal.signal(number, self.afterwards)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._take_signal, sig)
+        self._loop.call_soon_threadsafe(self._handle_signal, sig)
 
-    def _take_signal(self, number: int) -> None:
+    def _handle_signal(self, number: int) -> None:
         if self.admits(number):
             self._signals.put_nowait(number)
 
@@ -113,14 +113,14 @@ def bind(host: str, port: int) -> socket.socket:
         PortTakenError: another process listens there, or the address isn't this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
+    both_families = host == "::" and socket.has_dualstack_ipv6()
     try:
         # create_server would say of an unknown name only the number of the failure.
         socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
         if port and is_listened_at(host, port):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         return socket.create_server(
-            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both_families
         )
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:

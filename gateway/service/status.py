@@ -28,8 +28,8 @@ from gateway.service.definition import (
     stop_s,
 )
 from gateway.service.init_system import InitSystem, ServiceJob, duplicates, jobs, run
+from gateway.system.file_access import program, volume_of
 from gateway.system.listening import is_listened_at
-from gateway.system.machine import program, volume_of
 from gateway.system.notation import url
 from gateway.system.state_dir import near_url
 from gateway.system.tls import trusting_anybody

@@ -16,9 +16,9 @@ from typing import Final
 import psutil
 from msgspec import Struct
 
+from gateway.system.boot import present_boot
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
-from gateway.system.machine import present_boot
 
 
 class ProcessIdentity(Struct, frozen=True):

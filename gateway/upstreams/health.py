@@ -13,7 +13,7 @@ from typing import Final
 _EVERY_S: Final = 2.0
 _FIRST_S: Final = 1.0
 _LONGEST_S: Final = 60.0
-# So many failed requests in a row open the breaker. After the time one request is let through.
+# So many failed requests in a row open the breaker. After `_OPEN_S` one request is admitted.
 _FAILURES: Final = 3
 _OPEN_S: Final = 30.0
 
@@ -32,7 +32,7 @@ class Health:
 
     @property
     def reachable(self) -> bool:
-        """Whether the last look has found it."""
+        """Whether the last look has succeeded."""
         return self._trouble is None
 
     def trouble(self, now: float) -> str | None:
@@ -55,7 +55,7 @@ class Health:
             return _EVERY_S
         return min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._misses - 1, 10))
 
-    def found(self) -> None:
+    def reached(self) -> None:
         """A look has succeeded."""
         self.asked, self._trouble, self._misses = True, None, 0
 
@@ -65,15 +65,15 @@ class Health:
         self._misses += 1
         self._look_at = now + self.pause_s()
 
-    def begin(self, now: float) -> None:
-        """A request is sent to it. The first one after the breaker's time is alone: its end tells
-        whether others may follow.
+    def sent(self, now: float) -> None:
+        """A request is sent to the upstream. The first request after `_OPEN_S` is alone: its end
+        shows whether others may follow.
         """
         if self._open_until is not None and now >= self._open_until:
             self._open_until = now + _OPEN_S
 
     def served(self) -> None:
-        """It has begun to answer a request."""
+        """The upstream has begun to answer a request."""
         self._failures, self._open_until = 0, None
 
     def failed(self, now: float, reason: str) -> None:

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 from protocol.life import Ability
 
 MOST_MODELS: Final = 1000
-# The most gateways one behind the other. In a ring of gateways that all know each other, the number
-# of ways grows with each one more.
+# The most gateways in a row. Where all gateways know each other, the number of ways grows with each
+# further gateway.
 MOST_GATEWAYS: Final = 4
 _LONGEST_NAME: Final = 300
 
@@ -22,9 +22,9 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
 class Offer(Struct, frozen=True):
-    """A model of an upstream. Another Bulkhead tells more of it than OpenAI's list has: `aliases`,
-    `state`, `reason`, how many requests run and wait there, and `via`, the instances of the
-    gateways that a request for it passes, the upstream first. `max_model_len` is vLLM's name, too.
+    """A model of an upstream. Another Bulkhead shows more than OpenAI's list has: `aliases`,
+    `state`, `reason`, how many requests run and wait there, and `via`: the instances of the
+    gateways that a request for the model passes, the upstream first. vLLM has `max_model_len`, too.
     """
 
     id: str
@@ -49,7 +49,7 @@ class Offer(Struct, frozen=True):
 
     @property
     def load(self) -> int:
-        """The requests that run and wait there, as far as it tells."""
+        """The requests that run and wait there, as far as they are known."""
         return (self.active_requests or 0) + (self.queue_depth or 0)
 
 
@@ -64,28 +64,28 @@ class CycleError(ValueError):
         super().__init__("is this gateway itself, under another address")
 
 
-def read_offers(body: bytes, own: str) -> list[Offer]:
-    """The offers in a list of models. Left out are models that are this gateway's own in the end,
-    as a request for them would come back. `own` is the instance of this gateway.
+def read_offers(body: bytes, instance: str) -> list[Offer]:
+    """The offers in a list of models. Models that the upstream has from this gateway are left out,
+    as a request for them would come back. `instance` is this gateway's.
 
     Raises:
         CycleError: it is this gateway's own list, as behind a proxy that takes Via out.
         ValueError: it is no such list; the text completes "the upstream ...".
     """
     try:
-        found = msgspec.json.decode(body, type=_Listing).data
+        offers = msgspec.json.decode(body, type=_Listing).data
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"answered with no list of models: {error}") from error
-    if len(found) > MOST_MODELS:
-        raise ValueError(f"lists {len(found):,} models, of {MOST_MODELS:,} at most")
-    if any(each.via[:1] == (own,) for each in found):
+    if len(offers) > MOST_MODELS:
+        raise ValueError(f"lists {len(offers):,} models, of {MOST_MODELS:,} at most")
+    if any(offer.via[:1] == (instance,) for offer in offers):
         raise CycleError
     return [
-        msgspec.structs.replace(each, reason=each.reason and each.reason[:_LONGEST_REASON])
-        for each in found
-        if own not in each.via
-        and len(each.via) <= MOST_GATEWAYS
-        and all(_is_name(name) for name in each.names)
+        msgspec.structs.replace(offer, reason=offer.reason and offer.reason[:_LONGEST_REASON])
+        for offer in offers
+        if instance not in offer.via
+        and len(offer.via) <= MOST_GATEWAYS
+        and all(_is_name(name) for name in offer.names)
     ]
 
 

@@ -141,7 +141,7 @@ class Upstream:
     def asking(self, name: str) -> Iterator[float]:
         """A request to the model runs. Yields the time at which it began."""
         now = self._loop.time()
-        self.health.begin(now)
+        self.health.sent(now)
         self.running[name] += 1
         self.idle.clear()
         self.chosen_at[name] = now
@@ -190,7 +190,7 @@ class Upstream:
             self._running_at_look = running
             if not self.health.reachable:
                 self._events.emit("upstream", None, name=self.name, reachable=True)
-            self.health.found()
+            self.health.reached()
         self.asked.set()
 
     def _missed(self, reason: str, before: str | None) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from gateway.access.caller import Caller
 from gateway.config.model_settings import UpstreamSettings
 from gateway.system.events import EventLog
 from gateway.system.tasks import Tasks
-from gateway.upstreams.choice import Candidate, ranked
 from gateway.upstreams.offers import Offer
 from gateway.upstreams.route import new_instance
 from gateway.upstreams.upstream import Upstream
@@ -22,13 +23,13 @@ class Way(NamedTuple):
     """
 
     upstream: Upstream
-    told: str
+    name_there: str
     offer: Offer | None
 
     @property
     def id(self) -> str:
         """The model's id here."""
-        return f"{self.upstream.name}/{self.told if self.offer is None else self.offer.id}"
+        return f"{self.upstream.name}/{self.name_there if self.offer is None else self.offer.id}"
 
 
 class Upstreams:
@@ -45,12 +46,12 @@ class Upstreams:
 
     def start(self) -> None:
         self._started = True
-        for each in self.by_name.values():
-            self._watch(each)
+        for upstream in self.by_name.values():
+            self._watch(upstream)
 
     def configure(self, configured: Mapping[str, UpstreamSettings]) -> None:
-        """Take another configuration. Upstreams that haven't changed go on undisturbed, and answers
-        of others end as they would have.
+        """Apply another configuration. Upstreams that haven't changed go on undisturbed. Answers
+        of the others go on to their end.
         """
         before, self.by_name = self.by_name, {}
         for name, settings in configured.items():
@@ -59,13 +60,12 @@ class Upstreams:
                 self.by_name[name] = before.pop(name)
                 continue
             self.by_name[name] = Upstream(name, settings, self.instance, self._events)
-        for name, each in before.items():
+        for name, removed in before.items():
             if (watch := self._watches.pop(name, None)) is not None:
                 watch.cancel()
-            each.close()
+            removed.close()
         if self._started:
-            for each in self.by_name.values():
-                self._watch(each)
+            self.start()
 
     def _watch(self, upstream: Upstream) -> None:
         if upstream.name not in self._watches:
@@ -73,27 +73,24 @@ class Upstreams:
 
     async def close(self) -> None:
         await self._tasks.cancel_all()
-        for each in self.by_name.values():
-            each.close()
+        for upstream in self.by_name.values():
+            upstream.close()
 
     async def until_idle(self) -> None:
         """Wait until no request runs at an upstream."""
-        for each in self.by_name.values():
-            await each.idle.wait()
+        for upstream in self.by_name.values():
+            await upstream.idle.wait()
 
     async def ways(self, name: str, caller: Caller) -> list[Way]:
-        """The ways to the model with this name that the caller may use. Waits for the first looks,
-        if one of these may find the model.
+        """The ways to the model with this name that the caller may use. If no upstream lists the
+        model, waits until each upstream was asked once.
         """
-        found = list(self._ways(name, caller))
-        if any(each.offer is not None for each in found):
-            return found
-        unasked = [each.asked.wait() for each in self.by_name.values() if not each.asked.is_set()]
-        if unasked:
-            # Each look has a deadline.
-            await asyncio.gather(*unasked)
-            found = list(self._ways(name, caller))
-        return found
+        ways = list(self._ways(name, caller))
+        if not any(way.offer is not None for way in ways):
+            # Each upstream is asked with a deadline.
+            await asyncio.gather(*(upstream.asked.wait() for upstream in self.by_name.values()))
+            ways = list(self._ways(name, caller))
+        return ways
 
     def _ways(self, name: str, caller: Caller) -> Iterator[Way]:
         head, _, rest = name.partition("/")
@@ -120,31 +117,61 @@ class Upstreams:
         """The names that lead to the models that the caller may use, with and without the name of
         the upstream; to each the id of one such model.
         """
-        found: dict[str, str] = {}
+        ids: dict[str, str] = {}
         for way in self.visible(caller):
             assert way.offer is not None
-            found[way.id] = way.id
-            for each in way.offer.names:
-                found.setdefault(each, way.id)
-        return found
+            ids[way.id] = way.id
+            for name in way.offer.names:
+                ids.setdefault(name, way.id)
+        return ids
 
 
 def _may_use(caller: Caller, way: Way) -> bool:
-    return caller.may_use(way.id, (way.told, f"{way.upstream.name}/{way.told}"))
+    return caller.may_use(way.id, (way.name_there, f"{way.upstream.name}/{way.name_there}"))
+
+
+# States, from models that answer at once to models that must load first. A server that shows no
+# states mostly has its models loaded.
+_RANKS: Final = {"ready": 0, None: 1, "loading": 2, "starting": 2, "waiting": 3, "unloaded": 3}
+_UNWILLING: Final = 4
+
+
+class Candidate(Struct, frozen=True):
+    """An upstream for a request. `load` counts the requests that run and wait there. `chosen_at`
+    is when it was chosen last, and `busy` whether it has just asked for patience.
+    """
+
+    upstream: str
+    state: str | None
+    load: int
+    chosen_at: float
+    busy: bool = False
+
+
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates, the best first: those that aren't busy, with the model loaded, with the least
+    load, and of equal ones the one whose last turn is the longest ago.
+    """
+
+    def order(candidate: Candidate) -> tuple[bool, int, int, float]:
+        rank = _RANKS.get(candidate.state, _UNWILLING)
+        return candidate.busy, rank, candidate.load, candidate.chosen_at
+
+    return sorted(candidates, key=order)
 
 
 def in_order(ways: list[Way]) -> list[Way]:
     """The ways on which a request may be sent now, the best first."""
-    usable = {each.upstream.name: each for each in ways if each.upstream.trouble() is None}
+    usable = {way.upstream.name: way for way in ways if way.upstream.trouble() is None}
     return [
-        usable[each.upstream]
-        for each in ranked(
+        usable[candidate.upstream]
+        for candidate in ranked(
             Candidate(
                 name,
                 None if way.offer is None else way.offer.state,
-                way.upstream.load(way.told),
-                way.upstream.chosen_at.get(way.told, 0.0),
-                way.upstream.busy(way.told),
+                way.upstream.load(way.name_there),
+                way.upstream.chosen_at.get(way.name_there, 0.0),
+                way.upstream.busy(way.name_there),
             )
             for name, way in usable.items()
         )

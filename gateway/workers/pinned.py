@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.config.model_folders import expand_home
+from gateway.system.file_access import program
 from gateway.system.lane import Lane
-from gateway.system.machine import program
 from gateway.system.notation import without_number
 from gateway.system.state_file import read_secret
 from gateway.system.tasks import Tasks

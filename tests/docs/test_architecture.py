@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 
 from docs import rooms
 from tests.docs.fences import PAGES, ROOT
@@ -32,3 +34,44 @@ def test_each_file_that_a_page_names_is_there() -> None:
         if "/" in name and not ((ROOT / name).is_file() or (ROOT / "gateway" / name).is_file())
     ]
     assert not missing
+
+
+def test_no_files_import_one_another_in_a_circle() -> None:
+    """Also not in functions, nor for types alone."""
+    imports = _imports()
+    # A file that imports none of those left, or that none of them imports, is in no circle.
+    left = set(imports)
+    while out := {
+        name
+        for name in left
+        if not imports[name] & left or not any(name in imports[other] for other in left)
+    }:
+        left -= out
+    assert not {name: sorted(imports[name] & left) for name in sorted(left)}
+
+
+def _imports() -> dict[str, set[str]]:
+    """The modules that each module of the product names in its `import` statements."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in ("gateway", "worker", "protocol")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    return {
+        name: {
+            imported
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            for imported in _named_by(node)
+            if imported in files
+        }
+        for name, path in files.items()
+    }
+
+
+def _named_by(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=str(module), names=names, level=0):
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in names)

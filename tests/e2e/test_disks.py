@@ -39,8 +39,8 @@ class Disk:
 CODE = """
 if not in_worker():
     import builtins, errno, os, pathlib, io
-    import gateway.system.machine, gateway.models.watch
-    gateway.system.machine._PARENTS = ((pathlib.Path({parent!r}), 1),)
+    import gateway.system.file_access, gateway.models.watch
+    gateway.system.file_access._PARENTS = ((pathlib.Path({parent!r}), 1),)
     gateway.models.watch._LOOK_S = 0.2
     opens = io.open
     def guarded(file, *arguments, **options):

@@ -21,9 +21,9 @@ def _start(start_gateway: Callable[..., Gateway], folder: Path, config: str) -> 
     program.chmod(0o755)
     code = f"""
     if not in_worker():
-        from gateway.system import machine
-        machine._COMMANDS = {{sys.platform: ({str(program)!r}, "-i", "-w")}}
-        machine._LINGER_S = 0.5
+        from gateway.system import wakefulness
+        wakefulness._COMMANDS = {{sys.platform: ({str(program)!r}, "-i", "-w")}}
+        wakefulness._LINGER_S = 0.5
     """
     return start_gateway(config=config, environment=sitecustomize(folder / "site", code))
 

@@ -212,8 +212,8 @@ def test_successor_that_dies_during_the_hand_over(
     streams = _streams(gateway)
     _begun(streams)
     with _changed(
-        installation / "gateway/server/takeover.py",
-        lambda text: text.replace("self._inheritance.take_stderr()", "os._exit(7)"),
+        installation / "gateway/server/upgrade/takeover.py",
+        lambda text: text.replace("self._inheritance.adopt_stderr()", "os._exit(7)"),
     ):
         refused = _upgrade(gateway)
     assert refused.status_code == 503

@@ -10,7 +10,7 @@ from gateway.config.settings import DiscoverySettings, GatewaySettings, Settings
 from gateway.service import status
 from gateway.service.definition import Owner, define
 from gateway.service.status import guarded_remark
-from gateway.system.machine import program
+from gateway.system.file_access import program
 
 HOME = Path("/Users/you")
 

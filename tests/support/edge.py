@@ -21,8 +21,8 @@ def shortened(
         import sys
         def limit_files(most):
             import resource
-            from gateway.system import machine
-            machine.MOST_FILES = most
+            from gateway.system import process_limits
+            process_limits.MOST_FILES = most
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         if not in_worker() and {{"serve", "agent"}} & set(sys.orig_argv):

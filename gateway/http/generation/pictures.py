@@ -19,7 +19,7 @@ from gateway.config.model import Model
 from gateway.config.model_folders import expand_home
 from gateway.config.settings import GatewaySettings
 from gateway.http.wire.bodies import beside_the_loop
-from gateway.http.wire.errors import invalid
+from gateway.http.wire.errors import PictureError, invalid
 from gateway.requests.share import Share
 from gateway.system.lane import HangsError, Lane
 from gateway.system.refusal import Refusal
@@ -37,10 +37,6 @@ class Source(Struct, frozen=True):
 
     url: str
     name: str
-
-
-class PictureError(Exception):
-    """A picture can't be read. The text is the reason, as the end of a sentence."""
 
 
 def refused(source: Source, reason: object) -> Refusal:

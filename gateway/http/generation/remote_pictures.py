@@ -26,7 +26,7 @@ from urllib.parse import urljoin
 import httpx
 import psutil
 
-from gateway.http.generation.pictures import PictureError
+from gateway.http.wire.errors import PictureError
 from gateway.system.lane import Lane
 
 Network = IPv4Network | IPv6Network

@@ -185,7 +185,7 @@ class Followed(Response):
     async def _write_whole(
         self, scope: Scope, receive: Receive, send: Send, more: asyncio.Event
     ) -> None:
-        await self.job.settled.wait()
+        await self.job.ended.wait()
         outcome = self.job.outcome
         if outcome is None or self.job.refusal is not None:
             await self._refused(scope, receive, send)

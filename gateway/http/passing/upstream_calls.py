@@ -73,7 +73,7 @@ class UpstreamCall:
     @property
     def told_model(self) -> str:
         """The model's name at the upstreams."""
-        return self._ways[0].told
+        return self._ways[0].name_there
 
     def adapt(self, fields: dict[str, Raw]) -> None:
         """Raises: Refusal: the request asks for a response that the upstream stores."""
@@ -118,7 +118,7 @@ class UpstreamCall:
         bare = len({each.upstream.name for each in self._ways}) > 1
         if first.offer is not None:
             # Other names are the client's, who may make up any number of them.
-            record_of(self.http.scope).model = first.told if bare else first.id
+            record_of(self.http.scope).model = first.name_there if bare else first.id
         ollama = target.startswith(b"/api/")
         usage = OllamaUsageReader() if ollama else UsageReader(len(body))
         take_places(self.http, [_Spent(usage)])
@@ -139,7 +139,7 @@ class UpstreamCall:
         refusal = None if left else self._unavailable()
         while left:
             way = left.pop(0)
-            with way.upstream.asking(way.told) as began:
+            with way.upstream.asking(way.name_there) as began:
                 try:
                     answer = await self._ask(way, target, body, form)
                 except AnswerError as error:
@@ -173,8 +173,8 @@ class UpstreamCall:
             self.http.method.encode(),
             way.upstream.target(target),
             self._headers(way.upstream),
-            body if form is None else form.body(way.told),
-            0 if form is None else form.length(way.told),
+            body if form is None else form.body(way.name_there),
+            0 if form is None else form.length(way.name_there),
         )
         return await way.upstream.client.ask(question, way.upstream.settings.silence_s)
 
@@ -216,7 +216,7 @@ class UpstreamCall:
                 lasting=True,
             )
         if answer.status in _ELSEWHERE:
-            upstream.be_patient(way.told, _retry_after_s(answer.headers))
+            upstream.be_patient(way.name_there, _retry_after_s(answer.headers))
             if not last:
                 return None
         first = b""

@@ -25,7 +25,7 @@ from gateway.access.caller import (
     NeededKey,
     counts,
     needed,
-    passed_on,
+    proxy_header,
     readable,
     shown_key,
 )
@@ -241,7 +241,7 @@ def take_places(request: HttpRequest, answers: Sequence[Spending]) -> None:
         Refusal: they are too many at once.
     """
     seat = seat_of(request)
-    if seat is not None and (denial := seat.take(answers)) is not None:
+    if seat is not None and (denial := seat.reserve(answers)) is not None:
         raise _denied(caller_of(request).name, denial)
 
 
@@ -254,7 +254,7 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._keys.required:
-            if (header := passed_on(scope["headers"])) is not None:
+            if (header := proxy_header(scope["headers"])) is not None:
                 await error_response(_passed_on(header), scope["path"])(scope, receive, send)
                 return
             scope["state"][_KEY] = ANYBODY
@@ -330,7 +330,7 @@ class AuthMiddleware:
                 await error_response(refusal, scope["path"])(scope, receive, sending.send)
                 return
             scope["state"][_SEAT] = seat = admitted
-        session.enter(task)
+        session.add(task)
         try:
             await self._app(scope, receive, sending.send)
         except asyncio.CancelledError:
@@ -339,7 +339,7 @@ class AuthMiddleware:
             task.uncancel()
             await sending.end(scope, receive)
         finally:
-            session.leave(task)
+            session.remove(task)
             if seat is not None and isinstance(session, ApiKeySession):
                 session.limits.spend(time.monotonic(), _tokens(record_of(scope).uncounted))
                 seat.release()

@@ -20,6 +20,7 @@ from uvicorn.protocols.utils import get_remote_addr
 
 from gateway.requests.share import ByteBudget
 from gateway.system.notation import is_loopback_address
+from gateway.system.process_limits import needed_files
 from gateway.system.refusal import Code, Refusal
 from gateway.system.tasks import Tasks
 
@@ -377,12 +378,6 @@ class Handshake(asyncio.Protocol):
             self._limiter.leave(self)
 
 
-# Descriptors for the log, the listener, the event loop, ZeroMQ, files that are read, and
-# connections that are accepted before the descriptors of closed ones are free.
-_OWN_FILES: Final = 96
-# Descriptors for a worker: for its output, its log, its record, the sockets of its endpoint, and
-# the files that are opened to measure its memory.
-_FILES_PER_WORKER: Final = 16
 # With fewer connections an operator could not ask for the status.
 _LEAST: Final = 8
 
@@ -392,5 +387,5 @@ def capacity(most: int, files: int, workers: int, *, passes: bool) -> int:
     them and for `workers` workers, but never fewer than `_LEAST`. `passes`: each connection may
     need another one, to a server that its request is passed on to.
     """
-    free = files - _OWN_FILES - _FILES_PER_WORKER * workers
+    free = files - needed_files(workers)
     return max(_LEAST, min(most, free // 2 if passes else free))

@@ -50,6 +50,10 @@ def invalid(message: str, param: str) -> Refusal:
     return Refusal("invalid_request_error", message, param=param)
 
 
+class PictureError(Exception):
+    """A picture can't be read. The text is the reason, as the end of a sentence."""
+
+
 # The outcomes of a request whose client left, and of one that a command's server or an upstream has
 # answered with an error of its own. Other failures have the code of an error.
 CLIENT_LEFT: Final = "client_left"

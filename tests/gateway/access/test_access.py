@@ -13,7 +13,7 @@ from gateway.access.caller import (
     NeededKey,
     counts,
     needed,
-    passed_on,
+    proxy_header,
     sharer_at,
     shown_key,
 )
@@ -141,8 +141,8 @@ def test_models_by_id_or_alias() -> None:
     ],
 )
 def test_a_proxy_is_known_by_what_it_adds(name: str) -> None:
-    assert passed_on([(b"host", b"mac"), (name.encode(), b"192.0.2.60")]) == name
-    assert passed_on([(b"host", name.encode()), (b"viaduct", b"1")]) is None
+    assert proxy_header([(b"host", b"mac"), (name.encode(), b"192.0.2.60")]) == name
+    assert proxy_header([(b"host", name.encode()), (b"viaduct", b"1")]) is None
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,9 @@ def test_a_clock_that_is_set_back_costs_nothing() -> None:
 
 def test_knows_whether_there_is_something_to_keep() -> None:
     accounts = Accounts(Book())
-    assert not accounts.take_changed()
+    assert not accounts.pop_changed()
     accounts.add("2026-11-22", "a", Counts())
-    assert accounts.take_changed()
-    assert not accounts.take_changed()
-    accounts.note_lost()
-    assert accounts.take_changed()
+    assert accounts.pop_changed()
+    assert not accounts.pop_changed()
+    accounts.mark_changed()
+    assert accounts.pop_changed()

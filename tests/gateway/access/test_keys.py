@@ -223,7 +223,7 @@ async def test_usage_that_was_taken_over_is_kept(keys: ApiKeys, tmp_path: Path) 
     folder.path.mkdir(0o700)
     other = ApiKeys(folder, exposed=False)
     other.restore(keys.book)
-    await other.keep_accounts()
+    await other.write_accounts()
     assert _tokens(ApiKeys(folder, exposed=False)) == {"laptop": 7}
 
 
@@ -233,13 +233,13 @@ async def test_usage_that_could_not_be_kept_is_kept_later(
     keys.account("laptop", USAGE)
     state_dir.usage_path.mkdir()
     with pytest.raises(OSError, match="can't be kept"):
-        await keys.keep_accounts()
+        await keys.write_accounts()
     state_dir.usage_path.rmdir()
-    await keys.keep_accounts()
+    await keys.write_accounts()
     assert _tokens(ApiKeys(state_dir, exposed=False)) == {"laptop": 7}
     # Nothing is written without a change.
     state_dir.usage_path.unlink()
-    await keys.keep_accounts()
+    await keys.write_accounts()
     assert not state_dir.usage_path.exists()
 
 

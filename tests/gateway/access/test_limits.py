@@ -83,13 +83,13 @@ class _Answer:
 def test_each_answer_takes_a_place_until_nobody_holds_it() -> None:
     limits = KeyLimits(KeyTerms(concurrent=3))
     seat = _admitted(limits)
-    assert seat.take([_Answer(), _Answer()]) is None
+    assert seat.reserve([_Answer(), _Answer()]) is None
     other = _admitted(limits)
     assert isinstance(limits.admit(0.0), Denial)
-    wide = other.take([_Answer()] * 2)
+    wide = other.reserve([_Answer()] * 2)
     assert wide is not None
     assert wide.retry_after_s == 1
-    never = other.take([_Answer()] * 4)
+    never = other.reserve([_Answer()] * 4)
     assert never is not None
     assert never.retry_after_s is None
     # What goes on in the mailbox has no client any more.
@@ -97,7 +97,7 @@ def test_each_answer_takes_a_place_until_nobody_holds_it() -> None:
     seat.release()
     assert isinstance(limits.admit(0.0), Denial)
     seat.release()
-    assert other.take([_Answer()] * 3) is None
+    assert other.reserve([_Answer()] * 3) is None
 
 
 def test_tokens_count_while_they_are_computed() -> None:
@@ -105,7 +105,7 @@ def test_tokens_count_while_they_are_computed() -> None:
     seat = _admitted(limits)
     # The prompt counts once.
     answers = [_Answer(40), _Answer(40, repeats=True), _Answer(40, repeats=True)]
-    assert seat.take(answers) is None
+    assert seat.reserve(answers) is None
     assert dict(limits.headers(0.0))[b"x-ratelimit-remaining-tokens"] == b"100"
     for answer in answers:
         answer.make(15)

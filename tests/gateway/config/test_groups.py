@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.model import Group, Groups, kept_bytes
+from gateway.config.model import Group, Groups, reserved_bytes
 from gateway.memory.ledger import Admit, Evict, Refuse
 from tests.gateway.memory.account import LATER, PATIENCE_S, UNIT, Account, recalls
 
@@ -61,8 +61,8 @@ def test_the_room_that_is_kept() -> None:
         (("b",), 10, 0),
         (("a", "b"), 0, 0),
     ):
-        assert kept_bytes(every, floors, present) == of_every
-        assert kept_bytes(turns, floors, present) == of_turns
+        assert reserved_bytes(every, floors, present) == of_every
+        assert reserved_bytes(turns, floors, present) == of_turns
 
 
 class TestTogether:

@@ -454,7 +454,7 @@ async def test_accounts_outlive_the_gateway(world: World) -> None:
     laptop = await world.add("laptop")
     await world.client.post(f"{WORK}?tokens=7", headers=laptop)
     await world.client.post(f"{WORK}?tokens=5", headers=world.admin)
-    await world.keys.keep_accounts()
+    await world.keys.write_accounts()
     used = ApiKeys(world.state_dir, exposed=False).used()
     assert {name: today.prompt_tokens for name, (today, _) in used.items()} == {
         "laptop": 7,

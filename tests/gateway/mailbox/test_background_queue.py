@@ -78,7 +78,7 @@ class _Life(RuleBasedStateMachine):
             turn = data.draw(st.sampled_from(self.waiting))
             self.waiting.remove(turn)
             if data.draw(st.booleans()):
-                assert self.queue.take(turn.name)
+                assert self.queue.start_early(turn.name)
                 self.running.append(turn)
             else:
                 self.queue.remove(turn.name)
@@ -87,7 +87,7 @@ class _Life(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.now += seconds
         late = [each for each in self.waiting if each.deadline_at <= self.now]
-        assert set(self.queue.take_overdue(self.now)) == set(late)
+        assert set(self.queue.start_overdue(self.now)) == set(late)
         self.waiting = [each for each in self.waiting if each not in late]
         self.running += late
 
@@ -114,7 +114,7 @@ def test_one_model_does_not_hold_up_another() -> None:
 def test_what_is_not_there_changes_nothing() -> None:
     queue = BackgroundQueue()
     queue.remove(("", "x"))
-    assert not queue.take(("", "x"))
+    assert not queue.start_early(("", "x"))
     assert not queue.put_back(("", "x"))
 
 

@@ -85,7 +85,7 @@ class _Life(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         if self.pending:
             name = data.draw(st.sampled_from(sorted(self.pending)))
-            assert self.store.begin(self.pending[name], _taken) == (b"work", b"queued")
+            assert self.store.start_attempt(self.pending[name], _taken) == (b"work", b"queued")
             self.begun.add(name)
 
     @rule(data=st.data())
@@ -188,7 +188,7 @@ def test_what_was_packed_is_counted_while_it_is_unpacked(store: Store) -> None:
 
     for read in (
         lambda: store.find(entry.name, True, False, take),
-        lambda: store.begin(entry, take),
+        lambda: store.start_attempt(entry, take),
     ):
         counted.clear()
         with pytest.raises(Refusal):

@@ -29,8 +29,8 @@ from gateway.memory.leak_check import (
     read_stranded,
     write_stranded,
 )
+from gateway.system.boot import present_boot
 from gateway.system.events import EventLog
-from gateway.system.machine import present_boot
 from gateway.system.memory import HostMemory
 from gateway.workers.remote_host import Hosts
 

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from gateway.system.machine import present_boot
+from gateway.system.boot import present_boot
 from gateway.system.memory_darwin import Sysctl
 from tests.support.stub import compile_stub
 

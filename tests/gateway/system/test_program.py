@@ -13,7 +13,7 @@ from tests.support.platforms import linux_only
 
 SCRIPT = """
 import errno, sys
-from gateway.system.machine import denied, program
+from gateway.system.file_access import denied, program
 print(sys.executable, program(), denied(OSError(errno.EPERM, "x", "/y")), sep="\\n")
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system import machine as wakefulness
-from gateway.system.machine import Wakefulness
+from gateway.system import wakefulness
+from gateway.system.wakefulness import Wakefulness
 from tests.support.gateway import eventually, gone
 
 pytestmark = pytest.mark.processes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.access.caller import passed_on
-from gateway.upstreams.choice import Candidate, ranked
+from gateway.access.caller import proxy_header
 from gateway.upstreams.health import Health
 from gateway.upstreams.offers import MOST_GATEWAYS, MOST_MODELS, read_offers
 from gateway.upstreams.route import comes_back, new_instance, via_value
+from gateway.upstreams.upstreams import Candidate, ranked
 
 
 class TestHealth:
@@ -23,7 +23,7 @@ class TestHealth:
         assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0]
         assert health.trouble(0.0) == "is away"
         assert health.wait_s(20.0) == 40.0, "a client comes back when the next look is over"
-        health.found()
+        health.reached()
         assert health.trouble(0.0) is None
         assert health.wait_s(0.0) == 0.0
         health.missed(0.0, "is away")
@@ -31,25 +31,25 @@ class TestHealth:
 
     def test_requests_that_fail_open_the_breaker_until_one_succeeds(self) -> None:
         health = Health()
-        health.found()
+        health.reached()
         for _ in range(2):
             health.failed(0.0, "fell silent")
             assert health.trouble(0.0) is None
         health.failed(0.0, "fell silent")
-        health.found()
+        health.reached()
         reason = health.trouble(1.0)
         assert reason is not None, "a list of models is no answer to a request"
         assert "fell silent" in reason
         assert health.wait_s(10.0) == 20.0
         assert health.trouble(30.0) is None
-        health.begin(30.0)
+        health.sent(30.0)
         assert health.trouble(31.0) is not None, "one request is tried alone"
         health.served()
         assert health.trouble(31.0) is None
 
     def test_a_success_in_between_keeps_it_closed(self) -> None:
         health = Health()
-        health.found()
+        health.reached()
         for _ in range(10):
             health.failed(0.0, "fell silent")
             health.failed(0.0, "fell silent")
@@ -128,7 +128,7 @@ class TestRoute:
 
     def test_without_keys_only_other_gateways_may_pass_requests_on(self) -> None:
         ours = via_value(new_instance())
-        assert passed_on([(b"via", ours)]) is None
-        assert passed_on([(b"via", ours + b", " + ours)]) is None
-        assert passed_on([(b"via", ours + b", 1.1 nginx")]) == "via"
-        assert passed_on([(b"via", ours), (b"x-forwarded-for", b"::1")]) == "x-forwarded-for"
+        assert proxy_header([(b"via", ours)]) is None
+        assert proxy_header([(b"via", ours + b", " + ours)]) is None
+        assert proxy_header([(b"via", ours + b", 1.1 nginx")]) == "via"
+        assert proxy_header([(b"via", ours), (b"x-forwarded-for", b"::1")]) == "x-forwarded-for"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.system.machine import program
+from gateway.system.file_access import program
 from gateway.workers import pinned
 from gateway.workers.pinned import PinnedClient, advice
 

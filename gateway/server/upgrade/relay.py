@@ -10,7 +10,7 @@ from gateway.access.caller import ANYBODY
 from gateway.models.fleet import Fleet
 from gateway.requests.progress import ImplausibleError
 from gateway.requests.request import Request, RequestState
-from gateway.server.gateway_channel import (
+from gateway.server.upgrade.messages import (
     Began,
     Cancelled,
     Delivered,
@@ -28,9 +28,9 @@ Order: TypeAlias = Submitted | Cancelled | Spent
 
 
 class Relay:
-    """The requests of this gateway whose answers the successor computes. Each request has a number,
-    and is kept until it is over. Orders for a successor that doesn't serve yet wait until `open`
-    sends them or `undo` gives them back. Everything runs on the event loop.
+    """The requests of this gateway whose answers the successor computes. Each request has a number
+    until it is over. Orders for a successor that doesn't serve yet wait until `open` sends them or
+    `undo` returns them. Everything runs on the event loop.
     """
 
     def __init__(self) -> None:
@@ -44,15 +44,15 @@ class Relay:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def number(self, request: Request) -> int:
-        """Keep a request that is handed over, and return its new number."""
+    def add(self, request: Request) -> int:
+        """Add a request that is handed over, and return its new number."""
         self._last += 1
         self._requests[self._last] = request
         self._numbers[request] = self._last
         return self._last
 
     def submit(self, model_id: str, request: Request) -> None:
-        number = self.number(request)
+        number = self.add(request)
         self._order(Submitted(number, model_id, request.state))
 
     def cancel(self, request: Request) -> None:
@@ -68,13 +68,13 @@ class Relay:
         """Send the orders that waited for the successor, which serves now."""
         self._send = send
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            send(each)
-            if isinstance(each, Cancelled):
-                self._forget(each.number)
+        for order in waiting:
+            send(order)
+            if isinstance(order, Cancelled):
+                self._forget(order.number)
 
     def undo(self) -> Sequence[Order]:
-        """Give back the orders that waited: no successor has received them."""
+        """The orders that waited, which no successor has received."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -113,8 +113,8 @@ class Relay:
 
     def remind(self, now: float, after_s: float) -> None:
         """Remind the readers of requests without news that time passes."""
-        for each in self._requests.values():
-            each.remind(now, after_s)
+        for request in self._requests.values():
+            request.remind(now, after_s)
 
     def refuse_all(self, refusal: Refusal) -> None:
         """Refuse all requests, as the successor sends nothing more."""
@@ -147,48 +147,48 @@ class RelayedRequest(Request):
         number: int,
         model_id: str,
         state: RequestState,
-        tell: Callable[[HandoverMessage], None],
+        send: Callable[[HandoverMessage], None],
     ) -> None:
         super().__init__(state.task, state.terms, state.arrived_at)
         self.restore(state)
         self.number = number
         self.model_id = model_id
-        self._tell = tell
+        self._send = send
 
     def start(self, now: float) -> None:
         super().start(now)
-        self._tell(Began(self.number))
+        self._send(Began(self.number))
 
     def deliver(self, delta: Delta, now: float) -> bool:
         super().deliver(delta, now)
         self._parts.clear()
-        self._tell(Delivered(self.number, delta))
+        self._send(Delivered(self.number, delta))
         return False
 
     def deliver_vectors(self, part: Embedded) -> None:
         super().deliver_vectors(part)
-        self._tell(VectorsCame(self.number, part))
+        self._send(VectorsCame(self.number, part))
 
     def refuse(self, refusal: Refusal) -> None:
         if not self.over:
             super().refuse(refusal)
-            self._tell(Refused(self.number, refusal.state))
+            self._send(Refused(self.number, refusal.state))
 
 
 class RelayedRequests:
     """The requests of the earlier gateway that have not ended."""
 
-    def __init__(self, tell: Callable[[HandoverMessage], None]) -> None:
-        self._tell = tell
-        self._relayed: dict[int, RelayedRequest] = {}
+    def __init__(self, send: Callable[[HandoverMessage], None]) -> None:
+        self._send = send
+        self._requests: dict[int, RelayedRequest] = {}
 
     def restore(
         self, model_id: str, states: Iterable[tuple[int, RequestState]]
     ) -> list[RelayedRequest]:
         """Continue the requests of a model from their states, in their order."""
-        relayed = [RelayedRequest(number, model_id, state, self._tell) for number, state in states]
-        self._relayed |= {each.number: each for each in relayed}
-        return relayed
+        requests = [RelayedRequest(number, model_id, state, self._send) for number, state in states]
+        self._requests |= {request.number: request for request in requests}
+        return requests
 
     def submit(self, fleet: Fleet, order: Submitted) -> None:
         (request,) = self.restore(order.model, [(order.number, order.request)])
@@ -197,23 +197,20 @@ class RelayedRequests:
         except Refusal as refusal:
             request.refuse(refusal)
 
-    def cancel(self, fleet: Fleet, order: Cancelled) -> None:
-        if (request := self._relayed.pop(order.number, None)) is not None:
-            _cancel(fleet, request)
+    def cancel(self, fleet: Fleet, number: int) -> None:
+        request = self._requests.pop(number, None)
+        if request is None or request.over:
+            return
+        for compartment in fleet.roster.everyone:
+            if compartment.model.id == request.model_id:
+                compartment.traffic.cancel(request)
 
-    def leave(self, fleet: Fleet) -> None:
+    def cancel_all(self, fleet: Fleet) -> None:
         """Cancel all requests, as the earlier gateway has gone."""
-        for request in self._relayed.values():
-            _cancel(fleet, request)
-        self._relayed.clear()
+        for number in list(self._requests):
+            self.cancel(fleet, number)
 
     def forget_ended(self) -> None:
-        self._relayed = {number: each for number, each in self._relayed.items() if not each.over}
-
-
-def _cancel(fleet: Fleet, request: RelayedRequest) -> None:
-    if request.over:
-        return
-    for compartment in fleet.roster.everyone:
-        if compartment.model.id == request.model_id:
-            compartment.traffic.cancel(request)
+        self._requests = {
+            number: request for number, request in self._requests.items() if not request.over
+        }

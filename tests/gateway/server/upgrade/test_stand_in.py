@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.server.departure import STAND_IN, StandInChannel
+from gateway.server.upgrade.stand_in import STAND_IN, StandInChannel
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 # By the first ones glibc learns to keep the next, and what is held lies behind these in the heap.
 _CHILD = """
 import resource, sys
-from gateway.system.machine import give_large_buffers_back
+from gateway.system.process_limits import give_large_buffers_back
 if sys.argv[1] == "given back":
     give_large_buffers_back()
 def held_bytes():

@@ -16,29 +16,29 @@ from gateway import VERSION
 from gateway.access.keys import ApiKeys
 from gateway.mailbox.mailbox import Mailbox
 from gateway.models.fleet import Fleet
-from gateway.server.gateway_channel import (
+from gateway.server.upgrade.channels import DescriptorChannel, MessageChannel
+from gateway.server.upgrade.messages import (
     HANDOVER_VERSION,
     Cancelled,
-    DescriptorChannel,
     Failure,
     Finished,
     FromPredecessor,
-    HandoverState,
+    Handover,
     Introduction,
-    MessageChannel,
     Released,
     Serving,
     Spent,
     Submitted,
 )
-from gateway.server.handover import SUCCEEDS
-from gateway.server.relay import RelayedRequests
+from gateway.server.upgrade.relay import RelayedRequests
+from gateway.server.upgrade.state import CannotTakeOverError, restore, restore_clock
+from gateway.server.upgrade.successor import SUCCEEDS
 from gateway.server.uvicorn_server import UvicornServer
-from gateway.system.clock import present_clock, until_set
+from gateway.system.clock import until_set
 from gateway.system.tasks import Tasks
 from protocol.messages import PROTOCOL_VERSION
 
-_DESCRIPTORS = 5
+_DESCRIPTORS: Final = 5
 
 
 class Inheritance:
@@ -52,8 +52,8 @@ class Inheritance:
         _, received, _, _ = socket.recv_fds(control, 1, _DESCRIPTORS)
         if len(received) != _DESCRIPTORS:
             raise OSError("the gateway that is to be replaced has gone")
-        for each in received:
-            os.set_inheritable(each, False)
+        for descriptor in received:
+            os.set_inheritable(descriptor, False)
         descriptors, listener, lock, stderr, stand_in = received
         self.control = control
         self.descriptors = socket.socket(fileno=descriptors)
@@ -83,9 +83,9 @@ class Inheritance:
         self.control.setblocking(True)
         self.control.sendall(struct.pack(">I", len(frame)) + frame)
 
-    def take_stderr(self) -> None:
-        """Print to the earlier gateway's stderr from now on. Until now the earlier gateway kept the
-        lines of this gateway, to show them after a failure.
+    def adopt_stderr(self) -> None:
+        """Print to the earlier gateway's stderr from now on. Until now the earlier gateway stored
+        the lines of this gateway, to show them after a failure.
         """
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
@@ -93,11 +93,7 @@ class Inheritance:
 
 
 _TIDY_S: Final = 1.0
-_SETTLE_S: Final = 10.0
-
-
-class CannotTakeOverError(Exception):
-    """The state of the earlier gateway can't be continued; the text says why."""
+_CONNECT_S: Final = 10.0
 
 
 class Takeover:
@@ -106,23 +102,22 @@ class Takeover:
     def __init__(
         self,
         messages: MessageChannel[FromPredecessor],
-        descriptors: DescriptorChannel,
-        state: HandoverState,
+        handover: Handover,
         inheritance: Inheritance,
     ) -> None:
-        self.state = state
+        self.state, self.earlier = handover.state, handover.earlier
         # Set once the earlier gateway has only clients left.
         self.released = asyncio.Event()
         self.gone = asyncio.Event()
         self._messages = messages
-        self._descriptors = descriptors
+        self._descriptors = DescriptorChannel(inheritance.descriptors)
         self._inheritance = inheritance
         self._outputs: dict[int, int] = {}
         self._relayed = RelayedRequests(messages.send)
         self._tasks = Tasks("takeover")
 
     @classmethod
-    async def begin(cls, inheritance: Inheritance) -> Takeover | None:
+    async def receive(cls, inheritance: Inheritance) -> Takeover | None:
         """Say that this gateway is ready, and wait for the state. None: the earlier gateway goes on
         instead.
         """
@@ -137,67 +132,48 @@ class Takeover:
                 pid=os.getpid(),
             )
         )
-        state = await messages.receive()
-        if not isinstance(state, HandoverState):
+        handover = await messages.receive()
+        if not isinstance(handover, Handover):
             return None
-        # This must come before any code reads the clock.
-        present_clock().restore(state.away_s)
-        return cls(messages, DescriptorChannel(inheritance.descriptors), state, inheritance)
+        restore_clock(handover.state)
+        return cls(messages, handover, inheritance)
 
     async def fail(self, reason: str) -> None:
         """Tell the other gateway why this one can't take over."""
         self._messages.send(Failure(reason))
         await self._messages.sent()
 
-    def restore(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
-        """Take over the state. Raises: CannotTakeOverError, ProcessGoneError, OSError."""
-        self._outputs = {number: each for _, number, each in self._descriptors.take()}
-        fleet.events.restore(self.state.events)
-        keys.restore(self.state.book)
-        mailbox.leave_out(self.state.making)
-        missing = [each for each in self.state.models if not self._fits(fleet, each.id)]
-        for state in missing:
-            if state.worker is not None or state.running or state.waiting:
-                raise CannotTakeOverError(
-                    f"{state.id!r} is configured in another way than it was loaded: apply that "
-                    "first, with `bulkhead config reload`"
-                )
-        for state in self.state.models:
-            if state in missing:
-                continue
-            worker = state.worker
-            fleet.roster.configured[state.id].restore(
-                state,
-                None if worker is None else self._outputs.get(worker.incarnation),
-                self._relayed.restore(state.id, state.running),
-                self._relayed.restore(state.id, state.waiting),
-            )
+    async def continue_state(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
+        """Go on from the state. Returns once the workers have connected to this gateway.
 
-    async def settle(self, fleet: Fleet) -> None:
-        """Wait until the workers have connected to this gateway. Raises: CannotTakeOverError: a
-        worker doesn't connect in time.
+        Raises:
+            CannotTakeOverError, ProcessGoneError, OSError: the earlier gateway must go on.
         """
+        self._outputs = {
+            incarnation: output for _, incarnation, output in self._descriptors.receive()
+        }
+        restore(self.state, fleet, keys, mailbox, self._outputs, self._relayed.restore)
         adopted = fleet.workers
-        wanted = {each.id: each.wanted for each in self.state.models}
+        wanted = {model.id: model.wanted for model in self.state.models}
         for model_id, compartment in fleet.roster.configured.items():
             if model_id in wanted:
                 compartment.settle(wanted=wanted[model_id])
         for worker in adopted:
-            if not await until_set(worker.settled, _SETTLE_S):
+            if not await until_set(worker.settled, _CONNECT_S):
                 raise CannotTakeOverError(
-                    f"worker {worker.pid} didn't connect within {_SETTLE_S:g} s"
+                    f"worker {worker.pid} didn't connect within {_CONNECT_S:g} s"
                 )
 
     def serve(self, fleet: Fleet, server: UvicornServer, keys: ApiKeys, mailbox: Mailbox) -> None:
-        """Say that this gateway serves. From then on take connections and messages of the earlier
-        gateway.
+        """Say that this gateway serves. From then on receive connections and messages of the
+        earlier gateway.
         """
         self._descriptors.watch(
-            lambda _what, _number, descriptor: self._take_connection(server, descriptor)
+            lambda _kind, _number, descriptor: self._serve_connection(server, descriptor)
         )
         self._tasks.start(self._listen(fleet, keys, mailbox), "predecessor")
         self._tasks.keep(self._tidy, "relayed requests", _TIDY_S)
-        self._inheritance.take_stderr()
+        self._inheritance.adopt_stderr()
         self._messages.send(Serving())
 
     async def close(self) -> None:
@@ -205,20 +181,13 @@ class Takeover:
         self._messages.close()
         self._descriptors.close()
 
-    def _fits(self, fleet: Fleet, model_id: str) -> bool:
-        state = next(each for each in self.state.models if each.id == model_id)
-        compartment = fleet.roster.configured.get(model_id)
-        if compartment is None:
-            return False
-        return state.worker is None or compartment.model.told == state.told
-
     async def _listen(self, fleet: Fleet, keys: ApiKeys, mailbox: Mailbox) -> None:
         while (message := await self._messages.receive()) is not None:
             match message:
                 case Submitted():
                     self._relayed.submit(fleet, message)
-                case Cancelled():
-                    self._relayed.cancel(fleet, message)
+                case Cancelled(number=number):
+                    self._relayed.cancel(fleet, number)
                 case Spent(name=name, usage=usage):
                     keys.account(name, usage)
                 case Released(incarnation=0):
@@ -229,10 +198,10 @@ class Takeover:
                     break
         for incarnation in list(self._outputs):
             self._read_output(fleet, incarnation, b"")
-        self._relayed.leave(fleet)
+        self._relayed.cancel_all(fleet)
         self.released.set()
         self.gone.set()
-        await mailbox.restore()
+        await mailbox.queue_left_out()
         self._messages.close()
 
     def _read_output(self, fleet: Fleet, incarnation: int, begun: bytes) -> None:
@@ -242,9 +211,9 @@ class Takeover:
             if worker.incarnation == incarnation:
                 worker.read_output(begun)
 
-    def _take_connection(self, server: UvicornServer, descriptor: int) -> None:
+    def _serve_connection(self, server: UvicornServer, descriptor: int) -> None:
         connected = socket.socket(fileno=descriptor)
-        self._tasks.start(server.take_connection(connected), "connection")
+        self._tasks.start(server.serve_connection(connected), "connection")
 
     async def _tidy(self) -> None:
         self._relayed.forget_ended()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.requests.request import Request, RequestState, Terms
-from gateway.server.gateway_channel import (
+from gateway.server.upgrade.messages import (
     Cancelled,
     Delivered,
     HandoverMessage,
@@ -19,7 +19,7 @@ from gateway.server.gateway_channel import (
     Spent,
     Submitted,
 )
-from gateway.server.relay import Relay, RelayedRequest
+from gateway.server.upgrade.relay import Relay, RelayedRequest
 from gateway.system.refusal import Refusal
 from protocol.answers import Delta, Embedded, Text, Usage
 from protocol.requests import Embed, Generate, Sampling, TextPrompt
@@ -69,7 +69,7 @@ def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: i
             for _ in range((number == cut) + (number == again)):
                 relay = Relay()
                 state = _over_the_wire(reader.state)
-                guest = RelayedRequest(relay.number(reader), "m", state, relay.receive)  # type: ignore[arg-type]
+                guest = RelayedRequest(relay.add(reader), "m", state, relay.receive)  # type: ignore[arg-type]
                 assert guest.state == state
                 relay.open(lambda _: None)
                 relays.append(relay)
@@ -88,7 +88,7 @@ def test_tokens_before_and_after_are_all_of_them(tokens: int, cut: int, again: i
 async def test_what_comes_in_between_waits_for_the_successor() -> None:
     relay, told = Relay(), list[HandoverMessage]()
     running, late = _request("a"), _request("b")
-    number = relay.number(running)
+    number = relay.add(running)
     relay.submit("m", late)
     relay.cancel(running)
     relay.spend("key", _END)
@@ -108,7 +108,7 @@ async def test_without_a_successor_it_is_as_if_nothing_was() -> None:
     relay = Relay()
     running, late, gone = _request("a"), _request("b"), _request("c")
     for each in (running, gone):
-        relay.number(each)
+        relay.add(each)
     relay.submit("m", late)
     relay.cancel(gone)
     relay.spend("key", _END)
@@ -123,7 +123,7 @@ async def test_without_a_successor_it_is_as_if_nothing_was() -> None:
 async def test_a_refusal_ends_it() -> None:
     relay = Relay()
     request = _request()
-    number = relay.number(request)
+    number = relay.add(request)
     refusal = Refusal("queue_full", "Later.", param="model", retry_after_s=3, lasting=True)
     relay.receive(Refused(number, refusal.state))
     assert request.over
@@ -137,7 +137,7 @@ async def test_the_end_of_the_successor_ends_all() -> None:
     relay = Relay()
     requests = [_request(str(each)) for each in range(3)]
     for each in requests:
-        relay.number(each)
+        relay.add(each)
     relay.refuse_all(Refusal("shutting_down", "It is gone."))
     assert all(each.over for each in requests)
     assert len(relay) == 0
@@ -170,7 +170,7 @@ async def test_vectors_before_and_after_are_all_of_them() -> None:
     request.deliver_vectors(_vector(1))
     relay = Relay()
     told: list[Any] = []
-    guest = RelayedRequest(relay.number(request), "m", _over_the_wire(request.state), told.append)
+    guest = RelayedRequest(relay.add(request), "m", _over_the_wire(request.state), told.append)
     # One that is computed anew is so everywhere.
     guest.start(0.0)
     guest.deliver_vectors(_vector(3))

@@ -8,13 +8,8 @@ import socket
 
 import msgspec
 
-from gateway.server.gateway_channel import (
-    Cancelled,
-    DescriptorChannel,
-    Finished,
-    FromPredecessor,
-    MessageChannel,
-)
+from gateway.server.upgrade.channels import DescriptorChannel, MessageChannel
+from gateway.server.upgrade.messages import Cancelled, Finished, FromPredecessor
 
 _DECODER: msgspec.msgpack.Decoder[FromPredecessor] = msgspec.msgpack.Decoder(FromPredecessor)
 

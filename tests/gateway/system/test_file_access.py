@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.model_folders import locate
-from gateway.system import machine as volume
-from gateway.system.machine import away, denied, is_denied, is_mounted, volume_of
+from gateway.system import file_access
+from gateway.system.file_access import away, denied, is_denied, is_mounted, volume_of
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_is_mounted(tmp_path: Path) -> None:
 
 
 def test_a_path_on_a_disk_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume, "_PARENTS", ((tmp_path, 1),))
+    monkeypatch.setattr(file_access, "_PARENTS", ((tmp_path, 1),))
     model = tmp_path / "Models" / "llama"
     assert f"The disk {model.parent} isn't mounted" in str(away(model))
     assert locate(str(model)) == str(model), "for the load to say"

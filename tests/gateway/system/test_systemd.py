@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.machine import Notifier
+from gateway.system.systemd import Notifier
 from tests.support.folders import short_folder
 
 
