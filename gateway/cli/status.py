@@ -39,7 +39,7 @@ from gateway.http.wire.command_bodies import (
     UpstreamStatus,
     WorkerStatus,
 )
-from gateway.workers.verdicts import LastExit
+from gateway.workers.cause_of_death import LastExit
 
 _LOG_LINES: Final = 3
 _SHARERS: Final = 4

@@ -26,8 +26,8 @@ from gateway.system.notation import format_size
 from gateway.system.processes import alive
 from gateway.system.state_dir import StateDir, UncleanStarts
 from gateway.system.state_file import read_state
-from gateway.workers.deaths import RepeatedDeath
-from gateway.workers.leftovers import WorkerRecords
+from gateway.workers.cause_of_death import RepeatedDeath
+from gateway.workers.orphans import WorkerRecords
 
 
 def look_at_gateway(installation: Installation) -> Iterator[Finding]:
@@ -214,7 +214,7 @@ def look_at_workers(installation: Installation) -> Iterator[Finding]:
         yield ok("workers", "There are none, as no gateway runs.")
         return
     stopped, nice = [], {}
-    for record in WorkerRecords(installation.state_dir.workers).recorded():
+    for record in WorkerRecords(installation.state_dir.workers).records():
         pid = record.process.pid
         with contextlib.suppress(psutil.Error):
             if not alive(record.process) or psutil.Process(pid).ppid() != running.holder.pid:
@@ -283,7 +283,7 @@ def look_at_leftovers(installation: Installation) -> Iterator[Finding]:
 def _leftovers(state_dir: StateDir, gateway_pid: int | None) -> list[Leftover]:
     """Recorded workers that run, but are no children of the running gateway."""
     found = []
-    for record in WorkerRecords(state_dir.workers).recorded():
+    for record in WorkerRecords(state_dir.workers).records():
         pid = record.process.pid
         with contextlib.suppress(psutil.Error):
             if alive(record.process) and psutil.Process(pid).ppid() != gateway_pid:

@@ -28,7 +28,7 @@ from gateway.system.state_dir import (
     running_address,
 )
 from gateway.system.tls import trusting_anybody
-from gateway.workers.deaths import RepeatedDeath
+from gateway.workers.cause_of_death import RepeatedDeath
 
 
 class Process(Struct, frozen=True):

@@ -69,7 +69,7 @@ PROBES: Final = (
     MacProbe(
         "return",
         "a tenth of the memory, wired, is back 10 s after an end of any kind",
-        "gateway/workers/ladder.py, gateway/memory/leak_check.py",
+        "gateway/workers/shutdown_steps.py, gateway/memory/leak_check.py",
         memory.look_at_return,
         60.0,
     ),
@@ -132,7 +132,7 @@ PROBES: Final = (
     MacProbe(
         "environment",
         "that of one's own processes can be read, but not that of Apple's programs",
-        "gateway/service/definition.py, gateway/workers/leftovers.py",
+        "gateway/service/definition.py, gateway/workers/orphans.py",
         processes.look_at_environment,
     ),
 )

@@ -114,7 +114,7 @@ class Compartment:
         )
 
     async def until_ended(self) -> None:
-        """Wait until the worker has ended, or has survived its stop ladder."""
+        """Wait until the worker has ended, or has survived its shutdown sequence."""
         performer = self._performer
         await self.condition.until(
             lambda: performer.supervisor is None or performer.supervisor.given_up
@@ -342,7 +342,7 @@ class Compartment:
         )
 
     def end(self) -> None:
-        """End the worker at the gateway's end: by the polite ladder, without a drain, and without
+        """End the worker at the gateway's end: by the polite sequence, without a drain, and without
         a start after it.
         """
         self._performer.load_ordered = False

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from gateway.models.lifecycle import HOLDING, Circumstances, Effect, Lifecycle, ModelEvent, State
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.verdicts import RestartVerdict
+from gateway.workers.restart_policy import RestartAction
 
 # After these events an operator wants to know why the model has no process.
 _ENDS: Final = (ModelEvent.EXIT, ModelEvent.START_FAILED)
@@ -23,7 +23,7 @@ _AT_REST: Final = (State.UNLOADED, State.HELD)
 class Effector(Protocol):
     """Performs the effects of the life cycle, and knows the circumstances of its decisions."""
 
-    def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances: ...
+    def circumstances(self, event: ModelEvent, verdict: RestartAction) -> Circumstances: ...
 
     def unavailable(self) -> Refusal:
         """The refusal of requests that can't be served in the model's present state."""
@@ -141,7 +141,7 @@ class Condition:
         reason: str | None = None,
         *,
         refusal: Refusal | None = None,
-        verdict: RestartVerdict = RestartVerdict.RESTART,
+        verdict: RestartAction = RestartAction.RESTART,
     ) -> None:
         """Take in an event, and have its effects performed.
 

@@ -33,7 +33,7 @@ from gateway.system.state_dir import StateDir
 from gateway.system.tasks import Faults, LoopLag, Tasks
 from gateway.system.wakefulness import Wakefulness
 from gateway.upstreams.upstreams import Upstreams
-from gateway.workers.leftovers import Swept, WorkerRecords
+from gateway.workers.orphans import Orphan, WorkerRecords
 from gateway.workers.remote_host import Hosts
 from gateway.workers.starter import Channel, Starter
 from gateway.workers.worker import Worker
@@ -62,7 +62,7 @@ class FleetStart(NamedTuple):
     """
 
     records: WorkerRecords
-    swept: Iterable[Swept]
+    swept: Iterable[Orphan]
     leak_check: LeakCheck | None
     caution: str | None
     first_incarnation: int = 1
@@ -326,7 +326,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End all workers at the same time. Return when each worker has ended, or has survived its
-        stop ladder.
+        shutdown sequence.
         """
         for compartment in self.roster.everyone:
             compartment.end()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gateway.workers.verdicts import RestartVerdict
+from gateway.workers.restart_policy import RestartAction
 
 
 class State(StrEnum):
@@ -97,7 +97,7 @@ class Circumstances(NamedTuple):
 
     requests_wait: bool = False
     kept: bool = False
-    verdict: RestartVerdict = RestartVerdict.RESTART
+    verdict: RestartAction = RestartAction.RESTART
 
 
 class Rule(NamedTuple):
@@ -284,8 +284,8 @@ _REDIRECTED: Final[dict[ModelEvent, dict[Aim, Aim]]] = {
 _REDIRECTED[ModelEvent.DESTROY] = _REDIRECTED[ModelEvent.KILL]
 
 _VERDICTS: Final = {
-    RestartVerdict.BACK_OFF: (State.BACKOFF, ()),
-    RestartVerdict.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
+    RestartAction.BACK_OFF: (State.BACKOFF, ()),
+    RestartAction.GIVE_UP: (State.FAILED, (Effect.REFUSE_WAITING,)),
 }
 
 

@@ -18,8 +18,8 @@ from gateway.requests.traffic import QueueBounds, Traffic
 from gateway.system.child import ExitStatus
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from gateway.workers import ladder
-from gateway.workers.verdicts import RestartVerdict
+from gateway.workers import shutdown_steps
+from gateway.workers.restart_policy import RestartAction
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -89,7 +89,7 @@ class Performer:
 
     # For the life cycle
 
-    def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
+    def circumstances(self, event: ModelEvent, verdict: RestartAction) -> Circumstances:
         traffic = self.parts.traffic
         judged = self.parts.condition.lifecycle.judged
         guilty = traffic.queue.guilty if event in _BLAMED and judged else 0
@@ -146,13 +146,13 @@ class Performer:
             case Effect.DRAIN:
                 supervisor.drain()
             case Effect.STOP:
-                supervisor.end(ladder.polite(supervisor.worker.memory.held_bytes))
+                supervisor.end(shutdown_steps.polite(supervisor.worker.memory.held_bytes))
             case Effect.KILL:
-                supervisor.end(ladder.shortened(supervisor.worker.memory.held_bytes))
+                supervisor.end(shutdown_steps.shortened(supervisor.worker.memory.held_bytes))
             case Effect.DESTROY:
-                supervisor.end(ladder.immediate())
+                supervisor.end(shutdown_steps.immediate())
             case Effect.DUMP_AND_DESTROY:
-                supervisor.end(ladder.hung(supervisor.worker.memory.held_bytes))
+                supervisor.end(shutdown_steps.hung(supervisor.worker.memory.held_bytes))
 
     # Inside
 

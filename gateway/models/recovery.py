@@ -27,9 +27,9 @@ from gateway.system.clock import Timer
 from gateway.system.log_lines import about
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
-from gateway.workers.deaths import Deaths, error_of
+from gateway.workers.cause_of_death import LastExit, RepeatedDeaths, error_of
 from gateway.workers.host import THIS_MACHINE
-from gateway.workers.verdicts import LastExit, RestartPolicy, RestartVerdict
+from gateway.workers.restart_policy import RestartAction, RestartPolicy
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
 
@@ -131,7 +131,7 @@ class _Ruling(NamedTuple):
     none starts.
     """
 
-    verdict: RestartVerdict
+    verdict: RestartAction
     next_attempt_s: float | None = None
 
 
@@ -144,7 +144,7 @@ class Recovery:
         self.last_exit: LastExit | None = None
         self.restarts = 0
         self.restarts_by = Counter(dict.fromkeys(_CAUSES.values(), 0))
-        self.deaths = Deaths(model_id)
+        self.deaths = RepeatedDeaths(model_id)
         self._end: ModelEvent | None = None
         self._model_id = model_id
         self._condition, self._traffic, self._model_memory, self._log, _ = parts
@@ -261,7 +261,7 @@ class Recovery:
         error = error_of(end.code, end.signal, end.log_tail)
         if error is None:
             return
-        repeated = self.deaths.died(error, self._loop.time(), end.at)
+        repeated = self.deaths.record(error, self._loop.time(), end.at)
         if repeated is not None:
             reason = f"{repeated}. {repeated.remedy}"
             fields = {"deaths": repeated.deaths, "error": error}
@@ -272,9 +272,9 @@ class Recovery:
         self._died = True
         if self._model_memory.lost_bytes:
             reason += f" (an earlier end has stranded {format_size(self._model_memory.lost_bytes)})"
-            ruling = _Ruling(RestartVerdict.GIVE_UP)
+            ruling = _Ruling(RestartAction.GIVE_UP)
         elif event is ModelEvent.EXIT and (self._excused or self._traffic.queue.guilty):
-            ruling = _Ruling(RestartVerdict.RESTART)
+            ruling = _Ruling(RestartAction.RESTART)
         else:
             ruling = self._rule()
         loss = refusals.lost(
@@ -291,11 +291,11 @@ class Recovery:
         """Ask the restart policy, and start the timer of the next attempt if there is to be one."""
         now = self._loop.time()
         self._policy.settings = self._in_force.settings.workers
-        judgement = self._policy.died(now)
-        if judgement.until is None:
-            return _Ruling(judgement.verdict)
-        ruling = _Ruling(judgement.verdict, judgement.until - now)
-        self._timer = Timer(judgement.until - now, self._try_again)
+        decision = self._policy.died(now)
+        if decision.until is None:
+            return _Ruling(decision.action)
+        ruling = _Ruling(decision.action, decision.until - now)
+        self._timer = Timer(decision.until - now, self._try_again)
         self._events.emit(
             "breaker",
             self._model_id,

@@ -18,9 +18,9 @@ from gateway.system.child import ExitStatus
 from gateway.system.log_lines import about
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
+from gateway.workers.hang_detector import HangDetector
 from gateway.workers.host import THIS_MACHINE
-from gateway.workers.ladder import LadderStep, Rung
-from gateway.workers.verdicts import HangDetector
+from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.worker import Listener, Worker
 from protocol.answers import Costs, Embedded, Output, Rendered, RequestFailed
 from protocol.life import (
@@ -70,15 +70,15 @@ class WorkerSupervisor:
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
         self._hang: HangDetector | None = None
-        self._ladder: asyncio.Task[None] | None = None
+        self._shutdown: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self.worker = start(self)
         self.worker.memory.granted_bytes = self._model_memory.granted_bytes
 
     @property
     def given_up(self) -> bool:
-        """Whether the worker has survived its stop ladder."""
-        return self._ladder is not None and self._ladder.done()
+        """Whether the worker has survived its shutdown sequence."""
+        return self._shutdown is not None and self._shutdown.done()
 
     def entered(self) -> None:
         """Begin or end the watch for hangs, as the entered state says. A worker sends heartbeats
@@ -165,12 +165,14 @@ class WorkerSupervisor:
         self._traffic.drain()
         self._tasks.start(self._drain(), "drain")
 
-    def end(self, rungs: Iterable[Rung]) -> None:
-        """End the worker by this ladder, which replaces a ladder that is under way."""
-        if self._ladder is not None:
-            self._ladder.cancel()
-        self._ladder = self._tasks.start(self.worker.climb(rungs), f"end worker {self.worker.pid}")
-        self._ladder.add_done_callback(lambda _: self._condition.notify())
+    def end(self, steps: Iterable[TimedStep]) -> None:
+        """End the worker by these steps, which replace a shutdown sequence under way."""
+        if self._shutdown is not None:
+            self._shutdown.cancel()
+        self._shutdown = self._tasks.start(
+            self.worker.shut_down(steps), f"end worker {self.worker.pid}"
+        )
+        self._shutdown.add_done_callback(lambda _: self._condition.notify())
 
     async def _load(self) -> None:
         await self._measure()
@@ -317,7 +319,7 @@ class WorkerSupervisor:
         refusal = refusals.foreign_worker(self._model.id, reason)
         self._condition.handle(ModelEvent.FOREIGN, refusal.message, refusal=refusal)
 
-    def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
+    def worker_outlived(self, worker: Worker, step: ShutdownStep, seconds: float) -> None:
         self._events.emit(
             "escalation", self._model.id, pid=worker.pid, outlived=str(step), seconds=seconds
         )

@@ -58,7 +58,7 @@ from gateway.workers.agent_bodies import (
     Started,
 )
 from gateway.workers.host import free_ports
-from gateway.workers.leftovers import WorkerRecords, sweep
+from gateway.workers.orphans import WorkerRecords, end_orphans
 from gateway.workers.worker_log import WorkerLog
 
 _ANSWER_S: Final = 5.0
@@ -239,7 +239,7 @@ def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then end all ranks."""
     records = WorkerRecords(state_dir.workers)
-    sweep(records)
+    end_orphans(records)
 
     async def serve() -> None:
         log = WorkerLog(state_dir.ranks_log_path)

@@ -14,12 +14,12 @@ from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from gateway.workers.agent_bodies import LeaseTurn, OrderBody, PrintedLine, RankEnded, RankNews
 from gateway.workers.host import LocalRank, RankOrder
-from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Lease
-from gateway.workers.leftovers import WorkerRecords
+from gateway.workers.orphans import WorkerRecords
+from gateway.workers.shutdown_steps import ShutdownStep
 from gateway.workers.worker_log import RankLog, WorkerLog
 
 _MOST_LINES: Final = 500
@@ -132,8 +132,8 @@ class HostedRank(LocalRank):
         end = asyncio.ensure_future(self.ended())
         end.add_done_callback(lambda _: ended.set())
         try:
-            for rung in ladder.orphaned(self.footprint_bytes):
-                if rung.step is LadderStep.TERMINATE:
+            for rung in shutdown_steps.orphaned(self.footprint_bytes):
+                if rung.step is ShutdownStep.TERMINATE:
                     await self.end()
                 else:
                     await self.kill()

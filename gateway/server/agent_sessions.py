@@ -13,10 +13,10 @@ from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
 from gateway.system.refusal import Refusal
 from gateway.system.tasks import Tasks
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from gateway.workers.agent_bodies import API, LEASE_OVER, Opening, OrderBody
 from gateway.workers.host import versions
-from gateway.workers.leftovers import WorkerRecords
+from gateway.workers.orphans import WorkerRecords
 from gateway.workers.worker_log import WorkerLog
 
 # Variables that the collectives of MLX and NCCL read. Other variables are refused, since they could
@@ -219,7 +219,7 @@ class Sessions:
             self.close(each, "its agent ends")
         overs = [asyncio.ensure_future(each.until_over()) for each in sessions]
         if overs:
-            _, late = await asyncio.wait(overs, timeout=ladder.longest_s())
+            _, late = await asyncio.wait(overs, timeout=shutdown_steps.longest_s())
             for over in late:
                 over.cancel()
         await asyncio.gather(*(each.close() for each in sessions))

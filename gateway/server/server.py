@@ -46,7 +46,7 @@ from gateway.system.state_dir import Address, StateDir, UncleanStarts, near_url,
 from gateway.system.state_file import read_state, write_state
 from gateway.system.systemd import Notifier
 from gateway.system.tls import Certificates
-from gateway.workers.leftovers import WorkerRecords, sweep
+from gateway.workers.orphans import WorkerRecords, end_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class _GatewayProcess:
         self._notifier = Notifier.from_environment(os.environ)
         self._start = StartRecord(state_dir.starts_path, time.time(), takes_over=takes_over)
         # The workers of the gateway that is replaced are no leftovers.
-        self._swept = [] if takes_over else sweep(self._records)
+        self._swept = [] if takes_over else end_orphans(self._records)
         self._leak_check = leak_check_at_start(
             state_dir.stranded_path,
             follows_crash=self._start.follows_crash,

@@ -22,7 +22,7 @@ from gateway.config.layers import ConfigError
 from gateway.config.read import read_settings
 from gateway.config.settings import Flags, GatewaySettings, Settings
 from gateway.system.state_dir import StateDir, default_state_dir, lock_holder
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 
 
 class ServiceError(Exception):
@@ -112,7 +112,7 @@ def _account(entry: pwd.struct_passwd, home: Path) -> Owner:
     return Owner(entry.pw_name, entry.pw_uid, entry.pw_gid, home)
 
 
-# Seconds beyond drain and ladder, to close connections and write records on a busy machine.
+# Seconds beyond drain and shutdown, to close connections and write records on a busy machine.
 _MARGIN_S: Final = 15.0
 _PATH: Final = (
     *("/opt/homebrew/bin", "/usr/local/bin"),
@@ -160,8 +160,8 @@ def assumed() -> Installed:
 
 
 def stop_s(drain_s: float) -> int:
-    """The longest time of an orderly end: drain, whole ladder of the slowest worker, margin."""
-    return math.ceil(drain_s + ladder.longest_s() + _MARGIN_S)
+    """The longest time of an orderly end: drain, whole shutdown of the slowest worker, margin."""
+    return math.ceil(drain_s + shutdown_steps.longest_s() + _MARGIN_S)
 
 
 def define(

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from gateway.system.lane import start_thread
 
-# The longest wait for the end of a killed process.
+# The longest wait for the end of a killed process; longer than the wait for its last line.
 KILLED_S: Final = 10.0
 _LAST_LINES: Final = 20
 _LONGEST_LINE: Final = 500
@@ -73,7 +73,7 @@ class Child:
         read: Callable[[IO[bytes]], None] | None = None,
         on_start: Callable[[int], None] | None = None,
         on_exit: Callable[[ExitStatus], None] | None = None,
-        drain_s: float = 10.0,
+        drain_s: float = 5.0,
     ) -> None:
         """Start the child. `name` is that of its threads. The functions are called from threads:
         `read` once with the piped output, `on_exit` once with the exit status. Without `read` the
@@ -173,11 +173,11 @@ class Child:
         return line
 
     def rest_lines(self) -> list[bytes]:
-        """The lines that wait for `next_line`, without a wait."""
+        """The lines that wait for `next_line`, without a wait and without their ends."""
         lines = []
         with contextlib.suppress(TimeoutError):
             while line := self.next_line(0.0):
-                lines.append(line)
+                lines.append(line.rstrip(b"\r\n"))
         return lines
 
     def signal(self, number: signal.Signals) -> None:

@@ -16,9 +16,9 @@ from gateway.system.log_lines import about
 from gateway.system.memory_reading import Footprint
 from gateway.system.tasks import Tasks
 from gateway.workers.host import LocalHost, RankEnd, RankHost, RankOrder, RankProcess, own_address
-from gateway.workers.ladder import LadderStep
 from gateway.workers.rank_group import RankGroup
 from gateway.workers.rank_memory import RankReservation, capped, for_all_ranks, for_each_rank
+from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.channel import new_keys
 from protocol.life import Need, RankBackend, RankLost, Ranks, RankSplit
 from protocol.message import Message, endpoint
@@ -88,19 +88,19 @@ class FollowingRank:
         self.footprint_bytes = found.current_bytes
         return found
 
-    async def take(self, step: LadderStep) -> None:
+    async def take(self, step: ShutdownStep) -> None:
         """Take a step of the ladder on the rank. Raises: OSError."""
         match step:
             case _ if self.running is None:
                 return
-            case LadderStep.DUMP:
+            case ShutdownStep.DUMP:
                 await self.running.dump()
-            case LadderStep.ASK:
+            case ShutdownStep.ASK:
                 # Rank 0 asks its followers to stop, at the end of the engine's present step.
                 return
-            case LadderStep.TERMINATE:
+            case ShutdownStep.TERMINATE:
                 await self.running.end()
-            case LadderStep.KILL:
+            case ShutdownStep.KILL:
                 await self.running.kill()
 
 
@@ -178,7 +178,7 @@ class Followers:
         await asyncio.gather(*there, return_exceptions=True)
         return [each for each in found if each is not None]
 
-    async def take(self, step: LadderStep) -> None:
+    async def take(self, step: ShutdownStep) -> None:
         """Take a step of the ladder on all followers. A failure is only logged: the next step
         follows.
         """
@@ -384,7 +384,7 @@ class Followers:
             self.fate.end()
             self._leader.end_ranks()
 
-    async def _take(self, follower: FollowingRank, step: LadderStep) -> None:
+    async def _take(self, follower: FollowingRank, step: ShutdownStep) -> None:
         try:
             await asyncio.wait_for(follower.take(step), _ANSWER_S)
         except (OSError, TimeoutError) as error:

@@ -22,7 +22,7 @@ from gateway.system.child import ExitStatus
 from gateway.system.lane import Lane
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import Footprint
-from gateway.workers.leftovers import WorkerRecords
+from gateway.workers.orphans import WorkerRecords
 from gateway.workers.process import ProcessOrder, WorkerProcess
 from gateway.workers.worker_log import ProcessLog, RankLog, WorkerLog
 from protocol.messages import PROTOCOL_VERSION

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.workers import ladder
-from gateway.workers.ladder import LadderStep
+from gateway.workers import shutdown_steps
+from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.process import grace_s
 
 # After its connection was closed, a gateway must connect again within this time. Mostly the gateway
@@ -191,8 +191,8 @@ class Tenants:
 
     def _ends_within(self, rank_id: str, now: float, reason: str) -> None:
         most_bytes = self._most_bytes[rank_id]
-        rungs = ladder.orphaned(most_bytes)
-        gentle_s = sum(each.deadline_s for each in rungs if each.step is LadderStep.TERMINATE)
+        rungs = shutdown_steps.orphaned(most_bytes)
+        gentle_s = sum(each.deadline_s for each in rungs if each.step is ShutdownStep.TERMINATE)
         # If the agent dies meanwhile, each rank ends by itself within `grace_s`.
         at = now + gentle_s + grace_s(most_bytes) + _SLACK_S
         self._ends.setdefault(rank_id, _End(at, reason))

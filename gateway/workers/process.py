@@ -22,7 +22,7 @@ from gateway.system.child import Child, ExitStatus
 from gateway.system.lane import start_thread
 from gateway.system.memory import BackEnd, back_end
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, alive, identify, send
-from gateway.workers.leftovers import WorkerRecord, WorkerRecords
+from gateway.workers.orphans import WorkerRecord, WorkerRecords
 from gateway.workers.worker_log import OutputPipe, ProcessLog, WorkerLog
 from protocol.process import ProcessExit
 

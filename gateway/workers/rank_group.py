@@ -27,15 +27,15 @@ from msgspec import Struct
 
 from gateway.system.child import ExitStatus
 from gateway.workers.host import THIS_MACHINE, RankEnd
-from gateway.workers.ladder import LadderStep
+from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.process import LEFT_ALONE
 
 _UNKNOWN: Final = ExitStatus(None, None)
 _UNHEARD: Final = "rank 0 heard nothing of it any more"
 # The signals by which a process may end after a step of the ladder.
-_SIGNALS: Final[Mapping[LadderStep | None, tuple[str, ...]]] = {
-    LadderStep.TERMINATE: ("SIGTERM",),
-    LadderStep.KILL: ("SIGTERM", "SIGKILL"),
+_SIGNALS: Final[Mapping[ShutdownStep | None, tuple[str, ...]]] = {
+    ShutdownStep.TERMINATE: ("SIGTERM",),
+    ShutdownStep.KILL: ("SIGTERM", "SIGKILL"),
 }
 
 
@@ -66,7 +66,7 @@ class _Ended(Struct, frozen=True):
     rank: int
     host: str
     end: RankEnd
-    step: LadderStep | None
+    step: ShutdownStep | None
 
     @property
     def faulty(self) -> bool:
@@ -91,7 +91,7 @@ class RankFailure:
         if self._missed is None:
             self._missed = (rank, host)
 
-    def ended(self, rank: int, host: str, end: RankEnd, step: LadderStep | None) -> None:
+    def ended(self, rank: int, host: str, end: RankEnd, step: ShutdownStep | None) -> None:
         """Note the end of a rank. `step` is the last step that was taken on the rank."""
         if self._in_order:
             return
@@ -152,7 +152,7 @@ class RankGroup:
         self._running: set[int] = set()
         self._still_comes = True
         self._ending = False
-        self._step: LadderStep | None = None
+        self._step: ShutdownStep | None = None
         # The follower that rule 2 is about, and its host.
         self._left: tuple[int, str] | None = None
 
@@ -174,14 +174,14 @@ class RankGroup:
     def over(self) -> bool:
         return self._leader_ended and self.followers_gone
 
-    def started(self, rank: int) -> LadderStep | None:
+    def started(self, rank: int) -> ShutdownStep | None:
         """Note that a follower was started, or may have been started. If the ranks are being ended
         already, return the step that must be taken on this follower at once.
         """
         self._running.add(rank)
         if self.may_start:
             return None
-        return LadderStep.KILL if self._step is LadderStep.KILL else LadderStep.TERMINATE
+        return ShutdownStep.KILL if self._step is ShutdownStep.KILL else ShutdownStep.TERMINATE
 
     def none_more(self) -> None:
         """Note that no other follower is started."""
@@ -191,7 +191,7 @@ class RankGroup:
         """Note that all ranks are about to be ended."""
         self._ending = True
 
-    def take(self, step: LadderStep) -> None:
+    def take(self, step: ShutdownStep) -> None:
         """Note that this step is taken on all ranks."""
         self._ending = True
         self._step = step
@@ -247,6 +247,6 @@ class RankGroup:
         return self._ending and not self._failed
 
     @property
-    def _sign(self) -> LadderStep | None:
+    def _sign(self) -> ShutdownStep | None:
         """The last step, if a process may end by its signal; otherwise None."""
-        return self._step if self._step in (LadderStep.TERMINATE, LadderStep.KILL) else None
+        return self._step if self._step in (ShutdownStep.TERMINATE, ShutdownStep.KILL) else None

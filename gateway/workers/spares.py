@@ -17,8 +17,9 @@ from gateway.system.clock import Presence
 from gateway.system.events import EventLog
 from gateway.system.log_lines import about
 from gateway.system.tasks import Tasks
-from gateway.workers import ladder
-from gateway.workers.verdicts import HangDetector, RestartPolicy
+from gateway.workers import shutdown_steps
+from gateway.workers.hang_detector import HangDetector
+from gateway.workers.restart_policy import RestartPolicy
 from gateway.workers.worker import Listener, Worker
 from protocol.life import Heartbeat, Hello
 from protocol.messages import WorkerMessage
@@ -64,7 +65,7 @@ class Spares:
     def workers(self) -> list[Worker]:
         return list(self._spares)
 
-    def take(self) -> tuple[Worker, Hello] | None:
+    def adopt(self) -> tuple[Worker, Hello] | None:
         """Remove and return a healthy spare, with its hello, for a load; None: there is none."""
         now = self._loop.time()
         for worker, spare in self._spares.items():
@@ -106,7 +107,9 @@ class Spares:
     async def close(self) -> None:
         """End all spares."""
         self._closing = True
-        await asyncio.gather(*(each.climb(ladder.polite(None)) for each in self.workers))
+        await asyncio.gather(
+            *(each.shut_down(shutdown_steps.polite(None)) for each in self.workers)
+        )
         await self._tasks.cancel_all()
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
@@ -140,22 +143,24 @@ class Spares:
         self._events.emit("spare", None, pid=worker.pid, change="foreign", reason=reason)
         self._end(worker, f"{reason}. There is none any more until the gateway is restarted")
 
-    def worker_outlived(self, worker: Worker, step: ladder.LadderStep, seconds: float) -> None:
+    def worker_outlived(
+        self, worker: Worker, step: shutdown_steps.ShutdownStep, seconds: float
+    ) -> None:
         self._events.emit("escalation", None, pid=worker.pid, outlived=str(step), seconds=seconds)
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
         spare = self._spares.pop(worker, None)
         if spare is None or spare.dismissed or self._closing:
             return
-        judgement = self._policy.died(self._loop.time())
-        self._not_before = judgement.until or 0.0
+        decision = self._policy.died(self._loop.time())
+        self._not_before = decision.until or 0.0
         self._events.emit(
             "spare",
             None,
             pid=worker.pid,
             change="lost",
             status=str(status),
-            verdict=judgement.verdict,
+            verdict=decision.action,
         )
 
     def _add(self, now: float) -> None:
@@ -169,12 +174,13 @@ class Spares:
 
     def _dismiss(self, worker: Worker) -> None:
         self._spares[worker].dismissed = True
-        self._tasks.start(worker.climb(ladder.polite(None)), f"end spare {worker.pid}")
+        self._tasks.start(worker.shut_down(shutdown_steps.polite(None)), f"end spare {worker.pid}")
 
     def _end(self, worker: Worker, reason: str) -> None:
         logger.error(
             "Spare worker %d is ended: %s", worker.pid, reason, extra=about(pid=worker.pid)
         )
         self._tasks.start(
-            worker.climb(ladder.hung(worker.memory.held_bytes)), f"end spare {worker.pid}"
+            worker.shut_down(shutdown_steps.hung(worker.memory.held_bytes)),
+            f"end spare {worker.pid}",
         )

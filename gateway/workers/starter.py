@@ -24,8 +24,8 @@ from gateway.system.memory import BackEnd, back_end
 from gateway.system.state_dir import StateDir
 from gateway.workers.followers import Followers, Plan
 from gateway.workers.host import LocalHost, RankHost
-from gateway.workers.leftovers import WorkerRecords
 from gateway.workers.link import Link
+from gateway.workers.orphans import WorkerRecords
 from gateway.workers.process import AdoptedProcess, ProcessOrder, WorkerProcess
 from gateway.workers.remote_host import Hosts, RemoteHost
 from gateway.workers.report import WorkerState
@@ -100,7 +100,7 @@ class Starter:
             if each.host != LOCAL
         }
         python = model.settings.interpreter
-        adopted = self.spares.take() if python is None and not model.is_command else None
+        adopted = self.spares.adopt() if python is None and not model.is_command else None
         if model.is_command:
             worker = self._new(
                 None,

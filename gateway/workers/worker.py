@@ -24,11 +24,11 @@ from gateway.system.memory_tree import TreeGauge
 from gateway.system.processes import Descendants
 from gateway.system.tasks import Tasks
 from gateway.workers.followers import Followers
-from gateway.workers.ladder import LadderStep, Rung, after_rank_failure
 from gateway.workers.link import Link
 from gateway.workers.process import AdoptedProcess, WorkerProcess
 from gateway.workers.rank_group import Loss
 from gateway.workers.report import PromptClears, WorkerMemory, WorkerReport, WorkerState
+from gateway.workers.shutdown_steps import ShutdownStep, TimedStep, after_rank_failure
 from gateway.workers.worker_log import WorkerLog
 from protocol.channel import Keys
 from protocol.life import (
@@ -73,8 +73,8 @@ class Listener(Protocol):
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         """The worker has another version than this gateway, as the next one would have."""
 
-    def worker_outlived(self, worker: Worker, step: LadderStep, seconds: float) -> None:
-        """A step of the ladder has not ended the worker within `seconds`."""
+    def worker_outlived(self, worker: Worker, step: ShutdownStep, seconds: float) -> None:
+        """A step of the shutdown sequence has not ended the worker within `seconds`."""
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
         """The worker has ended. Called once, after all messages of the worker."""
@@ -243,7 +243,7 @@ class Worker:
         """End all ranks, as one of them was lost."""
         if self.loss is not None:
             logger.error("Worker %d: %s", self.pid, self.loss.reason, extra=about(pid=self.pid))
-        self._tasks.start(self.climb(after_rank_failure(self.memory.held_bytes)), "end ranks")
+        self._tasks.start(self.shut_down(after_rank_failure(self.memory.held_bytes)), "end ranks")
 
     def send(self, message: Message) -> None:
         if self._left:
@@ -314,36 +314,36 @@ class Worker:
         await asyncio.wait({answer}, timeout=deadline_s)
         return answer.result() if answer.done() else None
 
-    async def climb(self, rungs: Iterable[Rung]) -> None:
-        """End the worker by the steps of a ladder. After a failed step the next one follows at
-        once.
+    async def shut_down(self, steps: Iterable[TimedStep]) -> None:
+        """End the worker by the steps of a shutdown sequence. After a failed step the next one
+        follows at once.
         """
         if self.followers is not None:
             self.followers.fate.end()
         await self.descendants.look()
-        for rung in rungs:
+        for step, deadline_s in steps:
             if self.ended.is_set() or self._left:
                 return
-            if rung.step is LadderStep.ASK and not self._link.connected:
+            if step is ShutdownStep.ASK and not self._link.connected:
                 continue  # Without a connection the worker holds nothing: SIGTERM is as gentle.
             began = self._loop.time()
             try:
-                self._take(rung.step)
+                self._apply(step)
                 if self.followers is not None:
-                    await self.followers.take(rung.step)
+                    await self.followers.take(step)
             except Exception:
-                logger.exception("Worker %d: %s", self.pid, rung.step, extra=about(pid=self.pid))
+                logger.exception("Worker %d: %s", self.pid, step, extra=about(pid=self.pid))
                 continue
-            if not await until_set(self.ended, rung.deadline_s):
-                if rung.step is not LadderStep.DUMP:
-                    self._supervisor.worker_outlived(self, rung.step, rung.deadline_s)
+            if not await until_set(self.ended, deadline_s):
+                if step is not ShutdownStep.DUMP:
+                    self._supervisor.worker_outlived(self, step, deadline_s)
                 continue
             seconds = self._loop.time() - began
             logger.info(
                 "Worker %d ended %.2f s after %s",
                 self.pid,
                 seconds,
-                rung.step,
+                step,
                 extra=about(pid=self.pid, seconds=seconds),
             )
             return
@@ -359,17 +359,17 @@ class Worker:
             extra=about(pid=self.pid),
         )
 
-    def _take(self, step: LadderStep) -> None:
+    def _apply(self, step: ShutdownStep) -> None:
         match step:
-            case LadderStep.DUMP:
+            case ShutdownStep.DUMP:
                 self._process.send_signal(DUMP_STACKS)
                 # A stopped process could not dump its stacks.
                 self._process.send_signal(signal.SIGCONT)
-            case LadderStep.ASK:
+            case ShutdownStep.ASK:
                 self._link.send(Stop())
-            case LadderStep.TERMINATE:
+            case ShutdownStep.TERMINATE:
                 self._process.send_signal(signal.SIGTERM)
-            case LadderStep.KILL:
+            case ShutdownStep.KILL:
                 self._process.send_signal(signal.SIGKILL)
 
     def link_said(self, message: WorkerMessage) -> None:

@@ -34,7 +34,7 @@ from gateway.doctor.throughput import SpeedComparison, judge_throughput
 from gateway.memory.fitting import budget_of
 from gateway.service.definition import Installed
 from gateway.system.memory import DeviceMemory, HostMemory
-from gateway.workers.deaths import RepeatedDeath
+from gateway.workers.cause_of_death import RepeatedDeath
 from protocol.errands import Environment, Examine, Examined
 
 GB = 10**9

@@ -29,7 +29,7 @@ from gateway.service.definition import Owner, define
 from gateway.service.systemd import Systemd
 from gateway.system.processes import identify
 from gateway.system.state_dir import StateDir
-from gateway.workers.leftovers import WorkerRecord, WorkerRecords
+from gateway.workers.orphans import WorkerRecord, WorkerRecords
 from tests.cli.canned import CannedGateway
 from tests.doctor.machine import Machine
 from tests.support.folders import short_folder

@@ -139,7 +139,7 @@ def test_without_descriptors_readings_stop_and_go_on(
         assert fault["what"].startswith("readings: ")
         assert "Too many open files" in fault["reason"]
         assert abs(fault["at"] - time.time()) < 60
-        # Its stop ladder must not need any.
+        # Its shutdown sequence must not need any.
         assert running.order("unload", "other").status_code == 200
         assert stream.join().outcome == undisturbed
     lasted_s = time.monotonic() - began

@@ -17,7 +17,7 @@ import pytest
 from gateway.cli.agent import agent_command
 from gateway.service.definition import LABEL
 from gateway.service.systemd import UNIT
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from tests.support.service_managers import verified
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -43,7 +43,7 @@ def _service(path: Path) -> dict[str, str]:
 
 def _stop_s() -> float:
     """What an agent may take that ends the largest rank."""
-    return ladder.longest_s() + 5.0
+    return shutdown_steps.longest_s() + 5.0
 
 
 def test_the_plist_is_as_the_gateways_as_a_daemon() -> None:

@@ -37,7 +37,7 @@ from gateway.service.definition import (
 from gateway.service.init_system import Done, ServiceJob
 from gateway.service.launchd import Launchd
 from gateway.service.service import Service
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from tests.support.gateway import eventually
 from tests.support.service_managers import ServiceManagers
 
@@ -134,7 +134,7 @@ def test_the_plist_keeps_the_promises(account: Owner, config: Path) -> None:
     assert keys["SoftResourceLimits"]["NumberOfFiles"] >= 10240
     assert keys["LimitLoadToSessionType"] == ["Aqua", "Background"]
     assert "EnableTransactions" not in keys
-    longest_s = sum(each.deadline_s for each in ladder.polite(1 << 50))
+    longest_s = sum(each.deadline_s for each in shutdown_steps.polite(1 << 50))
     assert keys["ExitTimeOut"] == stop_s(1.0)
     assert stop_s(1.0) > 1.0 + longest_s
     assert stop_s(500.0) == stop_s(1.0) + 499

@@ -30,7 +30,7 @@ from gateway.service.definition import (
     service_pid,
 )
 from gateway.service.systemd import UNIT, Systemd
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from tests.support.gateway import eventually
 from tests.support.platforms import linux_only
 from tests.support.service_managers import ServiceManagers, verified
@@ -77,9 +77,9 @@ def test_the_unit_keeps_the_promises(account: Owner, config: Path, system: bool)
     assert service["KillMode"] == "mixed"
     assert service["NotifyAccess"] == "all"
     assert int(service["WatchdogSec"]) > 0
-    longest_s = sum(each.deadline_s for each in ladder.polite(1 << 50))
+    longest_s = sum(each.deadline_s for each in shutdown_steps.polite(1 << 50))
     assert int(service["TimeoutStopSec"]) > 1.0 + longest_s
-    orphaned_s = sum(each.deadline_s for each in ladder.orphaned(1 << 50))
+    orphaned_s = sum(each.deadline_s for each in shutdown_steps.orphaned(1 << 50))
     assert int(service["TimeoutStartSec"]) > orphaned_s
     assert int(service["LimitNOFILE"]) >= 10240
     assert service.get("User") == (account.name if system else None)

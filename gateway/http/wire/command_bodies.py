@@ -9,8 +9,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.workers.deaths import RepeatedDeath
-from gateway.workers.verdicts import LastExit
+from gateway.workers.cause_of_death import LastExit, RepeatedDeath
 from protocol.life import Ability
 
 

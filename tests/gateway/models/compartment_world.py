@@ -19,9 +19,9 @@ from gateway.models.model_memory import GatewayParts, ModelMemory
 from gateway.requests.request import Request, Terms
 from gateway.system.child import ExitStatus
 from gateway.system.events import EventLog
-from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.rank_group import Loss
 from gateway.workers.report import WorkerMemory, WorkerReport
+from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from gateway.workers.starter import Starter
 from gateway.workers.worker import Listener, Worker
 from gateway.workers.worker_log import WorkerLog
@@ -53,7 +53,7 @@ class ScriptedWorker:
         self.descendants = _Descendants()
         self.told: list[Message] = []
         self.heard = asyncio.Event()
-        self.climbed: list[LadderStep] = []
+        self.shutdown_steps: list[ShutdownStep] = []
         self._supervisor = supervisor
 
     def send(self, message: Message) -> None:
@@ -62,8 +62,8 @@ class ScriptedWorker:
 
     async def measure(self) -> None: ...
 
-    async def climb(self, rungs: Iterable[Rung]) -> None:
-        self.climbed += [each.step for each in rungs]
+    async def shut_down(self, steps: Iterable[TimedStep]) -> None:
+        self.shutdown_steps += [timed.step for timed in steps]
 
     def says(self, message: WorkerMessage) -> None:
         self.report.note(message)

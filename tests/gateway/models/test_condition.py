@@ -7,7 +7,7 @@ from gateway.models.lifecycle import Circumstances, Effect, ModelEvent, State
 from gateway.requests import refusals
 from gateway.system.events import EventLog
 from gateway.system.refusal import Refusal
-from gateway.workers.verdicts import RestartVerdict
+from gateway.workers.restart_policy import RestartAction
 
 HELD = refusals.held("m")
 LOADED = (ModelEvent.LOAD, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED)
@@ -22,7 +22,7 @@ class _Model:
         self.log = EventLog()
         self.condition = Condition("m", self.log, self)
 
-    def circumstances(self, event: ModelEvent, verdict: RestartVerdict) -> Circumstances:
+    def circumstances(self, event: ModelEvent, verdict: RestartAction) -> Circumstances:
         return Circumstances(verdict=verdict)
 
     def unavailable(self) -> Refusal:
@@ -122,7 +122,7 @@ async def test_what_did_not_fit_is_forgotten_with_the_configuration() -> None:
 async def test_a_death_is_explained() -> None:
     condition = _Model().after(*LOADED)
     condition.handle(
-        ModelEvent.EXIT, "it crashed; the next attempt comes soon", verdict=RestartVerdict.BACK_OFF
+        ModelEvent.EXIT, "it crashed; the next attempt comes soon", verdict=RestartAction.BACK_OFF
     )
     assert condition.describe() == "is backoff: it crashed; the next attempt comes soon"
     condition.handle(ModelEvent.UNLOAD)

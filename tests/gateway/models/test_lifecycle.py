@@ -19,7 +19,7 @@ from gateway.models.lifecycle import (
     State,
     printed,
 )
-from gateway.workers.verdicts import RestartVerdict
+from gateway.workers.restart_policy import RestartAction
 
 _SETTLED = {State.UNLOADED, State.HELD, State.FAILED, State.READY}
 _WITHOUT_PROCESS = {State.UNLOADED, State.HELD, State.WAITING, State.FAILED, State.BACKOFF}
@@ -74,7 +74,7 @@ class _World:
         return events
 
     def happen(
-        self, event: ModelEvent, verdict: RestartVerdict = RestartVerdict.RESTART
+        self, event: ModelEvent, verdict: RestartAction = RestartAction.RESTART
     ) -> tuple[Effect, ...]:
         if event is ModelEvent.DEMAND:
             self.waiting += 1
@@ -151,10 +151,10 @@ class _World:
         """Every process ends as soon as it lives: the policy gives up, and that is rest too."""
         verdicts = iter(
             (
-                RestartVerdict.RESTART,
-                RestartVerdict.BACK_OFF,
-                RestartVerdict.BACK_OFF,
-                RestartVerdict.GIVE_UP,
+                RestartAction.RESTART,
+                RestartAction.BACK_OFF,
+                RestartAction.BACK_OFF,
+                RestartAction.GIVE_UP,
             )
         )
         for _ in range(20):
@@ -191,7 +191,7 @@ class _RandomLife(RuleBasedStateMachine):
         ):
             if event in self.world.possible:
                 _RandomLife.steps += 1
-                self.world.happen(event, data.draw(st.sampled_from(RestartVerdict)))
+                self.world.happen(event, data.draw(st.sampled_from(RestartAction)))
                 self.world.check()
             elif event not in TABLE[self.world.lifecycle.state]:
                 self._cannot_happen(event)
@@ -240,7 +240,7 @@ def test_random_lives(lives: int, steps: int):
     assert _RandomLife.steps - before >= steps
 
 
-Step = ModelEvent | tuple[ModelEvent, RestartVerdict]
+Step = ModelEvent | tuple[ModelEvent, RestartAction]
 
 
 def _after(*steps: Step, kept: bool = False) -> _World:
@@ -271,7 +271,7 @@ def _all_worlds() -> dict[tuple[object, ...], tuple[Step, ...]]:
     queue: deque[tuple[Step, ...]] = deque([()])
     while queue:
         way = queue.popleft()
-        for event, verdict in itertools.product(_after(*way).possible, RestartVerdict):
+        for event, verdict in itertools.product(_after(*way).possible, RestartAction):
             world = _after(*way, (event, verdict))
             if _key(world) not in ways:
                 ways[_key(world)] = (*way, (event, verdict))
@@ -406,9 +406,9 @@ class TestRules:
     @pytest.mark.parametrize("fault", [ModelEvent.EXIT, ModelEvent.HUNG, ModelEvent.MISBEHAVED])
     def test_the_policy_decides_what_follows_a_death(self, fault: ModelEvent):
         for verdict, state, waiting in (
-            (RestartVerdict.RESTART, State.WAITING, 1),
-            (RestartVerdict.BACK_OFF, State.BACKOFF, 1),
-            (RestartVerdict.GIVE_UP, State.FAILED, 0),
+            (RestartAction.RESTART, State.WAITING, 1),
+            (RestartAction.BACK_OFF, State.BACKOFF, 1),
+            (RestartAction.GIVE_UP, State.FAILED, 0),
         ):
             world = _after(
                 ModelEvent.DEMAND, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.LOADED
@@ -431,7 +431,7 @@ class TestRules:
             ModelEvent.DEMAND,
             ModelEvent.ADMITTED,
             ModelEvent.HELLO,
-            (ModelEvent.EXIT, RestartVerdict.BACK_OFF),
+            (ModelEvent.EXIT, RestartAction.BACK_OFF),
             ModelEvent.DEMAND,
         )
         assert world.lifecycle.state is State.BACKOFF
@@ -442,7 +442,7 @@ class TestRules:
             ModelEvent.LOAD,
             ModelEvent.ADMITTED,
             ModelEvent.HELLO,
-            (ModelEvent.EXIT, RestartVerdict.BACK_OFF),
+            (ModelEvent.EXIT, RestartAction.BACK_OFF),
         )
         assert _after(*way, ModelEvent.UNLOAD).lifecycle.state is State.UNLOADED
         assert _after(*way, ModelEvent.KILL).lifecycle.state is State.UNLOADED
@@ -473,7 +473,7 @@ class TestRules:
             ModelEvent.DEMAND, ModelEvent.ADMITTED, ModelEvent.HELLO, ModelEvent.OVERGROWN
         )
         assert world.lifecycle.judged
-        assert world.happen(ModelEvent.EXIT, RestartVerdict.GIVE_UP) == (Effect.REFUSE_WAITING,)
+        assert world.happen(ModelEvent.EXIT, RestartAction.GIVE_UP) == (Effect.REFUSE_WAITING,)
 
     def test_a_model_that_never_fits_refuses_and_rests(self):
         world = _after(ModelEvent.DEMAND)

@@ -33,7 +33,7 @@ def test_lines_answer_input_and_end_with_it() -> None:
         assert child.next_line(PATIENCE_S) == b"ONE\n"
         assert child.send(b"two\n", last=True)
         assert child.wait(PATIENCE_S) == 0
-        assert child.rest_lines() == [b"TWO\n"]
+        assert child.rest_lines() == [b"TWO"]
         assert child.next_line(0.0) == b""
         assert not child.send(b"three\n")
 

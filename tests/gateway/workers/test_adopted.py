@@ -14,7 +14,7 @@ import pytest
 
 from gateway.system.child import ExitStatus
 from gateway.system.processes import ProcessGoneError, ProcessIdentity, identify
-from gateway.workers.leftovers import WorkerRecord, WorkerRecords
+from gateway.workers.orphans import WorkerRecord, WorkerRecords
 from gateway.workers.process import AdoptedProcess
 from gateway.workers.worker_log import WorkerLog
 from tests.support.gateway import eventually
@@ -74,7 +74,7 @@ def test_its_end_and_its_last_words(
     assert exits.came.wait(60)
     # Only its parent could learn more.
     assert str(exits.statuses[0]) == "an unknown status"
-    assert not list(records.recorded())
+    assert not list(records.records())
     adopted.send_signal(signal.SIGKILL)
     log.close()
 

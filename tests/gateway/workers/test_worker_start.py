@@ -17,9 +17,9 @@ import zmq
 
 from gateway.system.child import ExitStatus
 from gateway.system.state_dir import StateDir
-from gateway.workers import ladder
-from gateway.workers.leftovers import WorkerRecords
+from gateway.workers import shutdown_steps
 from gateway.workers.link import Link
+from gateway.workers.orphans import WorkerRecords
 from gateway.workers.process import ProcessOrder, WorkerProcess
 from gateway.workers.worker import Worker
 from gateway.workers.worker_log import WorkerLog
@@ -37,7 +37,7 @@ class Witness:
 
     def __init__(self) -> None:
         self.statuses: list[ExitStatus] = []
-        self.outlived: list[ladder.LadderStep] = []
+        self.outlived: list[shutdown_steps.ShutdownStep] = []
 
     def worker_said(self, worker: Worker, message: WorkerMessage) -> None:
         pass
@@ -51,7 +51,9 @@ class Witness:
     def worker_is_foreign(self, worker: Worker, reason: str) -> None:
         raise AssertionError(reason)
 
-    def worker_outlived(self, worker: Worker, step: ladder.LadderStep, seconds: float) -> None:
+    def worker_outlived(
+        self, worker: Worker, step: shutdown_steps.ShutdownStep, seconds: float
+    ) -> None:
         self.outlived.append(step)
 
     def worker_ended(self, worker: Worker, status: ExitStatus) -> None:
@@ -129,7 +131,7 @@ async def test_an_interpreter_that_is_none_leaves_nothing(bench: Bench) -> None:
 async def test_the_mark_in_the_log_can_do_without_a_thread(bench: Bench) -> None:
     with no_threads(after=2):
         worker = bench.start()
-    await asyncio.wait_for(worker.climb(ladder.immediate()), 30)
+    await asyncio.wait_for(worker.shut_down(shutdown_steps.immediate()), 30)
     assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
     assert bench.traces == []
 
@@ -151,18 +153,18 @@ async def test_a_ladder_reaches_its_end(
     pid = int(await asyncio.to_thread(eventually, lambda: child.exists() and child.read_text()))
     await worker.descendants.look()
     with shortage():
-        climbing = asyncio.create_task(
-            worker.climb(
+        ending = asyncio.create_task(
+            worker.shut_down(
                 (
-                    ladder.Rung(ladder.LadderStep.TERMINATE, 0.5),
-                    ladder.Rung(ladder.LadderStep.KILL, 30),
+                    shutdown_steps.TimedStep(shutdown_steps.ShutdownStep.TERMINATE, 0.5),
+                    shutdown_steps.TimedStep(shutdown_steps.ShutdownStep.KILL, 30),
                 )
             )
         )
         async with asyncio.timeout(30):
-            await climbing
+            await ending
             assert worker.ended.is_set()
-    assert bench.witness.outlived == [ladder.LadderStep.TERMINATE]
+    assert bench.witness.outlived == [shutdown_steps.ShutdownStep.TERMINATE]
     assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
     await asyncio.to_thread(eventually, lambda: gone(pid))
     assert bench.traces == []
@@ -180,7 +182,7 @@ async def test_a_step_that_fails_is_followed_by_the_next(
 
     send = worker._process.send_signal
     monkeypatch.setattr(worker._process, "send_signal", fails)
-    await asyncio.wait_for(worker.climb(ladder.polite(None)), 30)
+    await asyncio.wait_for(worker.shut_down(shutdown_steps.polite(None)), 30)
     assert [each.signal for each in bench.witness.statuses] == ["SIGKILL"]
 
 

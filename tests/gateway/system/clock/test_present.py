@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.memory.ledger import Unanswered
 from gateway.system.clock import LOOK_S, Countdown, PresentClock, present_clock
-from gateway.workers.verdicts import HangDetector
+from gateway.workers.hang_detector import HangDetector
 from tests.gateway.memory.account import Account
 
 HEARTBEAT_S = 10.0

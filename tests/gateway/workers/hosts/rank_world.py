@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 
 from gateway.server.agent_session import NewsQueue
 from gateway.system.child import ExitStatus
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from gateway.workers.agent_bodies import RankEnded, RankNews
 from gateway.workers.host import RankEnd
-from gateway.workers.ladder import LadderStep, Rung
 from gateway.workers.lease import Contact, Lease, Tenants
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, RankGroup
+from gateway.workers.shutdown_steps import ShutdownStep, TimedStep
 from protocol.process import grace_s
 
 TICK_S = 0.25
@@ -45,7 +45,7 @@ _UNKNOWN: Final = 1 << 50
 
 
 def unheard_s(held: int) -> float:
-    return ladder.orphaned(held or _UNKNOWN)[0].deadline_s + grace_s(held or _UNKNOWN) + 2.0
+    return shutdown_steps.orphaned(held or _UNKNOWN)[0].deadline_s + grace_s(held or _UNKNOWN) + 2.0
 
 
 def ordered_s(held: int) -> float:
@@ -57,7 +57,7 @@ def ordered_s(held: int) -> float:
 
 def over_s(held: int) -> float:
     """And until the next incarnation may begin: the longest ladder, and what nobody hears of."""
-    rungs = ladder.polite(held)
+    rungs = shutdown_steps.polite(held)
     return ordered_s(held) + sum(each.deadline_s for each in rungs) + LEASE_S + unheard_s(held)
 
 
@@ -79,13 +79,13 @@ class Process:
     def alive(self) -> bool:
         return self.status is None
 
-    def signal(self, step: LadderStep, now: float) -> None:
+    def signal(self, step: ShutdownStep, now: float) -> None:
         match step:
-            case LadderStep.TERMINATE:
+            case ShutdownStep.TERMINATE:
                 self.ordered = True
                 if not self.stubborn and self.ends_at is None:
                     self.ends_at = now + self.lag_s
-            case LadderStep.KILL:
+            case ShutdownStep.KILL:
                 self.ordered = True
                 self.killed_at = now
             case _:
@@ -93,7 +93,7 @@ class Process:
 
     def orphan(self, now: float) -> None:
         """Whoever has started it is gone."""
-        self.signal(LadderStep.TERMINATE, now)
+        self.signal(ShutdownStep.TERMINATE, now)
         at = now + grace_s(self.held)
         self.killed_at = at if self.killed_at is None else min(at, self.killed_at)
 
@@ -152,8 +152,8 @@ class Agent:
     def climb(self, rank_id: str, now: float) -> None:
         if rank_id in self.ranks and rank_id not in self.climbing:
             process = self.ranks[rank_id]
-            process.signal(LadderStep.TERMINATE, now)
-            self.climbing[rank_id] = now + ladder.orphaned(process.held)[0].deadline_s
+            process.signal(ShutdownStep.TERMINATE, now)
+            self.climbing[rank_id] = now + shutdown_steps.orphaned(process.held)[0].deadline_s
 
     def tick(self, now: float) -> None:
         for rank_id, process in list(self.ranks.items()):
@@ -173,7 +173,7 @@ class Agent:
             self.over = None
         for rank_id, kill_at in self.climbing.items():
             if now >= kill_at:
-                self.ranks[rank_id].signal(LadderStep.KILL, now)
+                self.ranks[rank_id].signal(ShutdownStep.KILL, now)
 
     def kill(self, now: float) -> None:
         """And start it again."""
@@ -222,7 +222,7 @@ class Incarnation:
     # What is told to the gateway later.
     news: list[tuple[float, int]] = field(default_factory=list)
     must_end_at: list[float] = field(default_factory=list)
-    ladders: list[tuple[Iterator[Rung], float]] = field(default_factory=list)
+    ladders: list[tuple[Iterator[TimedStep], float]] = field(default_factory=list)
     leader_told: bool = False
     troubled_at: float | None = None
 
@@ -293,8 +293,12 @@ class World(RuleBasedStateMachine):
         """How slowly they obey, and which of them don't."""
         self.lags = lags
 
-    @rule(rungs=st.sampled_from((ladder.polite, ladder.shortened, ladder.hung)))
-    def somebody_ends_it(self, rungs: Callable[[int], tuple[Rung, ...]]) -> None:
+    @rule(
+        rungs=st.sampled_from(
+            (shutdown_steps.polite, shutdown_steps.shortened, shutdown_steps.hung)
+        )
+    )
+    def somebody_ends_it(self, rungs: Callable[[int], tuple[TimedStep, ...]]) -> None:
         """An operator, an eviction, or a verdict that it hangs."""
         self._note(f"{rungs.__name__} ladder")
         self._climb(rungs(self.held))
@@ -329,7 +333,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def it_is_killed_while_one_is_started(self) -> None:
         if self._starting_at() is not None:
-            self._climb(ladder.immediate())
+            self._climb(shutdown_steps.immediate())
 
     def _starting_at(self) -> int | None:
         """The host that starts a rank of the next incarnation."""
@@ -400,7 +404,7 @@ class World(RuleBasedStateMachine):
             current.must_end_at.remove(at)
             if current.fate.must_end():
                 current.fate.end()
-                self._climb(ladder.after_rank_failure(self.held))
+                self._climb(shutdown_steps.after_rank_failure(self.held))
         if current.leader_told and current.fate.over:
             self._over()
         self.everyone = [each for each in self.everyone if each.alive]
@@ -445,7 +449,7 @@ class World(RuleBasedStateMachine):
 
     # Ends
 
-    def _climb(self, rungs: tuple[Rung, ...]) -> None:
+    def _climb(self, rungs: tuple[TimedStep, ...]) -> None:
         self._trouble()
         self.incarnation.fate.end()
         self.incarnation.ladders.append((iter(rungs), self.now))
@@ -460,16 +464,16 @@ class World(RuleBasedStateMachine):
                 self._take(rung.step)
                 current.ladders.append((rungs, self.now + rung.deadline_s))
 
-    def _take(self, step: LadderStep) -> None:
+    def _take(self, step: ShutdownStep) -> None:
         current = self.incarnation
         current.fate.take(step)
         leader = current.leader
-        leader.signal(LadderStep.TERMINATE if step is LadderStep.ASK else step, self.now)
-        if step is not LadderStep.ASK:
+        leader.signal(ShutdownStep.TERMINATE if step is ShutdownStep.ASK else step, self.now)
+        if step is not ShutdownStep.ASK:
             for rank in current.followers:
                 self._signal(rank, step)
 
-    def _signal(self, rank: int, step: LadderStep) -> None:
+    def _signal(self, rank: int, step: ShutdownStep) -> None:
         current = self.incarnation
         process, host = current.followers[rank], self._host_of(rank)
         if host is None:
@@ -482,7 +486,7 @@ class World(RuleBasedStateMachine):
         hold = self.holds[host]
         if (
             not (reaches and self.answers[host])
-            and step is not LadderStep.DUMP
+            and step is not ShutdownStep.DUMP
             and hold is not None
         ):
             hold.tenants.disown(rank_id)
@@ -503,7 +507,7 @@ class World(RuleBasedStateMachine):
                 self._started(rank, process)
             elif (hold := self._held(host)) is None:
                 self._none_more()
-                self._climb(ladder.shortened(self.held))
+                self._climb(shutdown_steps.shortened(self.held))
             else:
                 self.next_id += 1
                 rank_id = current.ids[rank] = str(self.next_id)
@@ -552,7 +556,7 @@ class World(RuleBasedStateMachine):
                 hold.ids.discard(starting.rank_id)
                 hold.tenants.ended(starting.rank_id)
                 self._none_more()
-                self._climb(ladder.shortened(self.held))
+                self._climb(shutdown_steps.shortened(self.held))
         elif self.now >= starting.fails_at:
             self.incarnation.starting = None
             if starting.arrived is None and self.next_id % 2:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.system.child import ExitStatus
 from gateway.workers.host import THIS_MACHINE, RankEnd
-from gateway.workers.ladder import LadderStep
 from gateway.workers.rank_group import Loss, RankFailure
+from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.process import LEFT_ALONE
 
 KILLED = ExitStatus(None, "SIGKILL")
@@ -18,11 +18,11 @@ WELL = ExitStatus(0, None)
 # What the loss of another rank leads to, each with the last step that was taken before.
 CONSEQUENCES = [
     (ALONE, None),
-    (ALONE, LadderStep.TERMINATE),
-    (WELL, LadderStep.TERMINATE),
-    (ExitStatus(None, "SIGTERM"), LadderStep.TERMINATE),
-    (ExitStatus(1, None), LadderStep.TERMINATE),
-    (KILLED, LadderStep.KILL),
+    (ALONE, ShutdownStep.TERMINATE),
+    (WELL, ShutdownStep.TERMINATE),
+    (ExitStatus(None, "SIGTERM"), ShutdownStep.TERMINATE),
+    (ExitStatus(1, None), ShutdownStep.TERMINATE),
+    (KILLED, ShutdownStep.KILL),
 ]
 
 
@@ -30,7 +30,9 @@ def _end(status: ExitStatus | None, reason: str | None = None) -> RankEnd:
     return RankEnd(status, str(status) if reason is None else reason)
 
 
-def _judge(*ends: tuple[int, RankEnd, LadderStep | None], missed: int | None = None) -> Loss | None:
+def _judge(
+    *ends: tuple[int, RankEnd, ShutdownStep | None], missed: int | None = None
+) -> Loss | None:
     judged = RankFailure()
     if missed is not None:
         judged.missed(missed, f"host-{missed}")
@@ -40,14 +42,14 @@ def _judge(*ends: tuple[int, RankEnd, LadderStep | None], missed: int | None = N
 
 
 others = st.lists(st.sampled_from(CONSEQUENCES), min_size=1, max_size=5)
-own_steps = st.sampled_from([None, LadderStep.TERMINATE])
+own_steps = st.sampled_from([None, ShutdownStep.TERMINATE])
 
 
 @given(st.data(), others, own_steps, st.booleans())
 def test_a_death_is_named_whenever_it_is_told(
     data: st.DataObject,
-    consequences: list[tuple[ExitStatus, LadderStep]],
-    step: LadderStep,
+    consequences: list[tuple[ExitStatus, ShutdownStep]],
+    step: ShutdownStep,
     missed: bool,
 ) -> None:
     victim = data.draw(st.integers(0, len(consequences)))
@@ -63,12 +65,12 @@ def test_a_death_is_named_whenever_it_is_told(
 
 @given(st.data(), others)
 def test_one_that_rank_0_missed_is_named(
-    data: st.DataObject, consequences: list[tuple[ExitStatus, LadderStep]]
+    data: st.DataObject, consequences: list[tuple[ExitStatus, ShutdownStep]]
 ) -> None:
     """It was stopped, say: nothing in its end tells it from the others."""
     victim = data.draw(st.integers(1, len(consequences)))
     ends = [(rank, _end(*each[:1]), each[1]) for rank, each in enumerate(consequences, start=1)]
-    ends[victim - 1] = (victim, _end(KILLED), LadderStep.KILL)
+    ends[victim - 1] = (victim, _end(KILLED), ShutdownStep.KILL)
     ends.append((0, _end(ALONE), None))
     loss = _judge(*data.draw(st.permutations(ends)), missed=victim)
     reason = f"rank {victim} on host-{victim} was lost (rank 0 heard nothing of it any more)"
@@ -83,7 +85,7 @@ def test_it_is_named_before_anything_has_ended() -> None:
 
 def test_a_host_out_of_reach_is_named_with_what_became_of_the_worker() -> None:
     out = _end(None, "studio2 has been out of reach for 10 s")
-    loss = _judge((0, _end(ALONE), None), (1, out, LadderStep.TERMINATE))
+    loss = _judge((0, _end(ALONE), None), (1, out, ShutdownStep.TERMINATE))
     assert loss == Loss("rank 1 on host-1 was lost (studio2 has been out of reach for 10 s)", ALONE)
 
 
@@ -92,11 +94,11 @@ def test_an_agent_that_ends_its_ranks_is_named() -> None:
     ended = RankEnd(WELL, "its host's agent has ended it, as its agent ends: exit code 0", True)
     for ends in (
         [(1, ended, None), (0, _end(ALONE), None)],
-        [(0, _end(ALONE), None), (1, ended, LadderStep.TERMINATE)],
+        [(0, _end(ALONE), None), (1, ended, ShutdownStep.TERMINATE)],
     ):
         loss = _judge(*ends, missed=1)
         assert loss == Loss(f"rank 1 on host-1 was lost ({ended.reason})", ALONE)
-    loss = _judge((1, ended, None), (0, _end(WELL), LadderStep.TERMINATE))
+    loss = _judge((1, ended, None), (0, _end(WELL), ShutdownStep.TERMINATE))
     assert loss is not None
     assert loss.status == ExitStatus(None, None)
 
@@ -109,8 +111,8 @@ def test_one_that_was_asked_to_end_by_a_stranger_is_named() -> None:
 def test_rank_0_is_named_if_the_others_hear_nothing_of_it() -> None:
     loss = _judge(
         (2, _end(ALONE), None),
-        (1, _end(ALONE), LadderStep.TERMINATE),
-        (0, _end(KILLED), LadderStep.KILL),
+        (1, _end(ALONE), ShutdownStep.TERMINATE),
+        (0, _end(KILLED), ShutdownStep.KILL),
     )
     assert loss == Loss(
         "rank 0 on this machine was lost (the others heard nothing of it any more)", KILLED
@@ -132,4 +134,4 @@ def test_after_rank_0_has_ended_in_order_none_is_lost(statuses: list[ExitStatus]
 
 def test_without_a_fault_none_was_lost() -> None:
     assert _judge((1, _end(WELL), None), (0, _end(WELL), None)) is None
-    assert _judge((1, _end(ExitStatus(None, "SIGTERM")), LadderStep.TERMINATE)) is None
+    assert _judge((1, _end(ExitStatus(None, "SIGTERM")), ShutdownStep.TERMINATE)) is None

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.system.child import ExitStatus
 from gateway.workers.host import RankEnd
-from gateway.workers.ladder import LadderStep
 from gateway.workers.rank_group import LEADER_FOLLOWS_S, Loss, RankGroup
+from gateway.workers.shutdown_steps import ShutdownStep
 
 KILLED = RankEnd(ExitStatus(None, "SIGKILL"), "signal SIGKILL")
 LEFT = RankEnd(ExitStatus(0, None), "exit code 0")
@@ -95,13 +95,13 @@ def test_rank_0_that_follows_late_has_no_loss() -> None:
 @pytest.mark.parametrize(
     ("told", "then"),
     [
-        (LadderStep.DUMP, LadderStep.TERMINATE),
-        (LadderStep.ASK, LadderStep.TERMINATE),
-        (LadderStep.TERMINATE, LadderStep.TERMINATE),
-        (LadderStep.KILL, LadderStep.KILL),
+        (ShutdownStep.DUMP, ShutdownStep.TERMINATE),
+        (ShutdownStep.ASK, ShutdownStep.TERMINATE),
+        (ShutdownStep.TERMINATE, ShutdownStep.TERMINATE),
+        (ShutdownStep.KILL, ShutdownStep.KILL),
     ],
 )
-def test_one_that_comes_late_is_told_by_itself(told: LadderStep, then: LadderStep) -> None:
+def test_one_that_comes_late_is_told_by_itself(told: ShutdownStep, then: ShutdownStep) -> None:
     fate = RankGroup()
     assert fate.started(1) is None
     assert fate.may_start
@@ -114,7 +114,7 @@ def test_one_that_comes_after_rank_0_is_told() -> None:
     fate = RankGroup()
     assert fate.leader_ended(LEFT) == 0.0
     assert not fate.may_start
-    assert fate.started(1) is LadderStep.TERMINATE
+    assert fate.started(1) is ShutdownStep.TERMINATE
     assert not fate.over
     fate.none_more()
     fate.follower_ended(1, "here", LEFT)

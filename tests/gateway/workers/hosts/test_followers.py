@@ -13,7 +13,7 @@ from gateway.system.clock import until_set
 from gateway.system.memory_reading import Footprint
 from gateway.workers.followers import Followers, Plan, devices
 from gateway.workers.host import LocalHost, RankEnd, RankOrder
-from gateway.workers.ladder import LadderStep
+from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.life import Ranks
 
 
@@ -150,8 +150,8 @@ async def test_they_are_gone_when_all_have_ended(followers: Make, told: Told) ->
     assert (made.fate.followers_gone, made.running_here) == (False, True)
     assert await until_set(told.to_be_ended, 30.0)
     # What fails is up to the next step, and what has ended is left alone.
-    await made.take(LadderStep.TERMINATE)
-    await made.take(LadderStep.KILL)
+    await made.take(ShutdownStep.TERMINATE)
+    await made.take(ShutdownStep.KILL)
     await told.ended.wait()
     assert made.fate.followers_gone
     assert not made.running_here
@@ -165,7 +165,7 @@ async def test_one_that_cannot_be_started_is_told(followers: Make, told: Told) -
     made = followers(host, 3)
     assert await made.told() is None
     assert not made.fate.followers_gone
-    await made.take(LadderStep.KILL)
+    await made.take(ShutdownStep.KILL)
     await told.ended.wait()
     assert made.fate.followers_gone
     assert told.starts == ["its ranks can't be started: no room for another one"]
@@ -175,7 +175,7 @@ async def test_one_that_comes_late_ends_as_the_others(followers: Make, told: Tol
     host = SlowHost()
     made = followers(host, 3)
     await host.asked.wait()
-    await made.take(LadderStep.KILL)
+    await made.take(ShutdownStep.KILL)
     host.answers.set()
     await told.ended.wait()
     assert [each.taken for each in host.ranks] == [["kill"]]
@@ -185,7 +185,7 @@ async def test_one_that_comes_late_ends_as_the_others(followers: Make, told: Tol
 async def test_none_is_started_once_they_are_to_end(followers: Make, told: Told) -> None:
     host = ScriptedHost()
     made = followers(host, 4)
-    await made.take(LadderStep.KILL)
+    await made.take(ShutdownStep.KILL)
     await made.told()
     await asyncio.sleep(0)
     assert made.fate.followers_gone

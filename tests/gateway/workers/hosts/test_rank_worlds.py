@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.workers.host import RankEnd
-from gateway.workers.ladder import LadderStep
 from gateway.workers.lease import Tenants
 from gateway.workers.rank_group import RankGroup
+from gateway.workers.shutdown_steps import ShutdownStep
 from protocol.process import grace_s
 from tests.gateway.workers.hosts.rank_world import World
 from tests.support.worlds import run_worlds
@@ -55,7 +55,7 @@ class Trusting(RankGroup):
 class Latecomer(RankGroup):
     """One that was on its way while the others were told is not told."""
 
-    def started(self, rank: int) -> LadderStep | None:
+    def started(self, rank: int) -> ShutdownStep | None:
         super().started(rank)
         return None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from gateway.workers.lease import Tenants
 from protocol.process import grace_s
 
@@ -15,7 +15,7 @@ GB = 1_000_000_000
 
 def awaited_s(held: int) -> float:
     """For the host's ladder, the rank's own end, and a second."""
-    return ladder.orphaned(held)[0].deadline_s + grace_s(held) + 1.0
+    return shutdown_steps.orphaned(held)[0].deadline_s + grace_s(held) + 1.0
 
 
 def gone_after_s(tenants: Tenants, begin: float) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.workers.deaths import Deaths, error_of, remedy
+from gateway.workers.cause_of_death import LastExit, RepeatedDeaths, error_of, remedy
 from protocol.process import LEFT_ALONE
 
 DAY_S = 24 * 3600.0
@@ -128,8 +129,8 @@ def test_what_helps(error: str, helps: str) -> None:
 
 
 def test_the_third_death_is_told_once_and_stays_for_a_day() -> None:
-    deaths = Deaths("m")
-    told = [deaths.died("SIGSEGV", now, 1000.0 + now) for now in (0.0, 1.0, 2.0, 9.0)]
+    deaths = RepeatedDeaths("m")
+    told = [deaths.record("SIGSEGV", now, 1000.0 + now) for now in (0.0, 1.0, 2.0, 9.0)]
     assert [each is not None for each in told] == [False, False, True, False]
     assert told[2] is not None
     assert str(told[2]) == "3 of its workers have died of one error: SIGSEGV"
@@ -138,29 +139,29 @@ def test_the_third_death_is_told_once_and_stays_for_a_day() -> None:
     assert shown.remedy == remedy("SIGSEGV", "m")
     assert deaths.repeated(9.0 + DAY_S) == []
     # It begins anew.
-    assert deaths.died("SIGSEGV", 9.0 + DAY_S, 0.0) is None
+    assert deaths.record("SIGSEGV", 9.0 + DAY_S, 0.0) is None
 
 
 def test_three_deaths_within_more_than_a_day_are_not_told() -> None:
-    deaths = Deaths("m")
-    assert not any(deaths.died("SIGSEGV", now, 0.0) for now in (0.0, 1.0, DAY_S))
+    deaths = RepeatedDeaths("m")
+    assert not any(deaths.record("SIGSEGV", now, 0.0) for now in (0.0, 1.0, DAY_S))
     assert deaths.repeated(DAY_S) == []
-    assert deaths.died("SIGSEGV", DAY_S + 0.5, 0.0) is not None
+    assert deaths.record("SIGSEGV", DAY_S + 0.5, 0.0) is not None
 
 
 def test_a_fault_is_one_kind_whichever_call_reports_it() -> None:
-    deaths = Deaths("m")
+    deaths = RepeatedDeaths("m")
     for now, call in enumerate(("cudaStreamEndCapture", "cudaEventSynchronize", "cudaFree")):
-        told = deaths.died(f"{call} failed: {ILLEGAL}", float(now), 0.0)
+        told = deaths.record(f"{call} failed: {ILLEGAL}", float(now), 0.0)
     assert told is not None
     assert told.error == f"cudaFree failed: {ILLEGAL}"
 
 
 def test_other_files_and_orders_clear_the_record() -> None:
-    deaths = Deaths("m")
+    deaths = RepeatedDeaths("m")
     deaths.loaded("f")
     for now in range(3):
-        deaths.died("SIGSEGV", float(now), 0.0)
+        deaths.record("SIGSEGV", float(now), 0.0)
         # It is to be loaded again.
         deaths.loaded(None)
         deaths.loaded("f")
@@ -168,7 +169,7 @@ def test_other_files_and_orders_clear_the_record() -> None:
     deaths.loaded("g")
     assert deaths.repeated(3.0) == []
     for now in range(3):
-        deaths.died("SIGSEGV", float(now), 0.0)
+        deaths.record("SIGSEGV", float(now), 0.0)
     deaths.forget()
     assert deaths.repeated(3.0) == []
 
@@ -177,7 +178,7 @@ def test_other_files_and_orders_clear_the_record() -> None:
 def test_a_kind_is_told_when_three_deaths_are_within_a_day(
     steps: list[tuple[str, float]],
 ) -> None:
-    deaths, now = Deaths("m"), 0.0
+    deaths, now = RepeatedDeaths("m"), 0.0
     times: dict[str, list[float]] = {}
     told: set[str] = set()
     for error, passed_s in steps:
@@ -187,17 +188,24 @@ def test_a_kind_is_told_when_three_deaths_are_within_a_day(
             told.discard(name)
         times.setdefault(error, []).append(now)
         due = len(times[error]) >= 3 and now - times[error][-3] < DAY_S and error not in told
-        assert (deaths.died(error, now, now) is not None) == due
+        assert (deaths.record(error, now, now) is not None) == due
         told |= {error} if due else set()
         assert {each.error for each in deaths.repeated(now)} == told
 
 
 def test_the_kinds_are_bounded() -> None:
-    deaths = Deaths("m")
+    deaths = RepeatedDeaths("m")
     for now in range(3):
-        deaths.died("first", float(now), 0.0)
+        deaths.record("first", float(now), 0.0)
     for number in range(7):
-        deaths.died(f"other {number}", 3.0, 0.0)
+        deaths.record(f"other {number}", 3.0, 0.0)
     assert len(deaths.repeated(3.0)) == 1
-    deaths.died("one more", 3.0, 0.0)
+    deaths.record("one more", 3.0, 0.0)
     assert deaths.repeated(3.0) == []
+
+
+def test_how_a_worker_ended() -> None:
+    code = LastExit(at=0.0, code=3, signal=None, reason="", log_tail=[])
+    assert code.how == "with code 3"
+    assert msgspec.structs.replace(code, code=None).how == "with an unknown status"
+    assert msgspec.structs.replace(code, code=None, signal="SIGKILL").how == "by SIGKILL"

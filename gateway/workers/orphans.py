@@ -1,5 +1,5 @@
-"""Leftovers: workers that an earlier gateway with this state folder has left. Each worker is
-recorded when it starts, and the next gateway ends the recorded workers that still run.
+"""Orphans: workers that an earlier gateway with this state folder has left. Each worker is recorded
+when it starts, and the next gateway ends the recorded workers that still run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.processes import ProcessIdentity, alive, descendants, send
 from gateway.system.state_file import read_state, write_state
-from gateway.workers import ladder
+from gateway.workers import shutdown_steps
 from protocol.process_tree import CommandProcesses, kill_marked
 
 
@@ -46,22 +46,16 @@ class WorkerRecords:
         with contextlib.suppress(OSError):
             self._path(pid).unlink(missing_ok=True)
 
-    def leftovers(self) -> Iterator[WorkerRecord]:
-        """All records. Files that can't be read are removed."""
-        for path in sorted(self._folder.iterdir()):
-            record = read_state(path, WorkerRecord)
-            if record is not None:
-                yield record
-            else:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
-    def recorded(self) -> Iterator[WorkerRecord]:
-        """All records. Unlike `leftovers`, this removes no file, and the folder may be missing."""
+    def records(self, *, remove_unreadable: bool = False) -> Iterator[WorkerRecord]:
+        """All records. The folder may be missing."""
         with contextlib.suppress(OSError):
             for path in sorted(self._folder.iterdir()):
-                if (record := read_state(path, WorkerRecord)) is not None:
+                record = read_state(path, WorkerRecord)
+                if record is not None:
                     yield record
+                elif remove_unreadable:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def _path(self, pid: int) -> Path:
         return self._folder / f"{pid}.json"
@@ -74,8 +68,8 @@ _MARKED_S: Final = 10.0
 _AT_ONCE: Final = 8
 
 
-class Swept(Struct, frozen=True):
-    """A worker that `sweep` found running. Its end took `seconds`, unless it survived."""
+class Orphan(Struct, frozen=True):
+    """An orphan that was found running. Its end took `seconds`, unless it survived."""
 
     pid: int
     name: str
@@ -83,46 +77,46 @@ class Swept(Struct, frozen=True):
     seconds: float
 
 
-def sweep(records: WorkerRecords) -> list[Swept]:
+def end_orphans(records: WorkerRecords) -> list[Orphan]:
     """End all recorded workers that still run, several at a time. Blocks until each of them has
     ended, or has survived SIGKILL.
 
     A worker without its gateway ends by itself, unless the worker was stopped. So each worker gets
     SIGTERM and SIGCONT, and then SIGKILL if it hasn't ended.
     """
-    leftovers = []
-    for record in records.leftovers():
+    running = []
+    for record in records.records(remove_unreadable=True):
         if alive(record.process):
-            leftovers.append(record)
+            running.append(record)
             continue
         if record.mark is not None:
-            # The guard has ended; what it guarded may be left.
+            # The guard has ended, but the processes that it guarded may run.
             kill_marked(record.mark, _MARKED_S)
         records.remove(record.process.pid)
-    if not leftovers:
+    if not running:
         return []
-    below = descendants(each.process.pid for each in leftovers)
-    with ThreadPoolExecutor(_AT_ONCE, "sweep") as pool:
-        swept = list(pool.map(lambda record: _end(record, below[record.process.pid]), leftovers))
-    for each in swept:
-        if each.ended:
-            records.remove(each.pid)
-    return swept
+    below = descendants(record.process.pid for record in running)
+    with ThreadPoolExecutor(_AT_ONCE, "orphans") as pool:
+        orphans = list(pool.map(lambda record: _end(record, below[record.process.pid]), running))
+    for orphan in orphans:
+        if orphan.ended:
+            records.remove(orphan.pid)
+    return orphans
 
 
-def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Swept:
+def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Orphan:
     process = record.process
     logger.warning("Ending worker %d of an earlier gateway (%s)", process.pid, record.name)
     began = time.monotonic()
     command = None if record.mark is None else CommandProcesses(process.pid, record.mark)
     if command is not None:
         command.below()
-    for rung in ladder.orphaned(_footprint_bytes(process.pid)):
-        if rung.step is ladder.LadderStep.TERMINATE:
+    for step, deadline_s in shutdown_steps.orphaned(_footprint_bytes(process.pid)):
+        if step is shutdown_steps.ShutdownStep.TERMINATE:
             send(process, signal.SIGTERM, signal.SIGCONT)
         else:
             send(process, signal.SIGKILL)
-        if _gone_within(process, rung.deadline_s):
+        if _gone_within(process, deadline_s):
             break
     for child in children:
         send(child, signal.SIGKILL)
@@ -134,7 +128,7 @@ def _end(record: WorkerRecord, children: Iterable[ProcessIdentity]) -> Swept:
         logger.warning("Worker %d ended after %.2f s", process.pid, seconds)
     else:
         logger.error("Worker %d survived SIGKILL; its memory stays taken", process.pid)
-    return Swept(process.pid, record.name, ended, seconds)
+    return Orphan(process.pid, record.name, ended, seconds)
 
 
 def _gone_within(process: ProcessIdentity, seconds: float) -> bool:

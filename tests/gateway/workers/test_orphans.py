@@ -20,7 +20,7 @@ from gateway.system.processes import (
     identify,
     send,
 )
-from gateway.workers.leftovers import WorkerRecord, WorkerRecords, sweep
+from gateway.workers.orphans import WorkerRecord, WorkerRecords, end_orphans
 from tests.support.gateway import eventually
 
 pytestmark = pytest.mark.processes
@@ -105,13 +105,13 @@ class TestSweep:
         stranger = _start(processes, SLEEP)
         for identity in recorded:
             records.add(WorkerRecord(identity, "demo"))
-        swept = sweep(records)
-        assert {each.pid for each in swept} == {each.pid for each in recorded}
-        assert all(each.ended and each.name == "demo" for each in swept)
+        orphans = end_orphans(records)
+        assert {each.pid for each in orphans} == {each.pid for each in recorded}
+        assert all(each.ended and each.name == "demo" for each in orphans)
         assert not any(alive(each) for each in recorded)
         assert alive(stranger)
-        assert list(records.leftovers()) == []
-        assert sweep(records) == []
+        assert list(records.records()) == []
+        assert end_orphans(records) == []
 
     def test_ends_one_that_is_stopped(
         self, processes: list[subprocess.Popen[bytes]], records: WorkerRecords
@@ -119,7 +119,7 @@ class TestSweep:
         identity = _start(processes, SLEEP)
         os.kill(identity.pid, signal.SIGSTOP)
         records.add(WorkerRecord(identity, "demo"))
-        assert [each.ended for each in sweep(records)] == [True]
+        assert [each.ended for each in end_orphans(records)] == [True]
         assert not alive(identity)
 
     def test_ends_one_that_ignores_sigterm(
@@ -132,7 +132,7 @@ class TestSweep:
         identity = _start(processes, f"{STUBBORN.format(path=str(ignores))}; {SLEEP}")
         eventually(ignores.exists)
         records.add(WorkerRecord(identity, "demo"))
-        assert [each.ended for each in sweep(records)] == [True]
+        assert [each.ended for each in end_orphans(records)] == [True]
         assert processes[0].wait(60) == -signal.SIGKILL
 
     def test_ends_what_it_has_started(
@@ -141,7 +141,7 @@ class TestSweep:
         identity = _start(processes, PARENT)
         child = _eventually_has_child(identity)
         records.add(WorkerRecord(identity, "demo"))
-        sweep(records)
+        end_orphans(records)
         eventually(lambda: not alive(child))
 
     def test_spares_a_pid_that_was_given_away(
@@ -149,7 +149,7 @@ class TestSweep:
     ) -> None:
         stranger = _start(processes, SLEEP)
         records.add(WorkerRecord(ProcessIdentity(stranger.pid, "an earlier boot:1"), "demo"))
-        assert sweep(records) == []
+        assert end_orphans(records) == []
         assert alive(stranger)
         assert not list(tmp_path.iterdir())
 
@@ -157,7 +157,7 @@ class TestSweep:
         (tmp_path / "1.json").write_bytes(b"{")
         (tmp_path / "2.json").write_bytes(b"\xff\x00")
         (tmp_path / "3.new").write_bytes(b"")
-        assert sweep(records) == []
+        assert end_orphans(records) == []
         assert not list(tmp_path.iterdir())
 
     def test_a_record_that_cannot_be_written_is_no_disaster(self, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Whether the workers of a model die of one error again and again. No I/O; the caller passes the
-time, in seconds.
+"""Why workers died, and whether those of a model die of one error again and again. No I/O; the
+caller passes the time, in seconds.
 
 A death costs seconds, and answers survive it, so nobody would notice. Three deaths of one kind are
 reported to the operator, with the words of the error and what helps.
@@ -63,6 +63,22 @@ _REMEDIES: Final = (
 _REPORT_IT: Final = "Report it, with the model's name and the output of `bulkhead logs {id}`."
 
 
+class LastExit(Struct, frozen=True):
+    """How the last worker of a model has ended. `at` is a Unix time in seconds."""
+
+    at: float
+    code: int | None
+    signal: str | None
+    reason: str
+    log_tail: list[str]
+
+    @property
+    def how(self) -> str:
+        if self.signal:
+            return f"by {self.signal}"
+        return "with an unknown status" if self.code is None else f"with code {self.code}"
+
+
 class RepeatedDeath(Struct, frozen=True):
     """An error that workers of a model die of. `last_at` is the Unix time of the last death."""
 
@@ -76,18 +92,18 @@ class RepeatedDeath(Struct, frozen=True):
 
 
 def error_of(code: int | None, signal: str | None, log_tail: Sequence[str]) -> str | None:
-    """The words of the error that a worker died of, without addresses and numbers. `log_tail` are
-    its last lines. None: others have ended it, or nothing is known.
+    """The words of the error that a worker died of, without addresses and numbers. `log_tail` has
+    the worker's last lines. None: the worker was ended by others, or its error isn't known.
     """
     if code in (0, LEFT_ALONE) or (signal is not None and signal not in _OWN_SIGNALS):
         return None
-    reports = [found[1] for line in log_tail if (found := _REPORT.search(line))]
+    reports = [match[1] for line in log_tail if (match := _REPORT.search(line))]
     of_gpu = next((line for line in (*reports, *log_tail) if _OF_GPU.search(line)), None)
     if of_gpu is not None:
-        # The first one: what fails after it fails because of it.
+        # Later errors follow from the first one.
         return _plain(of_gpu)
     if signal is not None:
-        fatal = [found[1] for line in log_tail if (found := _FATAL.search(line))]
+        fatal = [match[1] for line in log_tail if (match := _FATAL.search(line))]
         # A program that aborts has said why before.
         why = (signal == "SIGABRT" and reports) or fatal
         return _plain(": ".join((signal, *why[-1:])))
@@ -97,8 +113,8 @@ def error_of(code: int | None, signal: str | None, log_tail: Sequence[str]) -> s
 
 def remedy(error: str, model_id: str) -> str:
     """What helps against an error, in sentences."""
-    found = (text for pattern, text in _REMEDIES if pattern.search(error))
-    return next(found, _REPORT_IT).format(id=model_id)
+    texts = (text for pattern, text in _REMEDIES if pattern.search(error))
+    return next(texts, _REPORT_IT).format(id=model_id)
 
 
 def _plain(words: str) -> str:
@@ -107,7 +123,7 @@ def _plain(words: str) -> str:
     return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
 
 
-class _Kind:
+class _DeathKind:
     """The deaths of one kind."""
 
     error: str
@@ -119,28 +135,26 @@ class _Kind:
         self.reported = False
 
 
-class Deaths:
+class RepeatedDeaths:
     """The deaths of a model's workers, by kind. A kind is forgotten a day after its last death, by
     an order, and when the model's files change.
     """
 
     def __init__(self, model_id: str) -> None:
         self._model_id = model_id
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, _DeathKind] = {}
         self._fingerprint: str | None = None
 
-    def died(self, error: str, now: float, at: float) -> RepeatedDeath | None:
-        """Note a death, and return what is to be reported of it now, if anything. `at` is
-        the Unix time.
-        """
+    def record(self, error: str, now: float, unix_time: float) -> RepeatedDeath | None:
+        """Record a death. Returns a report if the operator should get one now."""
         self._forget_old(now)
         name = _LATER_CALL.sub("", error)
         # The latest kind is the last one.
-        kind = self._kinds.pop(name) if name in self._kinds else _Kind()
+        kind = self._kinds.pop(name) if name in self._kinds else _DeathKind()
         self._kinds[name] = kind
         if len(self._kinds) > _KINDS:
             del self._kinds[next(iter(self._kinds))]
-        kind.error, kind.last_at = error, at
+        kind.error, kind.last_at = error, unix_time
         kind.deaths += 1
         kind.times.append(now)
         if kind.reported or len(kind.times) < _REPORTED_AT or now - kind.times[0] >= _WINDOW_S:
@@ -149,7 +163,7 @@ class Deaths:
         return self._report(kind)
 
     def loaded(self, fingerprint: str | None) -> None:
-        """Note the fingerprint of the model's files, if they are loaded."""
+        """Record the fingerprint of the model's files, if the model was loaded."""
         if fingerprint is None:
             return
         if self._fingerprint not in (None, fingerprint):
@@ -157,14 +171,14 @@ class Deaths:
         self._fingerprint = fingerprint
 
     def repeated(self, now: float) -> list[RepeatedDeath]:
-        """What was reported, and is still so."""
+        """The errors that were reported, and are not forgotten yet."""
         self._forget_old(now)
         return [self._report(kind) for kind in self._kinds.values() if kind.reported]
 
     def forget(self) -> None:
         self._kinds.clear()
 
-    def _report(self, kind: _Kind) -> RepeatedDeath:
+    def _report(self, kind: _DeathKind) -> RepeatedDeath:
         helps = remedy(kind.error, self._model_id)
         return RepeatedDeath(kind.error, kind.deaths, kind.last_at, helps)
 
