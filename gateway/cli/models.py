@@ -10,12 +10,12 @@ import click
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
-from rich.table import Table
 
 from gateway.cli.child_gateway import asks_gateway, temporary_gateway
 from gateway.cli.client import DISKS, GatewayClient, quoted
 from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.gateway_access import local_settings
+from gateway.cli.model_table import disk_state, disk_table, served_table
 from gateway.cli.options import (
     NO_MODEL,
     json_option,
@@ -24,18 +24,13 @@ from gateway.cli.options import (
     reaches_gateway,
 )
 from gateway.cli.output import (
-    UNKNOWN,
-    ago,
-    new_table,
     print_json,
     print_table,
     printable,
-    size,
     stdout_console,
 )
 from gateway.config.model_folders import check_holds_model, locate
 from gateway.config.settings import Flags
-from gateway.http.command_bodies import ModelBody
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
 from gateway.system.notation import format_size
 from gateway.system.state_dir import lock_holder
@@ -93,7 +88,7 @@ def models_command(gateway: GatewayClient, *, as_json: bool) -> None:
     if not models:
         click.echo(NO_MODEL, err=True)
         return
-    print_table(stdout_console(), _table(models, _on_disks(gateway)))
+    print_table(stdout_console(), served_table(models, _on_disks(gateway), time.time()))
 
 
 def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
@@ -102,33 +97,6 @@ def _on_disks(gateway: GatewayClient) -> dict[str, ModelOnDisk]:
         return {name: model for model in entries(gateway) for name in model.ids}
     except CommandError:
         return {}
-
-
-def _table(models: list[ModelBody], on_disks: dict[str, ModelOnDisk]) -> Table:
-    table = new_table(2)
-    table.add_column("model", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("last used", no_wrap=True)
-    table.add_column("aliases", overflow="fold")
-    now = time.time()
-    for model in models:
-        size_bytes, context_tokens, used_at = None, model.max_model_len, model.last_used_at
-        if (on_disk := on_disks.get(model.id)) is not None:
-            size_bytes = on_disk.size_bytes
-            context_tokens = context_tokens or on_disk.context_tokens
-            # `model` has only uses since the gateway's start, `on_disk` has earlier uses, too.
-            used_at = used_at or on_disk.last_used_at
-        table.add_row(
-            printable(model.id),
-            model.state,
-            size(size_bytes),
-            UNKNOWN if context_tokens is None else f"{context_tokens:,}",
-            ago(used_at, now),
-            printable(", ".join(model.aliases)) or UNKNOWN,
-        )
-    return table
 
 
 @click.command("list")
@@ -150,32 +118,7 @@ def list_command(gateway: GatewayClient, *, as_json: bool) -> None:
             err=True,
         )
         return
-    table = new_table(2)
-    table.add_column("model", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("quantization", no_wrap=True)
-    table.add_column("context", justify="right", no_wrap=True)
-    table.add_column("can", overflow="fold")
-    table.add_column("last used", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    now = time.time()
-    for listed in models:
-        table.add_row(
-            printable(listed.name),
-            format_size(listed.size_bytes),
-            printable(listed.quantization or "-"),
-            "-" if listed.context_tokens is None else f"{listed.context_tokens:,}",
-            ", ".join(listed.abilities) or "-",
-            ago(listed.last_used_at, now),
-            state(listed),
-        )
-    print_table(stdout_console(), table)
-
-
-def state(model: ModelOnDisk) -> str:
-    if model.problem is not None and model.part_bytes:
-        return "unfinished"
-    return model.state or ("served" if model.ids and model.problem is None else "not served")
+    print_table(stdout_console(), disk_table(models, time.time()))
 
 
 @click.command("show")
@@ -203,7 +146,7 @@ def show_command(gateway: GatewayClient, *, model: str, as_json: bool) -> None:
         "source": seen.source,
         "ids": (", ".join(seen.ids) or "none") + (renamed if seen.name_kept_by else ""),
         "aliases": ", ".join(seen.aliases) or None,
-        "state": state(seen),
+        "state": disk_state(seen),
         "problem": seen.problem,
         "path": seen.path,
         "size": format_size(seen.size_bytes) + (parts if seen.part_bytes else ""),

@@ -23,7 +23,7 @@ from gateway.cli.failure import (
 from gateway.cli.gateway_access import local_settings
 from gateway.cli.models import entries
 from gateway.cli.options import names_gateway
-from gateway.cli.output import new_table, print_table, printable, size, stderr_console
+from gateway.cli.output import Column, print_table, printable, size, stderr_console, table_of
 from gateway.cli.pull import pull
 from gateway.cli.search import about_well_known, find, rest_shown, table
 from gateway.config.model_folders import DEMO_ID, find_folder, locate
@@ -198,13 +198,12 @@ def _from_hub(gateway: GatewayClient, name: str, command: str) -> Choice:
 
 
 def _known_table(models: Sequence[_Known]) -> Table:
-    made = new_table(2)
-    made.add_column("", justify="right", no_wrap=True)
-    made.add_column("model", overflow="fold")
-    made.add_column("size", justify="right", no_wrap=True)
-    for number, model in enumerate(models, 1):
-        made.add_row(str(number), printable(model.name), size(model.size_bytes))
-    return made
+    columns: list[Column[tuple[int, _Known]]] = [
+        Column("", lambda row: str(row[0])),
+        Column("model", lambda row: printable(row[1].name), "name"),
+        Column("size", lambda row: size(row[1].size_bytes)),
+    ]
+    return table_of(enumerate(models, 1), columns)
 
 
 def _pick(title: str, choices: Table, count: int, command: str, *, default: int | None = 1) -> int:

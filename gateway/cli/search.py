@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -17,14 +18,16 @@ from gateway.cli.failure import CommandError, HubAwayError
 from gateway.cli.models import entries
 from gateway.cli.output import (
     UNKNOWN,
+    Column,
     ago,
-    new_table,
+    count,
     print_json,
     print_table,
     printable,
     size,
     stderr_console,
     stdout_console,
+    table_of,
 )
 from gateway.library.findings import Finding, Findings
 from gateway.system.notation import format_size
@@ -89,27 +92,23 @@ def about_well_known(found: Findings) -> str:
 
 
 def table(findings: Iterable[Finding], *, numbered: bool = False) -> Table:
-    made = new_table(2)
-    if numbered:
-        made.add_column("", justify="right", no_wrap=True)
-    made.add_column("model", overflow="fold")
-    made.add_column("size", justify="right", no_wrap=True)
-    made.add_column("fits", no_wrap=True)
-    made.add_column("downloads", justify="right", no_wrap=True)
-    made.add_column("changed", no_wrap=True)
-    made.add_column("notes", overflow="fold")
     now = time.time()
-    for number, finding in enumerate(findings, 1):
-        made.add_row(
-            *([str(number)] if numbered else []),
-            printable(finding.repository),
-            size(finding.weight_bytes),
-            finding.fits or UNKNOWN,
-            UNKNOWN if finding.downloads is None else f"{finding.downloads:,}",
-            UNKNOWN if finding.changed_at is None else ago(finding.changed_at, now),
-            printable("; ".join(_notes(finding))) or UNKNOWN,
-        )
-    return made
+    numbers = itertools.count(1)
+    number = [Column[Finding]("", lambda _: str(next(numbers)))] if numbered else []
+    columns: list[Column[Finding]] = [
+        *number,
+        Column("model", lambda finding: printable(finding.repository), "name"),
+        Column("size", lambda finding: size(finding.weight_bytes)),
+        Column("fits", lambda finding: finding.fits or UNKNOWN, "word"),
+        Column("downloads", lambda finding: count(finding.downloads)),
+        Column("changed", lambda finding: _changed(finding, now), "word"),
+        Column("notes", lambda finding: printable("; ".join(_notes(finding))) or UNKNOWN, "name"),
+    ]
+    return table_of(findings, columns)
+
+
+def _changed(finding: Finding, now: float) -> str:
+    return UNKNOWN if finding.changed_at is None else ago(finding.changed_at, now)
 
 
 def _notes(finding: Finding) -> Iterable[str]:
