@@ -12,14 +12,13 @@ from typing import Final
 
 import click
 from msgspec import Raw, Struct
-from rich.table import Table
 
 from gateway.cli.client import STREAM, GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import CommandError, WrongUseError
 from gateway.cli.options import NO_MODEL, reaches_gateway
 from gateway.cli.orders import Progress
-from gateway.cli.output import UNKNOWN, new_table, print_json, printable, stdout_console
+from gateway.cli.output import UNKNOWN, Column, print_json, printable, stdout_console, table_of
 from gateway.http.wire.command_bodies import OpenAIErrorEnvelope
 
 # The words of the prompts. In most models most of these words are one token.
@@ -229,7 +228,7 @@ def bench_command(
         return
     prompts = f"prompts of {levels[0].prompt_tokens:,} tokens"
     click.echo(f"{printable(model_id)}: {prompts}, answers of {tokens:,}")
-    console.print(_table(levels))
+    console.print(table_of(levels, _COLUMNS))
 
 
 def _loaded_model(gateway: GatewayClient) -> str:
@@ -251,20 +250,17 @@ def _warn_of_others(gateway: GatewayClient) -> None:
             click.echo(f"Careful: {others} other requests run meanwhile.", err=True)
 
 
-def _table(levels: list[Level]) -> Table:
-    table = new_table(2)
-    for heading in ("streams", "first token", "slowest", "tokens/s of each", "in all"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for each in levels:
-        rate = each.stream_tokens_per_s
-        table.add_row(
-            str(each.streams),
-            _seconds(each.first_token_s),
-            _seconds(each.worst_first_token_s),
-            UNKNOWN if rate is None else f"{rate:.1f}",
-            f"{each.tokens_per_s:.1f}",
-        )
-    return table
+_COLUMNS: Final = (
+    Column[Level]("streams", lambda level: str(level.streams)),
+    Column[Level]("first token", lambda level: _seconds(level.first_token_s)),
+    Column[Level]("slowest", lambda level: _seconds(level.worst_first_token_s)),
+    Column[Level]("tokens/s of each", lambda level: _rate(level.stream_tokens_per_s)),
+    Column[Level]("in all", lambda level: _rate(level.tokens_per_s)),
+)
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return UNKNOWN if tokens_per_s is None else f"{tokens_per_s:.1f}"
 
 
 def _seconds(seconds: float) -> str:

@@ -1,27 +1,50 @@
-"""A gateway that a command starts for as long as the command runs."""
+"""The gateways that commands start for themselves, each as a child that ends with its command.
+
+1. `temporary_gateway` answers one command where no gateway runs (`serve --temporary`).
+2. `session_gateway` serves a chat or an agent with the user's configuration and state folder.
+3. `fresh_gateway` has nothing of the user's: for the demo and the doctor.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Concatenate, Final, ParamSpec
+
+import click
 
 import gateway
-from gateway.cli.failure import CommandError
+from gateway.cli.client import GatewayClient
+from gateway.cli.failure import CommandError, NobodyListensError
+from gateway.cli.gateway_access import find_gateway, local_settings
+from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.config.layers import ConfigError
+from gateway.config.read import read_settings
+from gateway.config.settings import Flags
 from gateway.system.child import Child
 from gateway.system.log_lines import readable
+from gateway.system.state_dir import StateDir
+from protocol.message import EndpointError, endpoint
+
+Arguments = ParamSpec("Arguments")
 
 _START_S: Final = 60.0
 _STOP_S: Final = 20.0
 _LOG_LINES: Final = 20
 # The working folder in which `python -m gateway` finds this package.
 _IMPORT_ROOT: Final = Path(gateway.__file__).resolve().parent.parent
+_PREFIX: Final = "bh-"
+_STATE: Final = "state"
+# Every Unix has this folder (hier(7)).
+_SHORT_FOLDER: Final = "/tmp"  # noqa: S108
 
 
 class ChildGateway:
@@ -60,16 +83,16 @@ class ChildGateway:
 
 
 @contextlib.contextmanager
-def serving(log_path: Path, *arguments: str) -> Iterator[ChildGateway]:
-    """Run `bulkhead serve` with these arguments, and end it with the context. Its stderr goes to
-    the file `log_path`.
+def _child(folder: Path, *arguments: str) -> Iterator[ChildGateway]:
+    """Run `bulkhead serve` with these arguments until the context ends. Its stderr goes to a file
+    in the folder. Its standard input ends with this process, however this process ends.
     """
+    log_path = folder / "gateway.log"
     with log_path.open("wb") as log:
         child = Child(
             [sys.executable, "-m", "gateway", "serve", *arguments],
             "gateway",
             folder=_IMPORT_ROOT,
-            stdin=subprocess.DEVNULL,
             stderr=log,
             # Ctrl-C must reach only the command, which then ends the gateway in order.
             own_session=True,
@@ -81,6 +104,143 @@ def serving(log_path: Path, *arguments: str) -> Iterator[ChildGateway]:
             yield ChildGateway(child, log_path)
         finally:
             child.stop(_STOP_S)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder in TMPDIR, or in /tmp if TMPDIR would make the paths of sockets too long."""
+    made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+    try:
+        endpoint(StateDir(Path(made.name) / _STATE).longest_socket_path)
+    except EndpointError:
+        made.cleanup()
+        return tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=_SHORT_FOLDER, ignore_cleanup_errors=True
+        )
+    return made
+
+
+@contextlib.contextmanager
+def fresh_gateway(*arguments: str) -> Iterator[ChildGateway]:
+    """Run a gateway on a free port. When the context ends, process and folder are removed."""
+    with _folder() as name:
+        folder = Path(name)
+        # An empty file, so that the user's configuration isn't read.
+        (folder / "config.toml").touch()
+        unshared = ["--config", str(folder / "config.toml"), "--port", "0"]
+        unshared += ["--state-dir", str(folder / _STATE)]
+        with _child(folder, *arguments, *unshared) as child:
+            yield child
+
+
+@contextlib.contextmanager
+def session_gateway(*flags: str) -> Iterator[tuple[GatewayClient, ChildGateway]]:
+    """Run a gateway with the user's configuration and these flags until the context ends.
+
+    Raises:
+        CommandError: the gateway doesn't start.
+    """
+    settings, state_dir = local_settings(None)
+    end_in_order()
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX) as folder,
+        _child(Path(folder), *_places(Flags(state_dir=state_dir.path)), *flags) as child,
+    ):
+        address = _started(child)
+        click.echo(
+            f"No gateway ran: one serves at {address} until this command ends. `bulkhead serve` "
+            "runs one for longer.",
+            err=True,
+        )
+        with find_gateway(None, None, settings, state_dir).client() as client:
+            client.ends_with_command = True
+            yield client, child
+
+
+@contextlib.contextmanager
+def temporary_gateway(
+    flags: Flags | None = None, *, counts_pinned: bool = False
+) -> Iterator[GatewayClient]:
+    """Run a gateway that answers this command alone: it loads no model, has a key of its own, and
+    leaves the state folder to others. With `counts_pinned` it estimates as if pinned models were
+    loaded.
+
+    Raises:
+        CommandError: the configuration has mistakes, or the gateway doesn't start.
+    """
+    flags = flags or Flags()
+    try:
+        settings = read_settings(flags, os.environ)
+    except ConfigError as error:
+        raise CommandError(str(error)) from error
+    with _folder() as name:
+        folder = Path(name)
+        arguments = _places(flags)
+        for model in flags.models:
+            arguments += ["--model", model]
+        if counts_pinned:
+            arguments.append("--counts-pinned")
+        with _child(folder, *arguments, "--temporary", str(folder / _STATE)) as child:
+            _started(child)
+            with find_gateway(None, None, settings, StateDir(folder / _STATE)).client() as client:
+                client.ends_with_command = True
+                yield client
+
+
+def _places(flags: Flags) -> list[str]:
+    """The arguments for the configuration and the state folder. They are absolute, since the
+    gateway has another working folder.
+    """
+    named = {
+        "--config": flags.config or os.environ.get("BULKHEAD_CONFIG"),
+        "--state-dir": flags.state_dir or os.environ.get("BULKHEAD_STATE_DIR"),
+    }
+    return [
+        argument
+        for option, path in named.items()
+        if path
+        for argument in (option, str(Path(path).expanduser().absolute()))
+    ]
+
+
+def _started(child: ChildGateway) -> str:
+    """The child's address, once it serves. Raises: CommandError."""
+    try:
+        return child.address()
+    except CommandError as error:
+        raise CommandError(f"{error.message} Its log ends with:\n{child.log_tail()}") from error
+
+
+def is_running(client: GatewayClient) -> bool:
+    """Whether to ask this command's gateway: the user named it, or something listens there."""
+    if names_gateway():
+        return True
+    try:
+        client.get("/livez")
+    except NobodyListensError:
+        return False
+    except CommandError:
+        # The request of the command tells what is wrong.
+        return True
+    return True
+
+
+def asks_gateway(
+    verb: Callable[Concatenate[GatewayClient, Arguments], None],
+) -> Callable[..., None]:
+    """As `reaches_gateway`. If no gateway runs and none was named, a temporary one answers."""
+
+    @reaches_gateway
+    @functools.wraps(verb)
+    def with_answering(
+        client: GatewayClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> None:
+        if is_running(client):
+            verb(client, *args, **kwargs)
+            return
+        with temporary_gateway() as temporary:
+            verb(temporary, *args, **kwargs)
+
+    return with_answering
 
 
 def end_in_order() -> None:

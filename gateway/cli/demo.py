@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 from typing import Final
 
 import click
 import psutil
 from msgspec import Struct
 
-from gateway.cli.child_gateway import ChildGateway, end_in_order, serving
+from gateway.cli.child_gateway import ChildGateway, end_in_order, fresh_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.conversation import Parameters, StreamedPiece, TextMessage, stream_answer
 from gateway.cli.failure import CommandError, interruptible
@@ -26,40 +24,6 @@ from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, WorkerSt
 from gateway.system.memory import footprint
 from gateway.system.memory_reading import FootprintError
 from gateway.system.notation import format_size
-from gateway.system.state_dir import StateDir
-from protocol.message import EndpointError, endpoint
-
-_PREFIX: Final = "bh-"
-_STATE: Final = "state"
-# Every Unix has this folder (hier(7)).
-_SHORT_FOLDER: Final = "/tmp"  # noqa: S108
-
-
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder in TMPDIR, or in /tmp if TMPDIR would make the paths of sockets too long."""
-    made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-    try:
-        endpoint(StateDir(Path(made.name) / _STATE).longest_socket_path)
-    except EndpointError:
-        made.cleanup()
-        return tempfile.TemporaryDirectory(
-            prefix=_PREFIX, dir=_SHORT_FOLDER, ignore_cleanup_errors=True
-        )
-    return made
-
-
-@contextlib.contextmanager
-def child_gateway(*arguments: str) -> Iterator[ChildGateway]:
-    """Run a gateway on a free port. When the context ends, process and folder are removed."""
-    with _folder() as folder:
-        config_path, log_path = Path(folder) / "config.toml", Path(folder) / "gateway.log"
-        # An empty file, so that the user's configuration isn't read.
-        config_path.touch()
-        own = ["--config", str(config_path), "--port", "0"]
-        own += ["--state-dir", str(Path(folder) / _STATE)]
-        with serving(log_path, *arguments, *own) as child:
-            yield child
-
 
 _EVERY_S: Final = 0.05
 
@@ -131,7 +95,7 @@ def demo_command() -> None:
     before, loaded and after.
     """
     end_in_order()
-    with interruptible(), child_gateway("--model", _MODEL) as child:
+    with interruptible(), fresh_gateway("--model", _MODEL) as child:
         try:
             _perform(child)
         except CommandError as error:

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.child_gateway import end_in_order
-from gateway.cli.demo import child_gateway
+from gateway.cli.child_gateway import end_in_order, fresh_gateway
 from gateway.cli.failure import CommandError, interruptible
 from gateway.cli.options import takes_flags
 from gateway.cli.output import print_json, printable, stdout_console
@@ -162,7 +161,7 @@ def _print_mac(*, as_json: bool) -> None:
 
 
 def _look_at_upgrade(within_s: float) -> Iterator[Seen]:
-    with child_gateway("--model", "demo") as child:
+    with fresh_gateway("--model", "demo") as child:
         try:
             yield from look_at_upgrade(child.address(), within_s)
         except CommandError as error:

@@ -8,30 +8,31 @@ from typing import Final, NamedTuple
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gateway.cli.client import DISKS, Query, quoted
-from gateway.cli.completion import complete_model
+from gateway.cli.child_gateway import temporary_gateway
+from gateway.cli.client import DISKS, GatewayClient, Query, quoted
+from gateway.cli.completion import complete_model, model_names
 from gateway.cli.failure import CommandError, NoGatewayError, NoSuchModelError
 from gateway.cli.gateway_access import address_of, find_gateway
+from gateway.cli.models import entry
 from gateway.cli.output import print_json, printable
-from gateway.config.layers import ConfigError
-from gateway.config.model_folders import find_folder, locate
-from gateway.config.model_settings import ModelSettings
-from gateway.config.read import Configuration, DraftConfiguration, Located, read_draft
+from gateway.config.model_folders import NotThereError, check_holds_model, locate
+from gateway.config.read import DraftConfiguration, read_draft
 from gateway.config.settings import Flags, Settings
 from gateway.http.wire.command_bodies import Status
-from gateway.library.description import describe
-from gateway.library.finder import Finder
-from gateway.memory.commands import estimate_of_command, outline_of_command
 from gateway.memory.estimate import MOST_ROWS
-from gateway.memory.fitting import Learned, Outline, Verdict, budget_bytes, outline_of, whole
-from gateway.memory.forecast import Forecast, possible_beside
-from gateway.memory.leak_check import read_stranded
-from gateway.memory.weights import EstimateError, options_in
+from gateway.memory.fitting import Outline, Verdict
+from gateway.memory.forecast import Forecast
 from gateway.system.notation import format_size, nearest_model, suggestion
 from gateway.system.state_dir import StateDir
 
 _WIDTH: Final = 14
+# The id under which a temporary gateway serves a folder or repository that has no table.
+_UNCONFIGURED: Final = "a-folder"
+_NO_LAYERS: Final = (
+    "its config.json doesn't tell the number and sizes of its layers, or its weights can't be read"
+)
 
 
 class EstimateReport(Struct):
@@ -64,17 +65,15 @@ class EstimateReport(Struct):
 
 
 class _Running(NamedTuple):
-    """The gateway that runs with the state folder. `about`, `failure` and `outline` are its answer
-    about the model; all are None if the gateway has no answer. `passes_on`: it has the model of an
-    upstream.
+    """The gateway that runs with the state folder. `answer` is None if it can't estimate the model.
+    `serves`: it has the model. `of_upstream`: it has the model of an upstream.
     """
 
     url: str
     reading: Status
-    about: str | None = None
-    failure: str | None = None
-    outline: Outline | None = None
-    passes_on: bool = False
+    answer: _Estimate | None = None
+    serves: bool = False
+    of_upstream: bool = False
 
 
 class _Estimate(NamedTuple):
@@ -109,51 +108,147 @@ def estimate_command(
     into the budget beside pinned models, the number of sequences that fit at once, and the models
     that a load would also load or evict.
     """
-    draft = read_draft(Flags(config=config, state_dir=state_dir), os.environ)
-    settings = draft.settings
-    own = StateDir.at(settings.gateway.state_dir)
-    running = _running(model, context_tokens, settings, own)
-    if running is not None and config is None and running.outline is not None:
-        grouped = bool(running.reading.groups)
-        answer = _Estimate(running.outline, grouped, running.about, running.failure, running.url)
-    elif draft.mistakes:
-        raise CommandError(str(ConfigError(draft.mistakes)))
+    flags = Flags(config=config, state_dir=state_dir)
+    draft = read_draft(flags, os.environ)
+    running = _running(model, context_tokens, draft.settings)
+    if running is not None and config is None and running.answer is not None:
+        answer = running.answer
     else:
-        answer = _calculated(model, context_tokens, settings, own, running)
-    if answer.failure is None and (problem := _problem(model, settings)) is not None:
-        answer = answer._replace(failure=f"{model!r} can't be loaded: {problem}")
+        answer = _by_temporary(model, context_tokens, flags, draft.settings, running)
     if as_json:
         print_json(_printed(model, answer))
     else:
         _print(model, answer)
-    if running is not None and (told := _difference(running, draft, answer)) is not None:
-        click.echo(printable(told), err=True)
+    if running is not None and (difference := _difference(running, draft, answer)) is not None:
+        click.echo(printable(difference), err=True)
 
 
-def _running(
-    model: str, context_tokens: int | None, settings: Settings, state_dir: StateDir
-) -> _Running | None:
+def _running(model: str, context_tokens: int | None, settings: Settings) -> _Running | None:
+    state_dir = StateDir.at(settings.gateway.state_dir)
     if address_of(state_dir) is None:
         return None
-    found = find_gateway(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
-    with found.client() as gateway:
+    access = find_gateway(None, os.environ.get("BULKHEAD_ADMIN_KEY"), settings, state_dir)
+    with access.client() as gateway:
         try:
             reading = gateway.status()
         except CommandError:
             return None
         try:
-            path = f"/admin/v1/models/{quoted(model)}/estimate"
-            query: Query = {} if context_tokens is None else {"context_tokens": context_tokens}
-            forecast = gateway.read(gateway.get(path, DISKS, query), Forecast)
+            answer = _ask(gateway, model, context_tokens, reading)
         except NoSuchModelError:
-            entries = [entry for entry in gateway.models() if entry.is_upstreams]
-            passes_on = any(model in (entry.id, *entry.aliases) for entry in entries)
-            return _Running(found.url, reading, passes_on=passes_on)
+            upstreams = [entry for entry in gateway.models() if entry.is_upstreams]
+            of_upstream = any(model in (entry.id, *entry.aliases) for entry in upstreams)
+            return _Running(access.url, reading, of_upstream=of_upstream)
         except NoGatewayError:
-            return _Running(found.url, reading)
-        served = reading.model(forecast.model)
-        failure = None if served is None else served.failure
-        return _Running(found.url, reading, forecast.about, failure, forecast.outline)
+            return _Running(access.url, reading)
+        return _Running(access.url, reading, answer, serves=True)
+
+
+def _ask(
+    gateway: GatewayClient, model: str, context_tokens: int | None, reading: Status
+) -> _Estimate | None:
+    """The gateway's estimate; None if it doesn't understand the model's files.
+
+    Raises:
+        NoSuchModelError: the gateway hasn't the model.
+    """
+    path = f"/admin/v1/models/{quoted(model)}/estimate"
+    query: Query = {} if context_tokens is None else {"context_tokens": context_tokens}
+    forecast = gateway.read(gateway.get(path, DISKS, query), Forecast)
+    if forecast.outline is None:
+        return None
+    status = reading.model(forecast.model)
+    failure = None if status is None else status.failure
+    return _Estimate(
+        forecast.outline,
+        bool(reading.groups),
+        forecast.about,
+        failure or _problem(gateway, forecast.model),
+        gateway.url,
+    )
+
+
+def _problem(gateway: GatewayClient, model_id: str) -> str | None:
+    """Why the model can't be loaded, by its files; None if they show no reason."""
+    try:
+        return entry(gateway, model_id).problem
+    except NoSuchModelError:
+        return None
+
+
+def _by_temporary(
+    model: str,
+    context_tokens: int | None,
+    flags: Flags,
+    settings: Settings,
+    running: _Running | None,
+) -> _Estimate:
+    """The estimate of a temporary gateway, by the present configuration. A folder or repository
+    that has no table gets one.
+    """
+    source = _unconfigured(model, settings)
+    if source is not None:
+        flags = replace(flags, models=(f"{source}={_UNCONFIGURED}",))
+    name = model if source is None else _UNCONFIGURED
+    with temporary_gateway(flags, counts_pinned=True) as gateway:
+        try:
+            answer = _ask(gateway, name, context_tokens, gateway.status())
+            if answer is None:
+                problem = _problem(gateway, name)
+                why = _NO_LAYERS if problem is None else f"{_NO_LAYERS} ({problem})"
+                raise CommandError(f"There is no estimate for {model}: {why}.")
+        except NoSuchModelError as error:
+            why = _served_elsewhere(running) or _unknown(gateway, model, running)
+            raise NoSuchModelError(f"There is no estimate for {model}: {why}") from error
+    beside = None if running is None or source is not None else running.answer
+    return answer._replace(
+        forecast=None if beside is None else beside.forecast,
+        failure=answer.failure if beside is None else beside.failure or answer.failure,
+        gateway=None,
+    )
+
+
+def _unconfigured(model: str, settings: Settings) -> str | None:
+    """The folder or repository of this name that has no table; None: the name is an id, or of a
+    model that a gateway finds.
+
+    Raises:
+        NoSuchModelError: the folder has no model.
+    """
+    if any(model in (model_id, *table.aliases) for model_id, table in settings.models.items()):
+        return None
+    try:
+        source = locate(model)
+    except ValueError:
+        return None
+    try:
+        check_holds_model(source)
+    except NotThereError as error:
+        raise NoSuchModelError(f"There is no estimate for {model}: {error}") from error
+    return source
+
+
+def _served_elsewhere(running: _Running | None) -> str | None:
+    """Why this command doesn't find a model that the running gateway has; None: it has none."""
+    if running is not None and running.of_upstream:
+        return "it is a model of an upstream: ask the machine that it runs on."
+    if running is None or not running.serves or running.answer is not None:
+        return None
+    return (
+        f"the gateway at {running.url} serves it and doesn't understand its files, which this "
+        "command doesn't find: `bulkhead show` says where they are, and a folder is estimated, too."
+    )
+
+
+def _unknown(gateway: GatewayClient, model: str, running: _Running | None) -> str:
+    """Why the name means no model, and which name may be meant."""
+    names = set(model_names(gateway))
+    names |= set() if running is None else {status.id for status in running.reading.models}
+    try:
+        why = locate(model)
+    except ValueError as error:
+        why = str(error)
+    return f"{why}{suggestion(nearest_model(model, sorted(names)))}"
 
 
 def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate) -> str | None:
@@ -172,129 +267,6 @@ def _difference(running: _Running, draft: DraftConfiguration, answer: _Estimate)
         but = f", and not by {here}" if here != "no file" else ""
         return f"This is by the running gateway, which has read {read}{but}."
     return f"This is by {here}, and not by the running gateway, which has read {read}."
-
-
-def _calculated(
-    model: str,
-    context_tokens: int | None,
-    settings: Settings,
-    state_dir: StateDir,
-    running: _Running | None,
-) -> _Estimate:
-    configured = _configured(model, settings, state_dir)
-    if configured.command:
-        return _of_command(model, configured, settings, state_dir, running)
-    tokens = context_tokens or configured.context_tokens
-    try:
-        folder = find_folder(locate(configured.path))
-    except (ValueError, OSError) as error:
-        why = _served_elsewhere(running) or f"{error}{_meant(model, settings, running)}"
-        raise NoSuchModelError(f"There is no estimate for {model}: {why}") from error
-    try:
-        outline = _outline(folder, tokens, configured, settings, state_dir)
-    except (OSError, ValueError, EstimateError) as error:
-        raise CommandError(f"There is no estimate for {model}: {error}") from error
-    if outline is None:
-        raise CommandError(
-            f"There is no estimate for {model}: {folder / 'config.json'} doesn't tell the number "
-            "and sizes of its layers, from which the cache follows."
-        )
-    known = configured.path != model or model in settings.models
-    about = running.about if running is not None and known else None
-    failure = running.failure if running is not None and known else None
-    return _Estimate(outline, bool(settings.groups), about, failure, None)
-
-
-def _served_elsewhere(running: _Running | None) -> str | None:
-    """Why this command doesn't find a model that the gateway serves; None: it serves none."""
-    if running is not None and running.passes_on:
-        return "it is a model of an upstream: ask the machine that it runs on."
-    if running is None or running.about is None or running.outline is not None:
-        return None
-    return (
-        f"the gateway at {running.url} serves it and doesn't understand its files, which this "
-        "command doesn't find: `bulkhead show` says where they are, and a folder is estimated, too."
-    )
-
-
-def _meant(model: str, settings: Settings, running: _Running | None) -> str:
-    names = {name for key, table in settings.models.items() for name in (key, *table.aliases)}
-    names |= set() if running is None else {status.id for status in running.reading.models}
-    return suggestion(nearest_model(model, sorted(names - {model})))
-
-
-def _of_command(
-    model: str,
-    configured: ModelSettings,
-    settings: Settings,
-    state_dir: StateDir,
-    running: _Running | None,
-) -> _Estimate:
-    learned = Learned(state_dir.learned_path)
-    try:
-        found = estimate_of_command(configured, learned)
-    except OSError as error:
-        raise CommandError(f"There is no estimate for {model}: {error}") from error
-    usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
-    possible = possible_beside(configured, settings, usable_bytes, learned)
-    outline = outline_of_command(found, possible.bytes, possible.kept_bytes, possible.companions)
-    about = None if running is None else running.about
-    failure = None if running is None else running.failure
-    return _Estimate(outline, bool(settings.groups), about, failure, None)
-
-
-def _problem(model: str, settings: Settings) -> str | None:
-    """Why the model can't be loaded, by its files; None if they show no reason."""
-    try:
-        configured = _table(model, settings) or ModelSettings(path=model)
-        if configured.command:
-            return None
-        return describe(find_folder(locate(configured.path))).problem
-    except (ValueError, OSError):
-        return None
-
-
-def _configured(model: str, settings: Settings, state_dir: StateDir) -> ModelSettings:
-    """The table of a model. A model without one is a folder, a repository, or one that a gateway
-    finds on the disks and serves by this name.
-    """
-    if (table := _table(model, settings)) is not None:
-        return table
-    try:
-        locate(model)
-    except ValueError:
-        return _found(model, settings, state_dir) or ModelSettings(path=model)
-    return ModelSettings(path=model)
-
-
-def _table(model: str, settings: Settings) -> ModelSettings | None:
-    for model_id, table in settings.models.items():
-        if model == model_id or model in table.aliases:
-            return table
-    return None
-
-
-def _found(model: str, settings: Settings, state_dir: StateDir) -> ModelSettings | None:
-    finder = Finder()
-    finder.recall(state_dir.names_path)
-    located = {model_id: Located(table.path) for model_id, table in settings.models.items()}
-    own = Configuration(
-        settings=settings, file=None, digest=None, located=located, absent={}, sources={}
-    )
-    return _table(model, finder.with_found(own).settings)
-
-
-def _outline(
-    folder: Path, tokens: int, configured: ModelSettings, settings: Settings, state_dir: StateDir
-) -> Outline | None:
-    learned = Learned(state_dir.learned_path)
-    ordinary_tokens = settings.memory.ordinary_tokens
-    _, found = whole(
-        folder, tokens, ordinary_tokens, configured.python, learned, options_in(configured)
-    )
-    usable_bytes = budget_bytes(settings.memory) - read_stranded(state_dir.stranded_path).bytes
-    possible = possible_beside(configured, settings, usable_bytes, learned)
-    return outline_of(found, possible.bytes, possible.kept_bytes, possible.companions)
 
 
 def _printed(model: str, answer: _Estimate) -> EstimateReport:
@@ -339,7 +311,7 @@ def _print(model: str, answer: _Estimate) -> None:
             f"from the files was {format_size(calculated)}: {_off(calculated / measured - 1)}."
         )
     if answer.failure is not None:
-        click.echo(printable(answer.failure))
+        click.echo(printable(f"{model!r} can't be loaded: {answer.failure}"))
     click.echo(_sentence(answer))
     if found.company:
         together_bytes = found.needed_bytes + sum(found.company.values())

@@ -32,7 +32,7 @@ from gateway.cli.client import ANSWER, FOLDED, GatewayClient
 from gateway.cli.failure import CommandError, NoSuchModelError
 from gateway.cli.gateway_access import local_settings, own_gateway
 from gateway.cli.options import json_option, names_gateway, reaches_gateway, state_dir_option
-from gateway.cli.output import new_table, print_json, print_table, stdout_console
+from gateway.cli.output import Column, count, print_json, print_table, stdout_console, table_of
 from gateway.config.machine_rules import why_keys_stay
 from gateway.system.notation import nearest_model, parse_time, suggestion
 
@@ -395,25 +395,6 @@ def _configured() -> set[str]:
     return {name for key, each in settings.models.items() for name in (key, *each.aliases)}
 
 
-def _table(keys: list[KeyBody]) -> Table:
-    table = new_table(1)
-    table.add_column("key", overflow="fold")
-    # Wide enough for a date.
-    table.add_column("state", overflow="fold", min_width=10)
-    table.add_column("models", overflow="fold")
-    for heading in ("priority", "rpm", "tpm", "at once", "share", "made"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for key in keys:
-        table.add_row(
-            key.name,
-            _state(key),
-            "none, it reads" if key.reads else ", ".join(key.models or ("all",)),
-            *map(_limit, (key.priority, key.rpm, key.tpm, key.concurrent, key.share)),
-            _day(key.created_at),
-        )
-    return table
-
-
 def _state(key: KeyBody) -> str:
     if key.expires_at is None:
         return "good"
@@ -421,9 +402,29 @@ def _state(key: KeyBody) -> str:
     return f"{verb} {_day(key.expires_at)}"
 
 
-def _limit(limit: int | None) -> str:
-    return "-" if limit is None else f"{limit:,}"
+def _models(key: KeyBody) -> str:
+    return "none, it reads" if key.reads else ", ".join(key.models or ("all",))
 
 
 def _day(at: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(at))
+
+
+_COLUMNS: Final = (
+    Column[KeyBody]("key", lambda key: key.name, "name"),
+    Column[KeyBody]("state", _state, "name"),
+    Column[KeyBody]("models", _models, "name"),
+    Column[KeyBody]("priority", lambda key: count(key.priority)),
+    Column[KeyBody]("rpm", lambda key: count(key.rpm)),
+    Column[KeyBody]("tpm", lambda key: count(key.tpm)),
+    Column[KeyBody]("at once", lambda key: count(key.concurrent)),
+    Column[KeyBody]("share", lambda key: count(key.share)),
+    Column[KeyBody]("made", lambda key: _day(key.created_at)),
+)
+
+
+def _table(keys: list[KeyBody]) -> Table:
+    table = table_of(keys, _COLUMNS, gap=1)
+    # Wide enough for a date.
+    table.columns[1].min_width = 10
+    return table

@@ -194,8 +194,8 @@ def _start(gateway: GatewayClient, agent: Agent, name: str, options: LaunchOptio
     program = shutil.which(agent.program)
     if program is None:
         raise NotInstalledError(f"{agent.title} isn't installed: {agent.install}")
-    choice = _chosen(gateway, agent, name, options.key)
-    with serving(gateway, choice) as (client, child):
+    with serving(gateway, name) as (client, child):
+        choice = _chosen(client, agent, name, options.key)
         served = present(client, choice)
         model = find_model(client, served, options.key)
         tokens = load_for(client, agent, model, options.context_tokens)
@@ -216,10 +216,6 @@ def _chosen(gateway: GatewayClient, agent: Agent, name: str, key: str | None) ->
     try:
         model = find_model(gateway, name or None, key)
         return Served(served_name(model, name))
-    except NobodyListensError:
-        if names_gateway():
-            raise
-        return choose(gateway, name, f"bulkhead launch {agent.name} NAME")
     except (NoSuchModelError, WrongUseError) as error:
         try:
             return choose(gateway, name, f"bulkhead launch {agent.name} NAME")

@@ -13,22 +13,20 @@ import click
 from msgspec import Struct
 from rich.table import Table
 
-from gateway.cli.child_gateway import ChildGateway
+from gateway.cli.child_gateway import ChildGateway, is_running, session_gateway
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import (
     CommandError,
-    NobodyListensError,
     NoSuchModelError,
     WrongUseError,
 )
 from gateway.cli.gateway_access import local_settings
-from gateway.cli.models import ModelsOnDisks
+from gateway.cli.models import entries
 from gateway.cli.options import names_gateway
-from gateway.cli.output import new_table, print_table, printable, size, stderr_console
-from gateway.cli.own_gateway import is_running, own_gateway
+from gateway.cli.output import Column, print_table, printable, size, stderr_console, table_of
 from gateway.cli.pull import pull
 from gateway.cli.search import about_well_known, find, rest_shown, table
-from gateway.config.model_folders import find_folder, locate
+from gateway.config.model_folders import DEMO_ID, find_folder, locate
 from gateway.http.wire.command_bodies import ModelBody
 from gateway.library.catalogue import ModelOnDisk, look_up
 from gateway.library.reference import matches, parse_reference, words_of
@@ -48,31 +46,78 @@ class Missing(Struct, frozen=True):
     repository: str
 
 
-class Unserved(Struct, frozen=True):
-    """A folder with a model, or a repository in the cache, that isn't configured. A gateway that is
-    started for it serves it.
-    """
+class Folder(Struct, frozen=True):
+    """A folder with a model. A gateway that is started for the folder serves it."""
 
-    source: str
+    path: str
 
 
-Choice: TypeAlias = Served | Missing | Unserved
+Choice: TypeAlias = Served | Missing | Folder
 
 
 def served_name(model: ModelBody, name: str) -> str:
-    """The name to ask for the model, which was found by `name`: its id. The model of an upstream
-    keeps a name without the upstream's, which means every upstream that has the model.
+    """The name to ask for the model that `name` means: its id. The model of an upstream keeps a
+    name without the upstream's, which means every upstream that has the model.
     """
     return name if model.is_upstreams and name in model.aliases else model.id
 
 
-class _Here(NamedTuple):
+class _Known(NamedTuple):
     """A model that needs no pull."""
 
     name: str
     known_as: str
     size_bytes: int | None
     abilities: tuple[str, ...] | None
+
+
+@contextlib.contextmanager
+def serving(
+    gateway: GatewayClient, name: str
+) -> Iterator[tuple[GatewayClient, ChildGateway | None]]:
+    """The gateway that runs; if none does and none was named, one that ends with the context, and
+    its process. That one also serves a folder or an unconfigured model of this name.
+    """
+    if is_running(gateway):
+        yield gateway, None
+        return
+    source = _unconfigured(name)
+    with session_gateway(*([] if source is None else ["--model", source])) as running:
+        yield running
+
+
+def _unconfigured(name: str) -> str | None:
+    """The folder or repository of this name that a gateway serves only if it is told to."""
+    if (folder := _named_folder(name)) is not None:
+        return str(folder)
+    settings = local_settings(None)[0]
+    if any(name in (model_id, *model.aliases) for model_id, model in settings.models.items()):
+        return None
+    try:
+        source = locate(name)
+        find_folder(source)
+    except (ValueError, OSError):
+        return None
+    return name if name in (source, DEMO_ID) else None
+
+
+def _named_folder(name: str) -> Path | None:
+    """The folder with a model that the name means; None: it means no folder.
+
+    Raises:
+        NoSuchModelError: the name is a path, and has no model.
+    """
+    if not (name.startswith(_FOLDER_MARKS) or (name and _has_model(Path(name)))):
+        return None
+    folder = Path(name).expanduser().resolve()
+    # A gateway that is named may run on another machine.
+    if not _has_model(folder) and not names_gateway():
+        raise NoSuchModelError(f"There is no model in {folder}: it has no config.json.")
+    return folder
+
+
+def _has_model(folder: Path) -> bool:
+    return os.path.isfile(folder / "config.json")  # noqa: PTH113 - Path.is_file may raise.
 
 
 def choose(gateway: GatewayClient, name: str, command: str) -> Choice:
@@ -83,15 +128,11 @@ def choose(gateway: GatewayClient, name: str, command: str) -> Choice:
         WrongUseError: several models are meant, and no terminal can be asked.
         NoSuchModelError: no model is meant.
     """
-    if name.startswith(_FOLDER_MARKS) or (name and _has_model(Path(name))):
-        folder = Path(name).expanduser().resolve()
-        # A gateway that is named may run on another machine.
-        if not _has_model(folder) and not names_gateway():
-            raise NoSuchModelError(f"There is no model in {folder}: it has no config.json.")
-        return Unserved(str(folder))
-    on_disks = [each for each in ModelsOnDisks(gateway).entries() if each.ids]
-    entries = [each for each in on_disks if not each.problem]
-    if name and (exact := _exact(gateway, name, entries)) is not None:
+    if (folder := _named_folder(name)) is not None:
+        return Folder(str(folder))
+    on_disks = [model for model in entries(gateway) if model.ids]
+    usable = [model for model in on_disks if not model.problem]
+    if name and (exact := _exact(gateway, name, usable)) is not None:
         return exact
     if "/" in name:
         try:
@@ -99,101 +140,69 @@ def choose(gateway: GatewayClient, name: str, command: str) -> Choice:
         except ValueError as error:
             raise NoSuchModelError(str(error)) from error
     words = words_of(name)
-    known = [*map(_on_disk, entries), *_elsewhere(gateway, on_disks)]
-    here = [each for each in known if matches(words, each.known_as)]
-    if here:
-        chats = [each for each in here if "text" in (each.abilities or ("text",))] or here
+    known = [*map(_on_disk, usable), *_elsewhere(gateway, on_disks)]
+    meant = [model for model in known if matches(words, model.known_as)]
+    if meant:
+        chats = [model for model in meant if "text" in (model.abilities or ("text",))] or meant
         title = f"Several models are meant by {name!r}:" if name else "Models here:"
-        return Served(chats[_pick(title, _here_table(chats), len(chats), command)].name)
+        return Served(chats[_pick(title, _known_table(chats), len(chats), command)].name)
     return _from_hub(gateway, name, command)
 
 
-def _has_model(folder: Path) -> bool:
-    return os.path.isfile(folder / "config.json")  # noqa: PTH113 - Path.is_file may raise.
-
-
-def _exact(gateway: GatewayClient, name: str, entries: list[ModelOnDisk]) -> Choice | None:
+def _exact(gateway: GatewayClient, name: str, usable: list[ModelOnDisk]) -> Choice | None:
     """The model with exactly this id, alias or source."""
-    if (entry := look_up(entries, name)) is not None:
-        return Served(entry.ids[0])
+    if (model := look_up(usable, name)) is not None:
+        return Served(model.ids[0])
     try:
         return Served(served_name(gateway.model(name), name))
     except NoSuchModelError:
         return None
-    except NobodyListensError:
-        return _without_gateway(name)
 
 
-def _without_gateway(name: str) -> Choice | None:
-    """The model that a gateway of this configuration will have under exactly this name."""
-    settings = local_settings(None)[0]
-    for model_id, each in settings.models.items():
-        if name in (model_id, *each.aliases):
-            return Served(model_id)
-    if name.partition("/")[0] in settings.upstreams:
-        return Served(name)
-    try:
-        source = locate(name)
-        find_folder(source)
-    except (ValueError, OSError):
-        return None
-    return Unserved(source)
+def _on_disk(model: ModelOnDisk) -> _Known:
+    return _Known(model.name, f"{model.name} {model.source}", model.size_bytes, model.abilities)
 
 
-def _on_disk(entry: ModelOnDisk) -> _Here:
-    known_as = f"{entry.name} {entry.source}"
-    return _Here(entry.name, known_as, entry.size_bytes, entry.abilities)
-
-
-def _elsewhere(gateway: GatewayClient, on_disks: list[ModelOnDisk]) -> list[_Here]:
-    """The models that are commands, and if a gateway runs those of upstreams."""
-    try:
-        models = gateway.models()
-    except NobodyListensError:
-        return [
-            _Here(model_id, " ".join((model_id, *each.aliases)), None, None)
-            for model_id, each in local_settings(None)[0].models.items()
-            if each.command
-        ]
-    known = {name for each in on_disks for name in each.ids}
+def _elsewhere(gateway: GatewayClient, on_disks: list[ModelOnDisk]) -> list[_Known]:
+    """The models that are commands, and those of upstreams."""
+    listed = {name for model in on_disks for name in model.ids}
     return [
-        _Here(each.id, " ".join((each.id, *each.aliases)), None, each.abilities)
-        for each in models
-        if each.is_upstreams or each.id not in known
+        _Known(model.id, " ".join((model.id, *model.aliases)), None, model.abilities)
+        for model in gateway.models()
+        if model.is_upstreams or model.id not in listed
     ]
 
 
 def _from_hub(gateway: GatewayClient, name: str, command: str) -> Choice:
     with rest_shown(gateway):
-        found = find(gateway, name)
-    usable = [each for each in found.results if each.can_chat]
+        findings = find(gateway, name)
+    usable = [finding for finding in findings.results if finding.can_chat]
     if not usable:
-        if not found.results:
+        if not findings.results:
             raise NoSuchModelError(
                 f"No model is meant by {name!r}, neither on this machine nor on the hub: try fewer "
                 "words, as with `bulkhead search WORDS`."
             )
-        print_table(stderr_console(), table(found.results))
+        print_table(stderr_console(), table(findings.results))
         raise CommandError("None of these models can chat and fits into this machine's memory.")
     choices = table(usable, numbered=True)
-    if found.dated is None:
+    if findings.dated is None:
         title = f"The hub has several models for {name!r}:"
         number = _pick(title, choices, len(usable), command)
     else:
-        title = f"There is no model on this machine. {about_well_known(found)}"
+        title = f"There is no model on this machine. {about_well_known(findings)}"
         # The user wanted no model in particular, so Enter alone must not begin a download.
         number = _pick(title, choices, len(usable), command, default=None)
     return Missing(usable[number].repository)
 
 
-def _here_table(entries: Sequence[_Here]) -> Table:
-    made = new_table(2)
-    made.add_column("", justify="right", no_wrap=True)
-    made.add_column("model", overflow="fold")
-    made.add_column("size", justify="right", no_wrap=True)
-    for number, each in enumerate(entries, 1):
-        made.add_row(str(number), printable(each.name), size(each.size_bytes))
-    return made
+def _known_table(models: Sequence[_Known]) -> Table:
+    columns: list[Column[tuple[int, _Known]]] = [
+        Column("", lambda row: str(row[0])),
+        Column("model", lambda row: printable(row[1].name), "name"),
+        Column("size", lambda row: size(row[1].size_bytes)),
+    ]
+    return table_of(enumerate(models, 1), columns)
 
 
 def _pick(title: str, choices: Table, count: int, command: str, *, default: int | None = 1) -> int:
@@ -215,21 +224,6 @@ def _pick(title: str, choices: Table, count: int, command: str, *, default: int 
     return number - 1
 
 
-@contextlib.contextmanager
-def serving(
-    gateway: GatewayClient, choice: Choice
-) -> Iterator[tuple[GatewayClient, ChildGateway | None]]:
-    """The gateway that runs; if none does and none was named, one that ends with the context, and
-    its process.
-    """
-    if is_running(gateway):
-        yield gateway, None
-        return
-    flags = ["--model", choice.source] if isinstance(choice, Unserved) else []
-    with own_gateway(*local_settings(None), *flags) as running:
-        yield running
-
-
 def present(gateway: GatewayClient, choice: Choice, *, force: bool = False) -> str:
     """The name by which the gateway serves the model, which is pulled first if it is missing.
 
@@ -246,15 +240,15 @@ def present(gateway: GatewayClient, choice: Choice, *, force: bool = False) -> s
                     f"show {choice.repository}` says why."
                 )
             return reading.offered_as
-        case Unserved():
-            return _id_of(gateway, choice.source)
+        case Folder():
+            return _id_of(gateway, choice.path)
 
 
-def _id_of(gateway: GatewayClient, source: str) -> str:
-    for entry in ModelsOnDisks(gateway).entries():
-        if entry.ids and source in (entry.folder, entry.source):
-            return entry.ids[0]
+def _id_of(gateway: GatewayClient, path: str) -> str:
+    for model in entries(gateway):
+        if model.ids and path in (model.folder, model.source):
+            return model.ids[0]
     raise NoSuchModelError(
-        f"The gateway doesn't serve {source}: give it a table in the configuration "
-        f'([models.NAME] path = "{source}"), and run `bulkhead config reload`.'
+        f"The gateway doesn't serve {path}: give it a table in the configuration "
+        f'([models.NAME] path = "{path}"), and run `bulkhead config reload`.'
     )

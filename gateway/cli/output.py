@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Iterator
-from typing import IO, Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, Final, Generic, Literal, TypeVar
 
 import click
 import msgspec
+import rich.table
+from msgspec import Struct
 from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
+from gateway.system.log_lines import escaped
 from gateway.system.notation import format_size
+
+Row = TypeVar("Row")
 
 UNKNOWN: Final = "-"
 # Control characters steer a terminal; lone surrogates can't be encoded.
@@ -78,6 +83,32 @@ def new_table(gap: int) -> Table:
     return Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
 
 
+class Column(Struct, Generic[Row], frozen=True):
+    """A column of a table: its heading, and the text of a row's cell. Numbers stand at the right,
+    names may be broken into lines.
+    """
+
+    heading: str
+    value: Callable[[Row], str]
+    kind: Literal["number", "word", "name"] = "number"
+
+
+def table_of(rows: Iterable[Row], columns: Iterable[Column[Row]], gap: int = 2) -> Table:
+    """A table of these rows, with `gap` empty cells between its columns."""
+    columns = tuple(columns)
+    table = new_table(gap)
+    for column in columns:
+        table.add_column(
+            column.heading,
+            justify="right" if column.kind == "number" else "left",
+            overflow="fold",
+            no_wrap=column.kind != "name",
+        )
+    for row in rows:
+        table.add_row(*(column.value(row) for column in columns))
+    return table
+
+
 def print_table(console: Console, table: Table) -> None:
     """Print a table. On a screen that is too narrow each row becomes a paragraph: its first cell,
     and below that the other cells, each behind its heading.
@@ -88,8 +119,10 @@ def print_table(console: Console, table: Table) -> None:
     for name, *cells in zip(*(each.cells for each in table.columns), strict=True):
         console.print(name, style="bold", overflow="fold")
         headings = (str(each.header) for each in table.columns[1:])
-        told = (f"{heading} {cell}" for heading, cell in zip(headings, cells, strict=True) if cell)
-        for line in _lines(told, console.width - _INDENT):
+        entries = (
+            f"{heading} {cell}" for heading, cell in zip(headings, cells, strict=True) if cell
+        )
+        for line in _lines(entries, console.width - _INDENT):
             console.print(Padding.indent(Text(line, overflow="fold"), _INDENT))
 
 
@@ -99,19 +132,19 @@ def _least_width(table: Table) -> int:
     return gaps + sum(map(_least_width_of, table.columns))
 
 
-def _least_width_of(column: Column) -> int:
+def _least_width_of(column: rich.table.Column) -> int:
     width = max(cell_len(str(each)) for each in (column.header, *column.cells))
     return width if column.no_wrap else min(width, _NAME)
 
 
-def _lines(told: Iterator[str], width: int) -> Iterator[str]:
+def _lines(entries: Iterator[str], width: int) -> Iterator[str]:
     """Join the entries to lines, each with as many entries as fit into `width` cells."""
     line = ""
-    for each in told:
-        longer = f"{line}{_GAP}{each}" if line else each
+    for entry in entries:
+        longer = f"{line}{_GAP}{entry}" if line else entry
         if line and cell_len(longer) > width:
             yield line
-            line = each
+            line = entry
         else:
             line = longer
     if line:
@@ -129,6 +162,16 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def age(seconds: float | None) -> str:
+    """The age as text of four cells at most: `0s` to `119s`, `2m`, `2h`, `2d` to `999d`."""
+    if seconds is None:
+        return UNKNOWN
+    for least_s, unit_s, unit in _UNITS:
+        if seconds >= least_s:
+            return f"{seconds / unit_s:.0f}{unit[0]}"
+    return f"{seconds:.0f}s"
+
+
 def ago(at: float | None, now: float) -> str:
     """The age of a Unix time as text: `now` below a second, also for a time of another machine
     whose clock is ahead; `never` for None.
@@ -144,3 +187,38 @@ def share(rate: float | None) -> str:
 
 def size(size_bytes: int | None) -> str:
     return UNKNOWN if size_bytes is None else format_size(size_bytes)
+
+
+def count(number: int | None) -> str:
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+# `wrapped` needs a console to break lines. Nothing is printed on this one.
+_QUIET: Final = Console(quiet=True)
+
+
+def one_line(text: str) -> str:
+    """Foreign text without line breaks, its control characters escaped."""
+    return escaped(" ".join(text.split()))
+
+
+def tail_of(text: str, width: int) -> str:
+    """The text, or if it is too wide, an ellipsis and its end: ids of models differ at the end."""
+    if cell_len(text) <= width:
+        return text
+    start = 1
+    while start < len(text) and cell_len(text[start:]) > width - 1:
+        start += 1
+    return f"…{text[start:]}"
+
+
+def wrapped(text: str, width: int, most: int, style: str = "") -> list[Text]:
+    """The text broken between words, at most `most` lines; an ellipsis stands for the rest."""
+    lines = list(Text(text, style).wrap(_QUIET, max(1, width)))
+    for line in lines:
+        line.rstrip()
+    if len(lines) > most:
+        lines = lines[:most]
+        lines[-1].append("…")
+        lines[-1].truncate(max(1, width), overflow="ellipsis")
+    return lines

@@ -12,11 +12,10 @@ import click
 from msgspec import Struct
 from rich.text import Text
 
+from gateway.cli.child_gateway import asks_gateway
 from gateway.cli.client import ANSWER, GatewayClient
-from gateway.cli.failure import CommandError, NobodyListensError
-from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.cli.failure import CommandError
 from gateway.cli.output import print_json, printable, stderr_console
-from gateway.cli.pull_reading import PullReading
 from gateway.system.notation import format_size
 
 _SAID_EVERY_S: Final = 10.0
@@ -27,6 +26,28 @@ _PULLS: Final = "/admin/v1/pulls"
 class PullOptions(Struct, frozen=True):
     model: str
     force: bool
+
+
+class OutlookReading(Struct, frozen=True):
+    fits: bool
+    sentence: str
+
+
+class PullReading(Struct, frozen=True, kw_only=True):
+    """A pull at one moment, as the gateway tells it."""
+
+    id: str
+    model: str
+    state: str
+    repository: str | None = None
+    reason: str | None = None
+    code: str | None = None
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
+    outlook: OutlookReading | None = None
+    offered_as: str | None = None
 
 
 class PullView:
@@ -93,7 +114,7 @@ def time_left(seconds: float) -> str:
 @click.argument("model", metavar="MODEL[:QUANT]")
 @click.option("--force", is_flag=True, help="Pull even a model that won't fit into memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
-@reaches_gateway
+@asks_gateway
 def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bool) -> None:
     """Download a model from the Hugging Face hub.
 
@@ -101,8 +122,7 @@ def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bo
     Qwen/Qwen3-4B:4bit, finds the repository of that name with that quantization, of the same owner
     or of mlx-community.
 
-    A pull goes on where an earlier one stopped, and checks every file. Ctrl-C cancels it. The
-    gateway pulls; if no gateway runs, this command does.
+    A pull goes on where an earlier one stopped, and checks every file. Ctrl-C cancels it.
     """
     if as_json:
         reading = _pulled(gateway, model, force=force)
@@ -112,7 +132,9 @@ def pull_command(gateway: GatewayClient, *, model: str, force: bool, as_json: bo
         return
     reading = pull(gateway, model, force=force)
     size = "" if reading.total_bytes is None else f" ({format_size(reading.total_bytes)})"
-    click.echo(f"{printable(reading.repository or model)} is there{size}{_next_step(reading)}")
+    click.echo(
+        f"{printable(reading.repository or model)} is there{size}{_next_step(gateway, reading)}"
+    )
 
 
 def pull(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
@@ -136,34 +158,24 @@ def _asks(reading: PullReading, *, force: bool) -> bool:
     return reading.code == "insufficient_memory" and not force and sys.stdin.isatty()
 
 
-def _next_step(reading: PullReading) -> str:
+def _next_step(gateway: GatewayClient, reading: PullReading) -> str:
     if reading.offered_as is not None:
-        return f": bulkhead chat {printable(reading.offered_as)}"
-    if not reading.id:
-        return ": bulkhead serve"
+        verb = "run" if gateway.ends_with_command else "chat"
+        return f": bulkhead {verb} {printable(reading.offered_as)}"
     return ", but this gateway doesn't serve it: see bulkhead show"
 
 
 def _pulled(gateway: GatewayClient, model: str, *, force: bool) -> PullReading:
-    try:
-        begun = gateway.read(
-            gateway.send("POST", _PULLS, PullOptions(model, force), ANSWER), PullReading
-        )
-    except NobodyListensError:
-        # If the user named a gateway, this command doesn't pull in its place.
-        if names_gateway():
-            raise
-        # The imports of this module take longer than other verbs take to run.
-        from gateway.cli.pull_here import PullHere
-
-        here = PullHere(model, force=force)
-        with _cancelled_by_interrupt(here.cancel):
-            return _shown(model, here.readings())
+    started = gateway.read(
+        gateway.send("POST", _PULLS, PullOptions(model, force), ANSWER), PullReading
+    )
     with (
-        _cancelled_by_interrupt(lambda: gateway.send("DELETE", f"{_PULLS}/{begun.id}")),
-        gateway.stream("GET", f"{_PULLS}/{begun.id}") as events,
+        _cancelled_by_interrupt(lambda: gateway.send("DELETE", f"{_PULLS}/{started.id}")),
+        gateway.stream("GET", f"{_PULLS}/{started.id}") as events,
     ):
-        readings = (gateway.read(each.data, PullReading) for each in events if each.kind == "pull")
+        readings = (
+            gateway.read(event.data, PullReading) for event in events if event.kind == "pull"
+        )
         return _shown(model, readings)
 
 

@@ -32,9 +32,9 @@ def run_command(
     If no gateway runs, one is started for this chat, and ends with it. The chat is that of
     `bulkhead chat`.
     """
-    choice = choose(gateway, " ".join(name), "bulkhead run NAME")
-    with serving(gateway, choice) as (client, _):
-        model = present(client, choice, force=force)
+    words = " ".join(name)
+    with serving(gateway, words) as (client, _):
+        model = present(client, choose(client, words, "bulkhead run NAME"), force=force)
         _load(client, model)
         chat(client, Conversation(client, model, system, Parameters()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import itertools
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -12,20 +12,22 @@ import click
 import httpx
 from rich.table import Table
 
+from gateway.cli.child_gateway import asks_gateway
 from gateway.cli.client import GatewayClient
-from gateway.cli.failure import CommandError, HubAwayError, NobodyListensError
-from gateway.cli.models import ModelsOnDisks
-from gateway.cli.options import names_gateway, reaches_gateway
+from gateway.cli.failure import CommandError, HubAwayError
+from gateway.cli.models import entries
 from gateway.cli.output import (
     UNKNOWN,
+    Column,
     ago,
-    new_table,
+    count,
     print_json,
     print_table,
     printable,
     size,
     stderr_console,
     stdout_console,
+    table_of,
 )
 from gateway.library.findings import Finding, Findings
 from gateway.system.notation import format_size
@@ -37,7 +39,7 @@ _ANSWER: Final = httpx.Timeout(60.0, connect=5.0)
 @click.command("search")
 @click.argument("words", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@reaches_gateway
+@asks_gateway
 def search_command(gateway: GatewayClient, *, words: tuple[str, ...], as_json: bool) -> None:
     """Search the Hugging Face hub for models.
 
@@ -60,46 +62,8 @@ def search_command(gateway: GatewayClient, *, words: tuple[str, ...], as_json: b
 
 
 def find(gateway: GatewayClient, text: str) -> Findings:
-    """The findings of the gateway. If no gateway runs and none was named, this command searches.
-
-    Raises:
-        HubAwayError: the hub can't be searched.
-    """
-    try:
-        answer = gateway.get("/admin/v1/search", _ANSWER, {"q": text})
-    except NobodyListensError:
-        if names_gateway():
-            raise
-        return _find_here(gateway, text)
-    return gateway.read(answer, Findings)
-
-
-def _find_here(gateway: GatewayClient, text: str) -> Findings:
-    # The imports of these modules take longer than other verbs take to run.
-    from gateway.cli.pull_here import room_here
-    from gateway.config.layers import ConfigError
-    from gateway.config.read import read_settings
-    from gateway.config.settings import Flags
-    from gateway.library.findings import rank_candidates, well_known
-    from gateway.library.hub_process import HubError, SearchJob, search_hub
-    from gateway.library.reference import words_of
-
-    try:
-        settings = read_settings(Flags(), os.environ)
-    except ConfigError as error:
-        raise CommandError(str(error)) from error
-    entries = ModelsOnDisks(gateway).entries()
-    served = {each.source: each.ids[0] for each in entries if each.ids and each.problem is None}
-    words = words_of(text)
-    if not words:
-        return well_known(room_here(settings), served)
-    try:
-        candidates = search_hub(SearchJob(words, settings.hub.endpoint, settings.hub.folder_path))
-    except HubError as error:
-        raise HubAwayError(error.message) from error
-    except OSError as error:
-        raise CommandError(f"No process can be started: {error.strerror}.") from error
-    return rank_candidates(words, candidates, room_here(settings), served, time.time())
+    """Search the hub. Raises: HubAwayError: the hub can't be searched."""
+    return gateway.read(gateway.get("/admin/v1/search", _ANSWER, {"q": text}), Findings)
 
 
 @contextlib.contextmanager
@@ -114,9 +78,9 @@ def rest_shown(gateway: GatewayClient) -> Iterator[None]:
         known = find(gateway, "")
         click.echo(f"\n{about_well_known(known)}\n", err=True)
         print_table(stderr_console(), table(known.results))
-        here = ", ".join(entry.ids[0] for entry in ModelsOnDisks(gateway).entries() if entry.ids)
-        said = f"On this machine: {here}" if here else "There is no model on this machine"
-        click.echo(printable(f"\n{said}."), err=True)
+        here = ", ".join(model.ids[0] for model in entries(gateway) if model.ids)
+        models = f"On this machine: {here}" if here else "There is no model on this machine"
+        click.echo(printable(f"\n{models}."), err=True)
         raise click.exceptions.Exit(error.exit_code) from error
 
 
@@ -128,27 +92,23 @@ def about_well_known(found: Findings) -> str:
 
 
 def table(findings: Iterable[Finding], *, numbered: bool = False) -> Table:
-    made = new_table(2)
-    if numbered:
-        made.add_column("", justify="right", no_wrap=True)
-    made.add_column("model", overflow="fold")
-    made.add_column("size", justify="right", no_wrap=True)
-    made.add_column("fits", no_wrap=True)
-    made.add_column("downloads", justify="right", no_wrap=True)
-    made.add_column("changed", no_wrap=True)
-    made.add_column("notes", overflow="fold")
     now = time.time()
-    for number, each in enumerate(findings, 1):
-        made.add_row(
-            *([str(number)] if numbered else []),
-            printable(each.repository),
-            size(each.weight_bytes),
-            each.fits or UNKNOWN,
-            UNKNOWN if each.downloads is None else f"{each.downloads:,}",
-            UNKNOWN if each.changed_at is None else ago(each.changed_at, now),
-            printable("; ".join(_notes(each))) or UNKNOWN,
-        )
-    return made
+    numbers = itertools.count(1)
+    number = [Column[Finding]("", lambda _: str(next(numbers)))] if numbered else []
+    columns: list[Column[Finding]] = [
+        *number,
+        Column("model", lambda finding: printable(finding.repository), "name"),
+        Column("size", lambda finding: size(finding.weight_bytes)),
+        Column("fits", lambda finding: finding.fits or UNKNOWN, "word"),
+        Column("downloads", lambda finding: count(finding.downloads)),
+        Column("changed", lambda finding: _changed(finding, now), "word"),
+        Column("notes", lambda finding: printable("; ".join(_notes(finding))) or UNKNOWN, "name"),
+    ]
+    return table_of(findings, columns)
+
+
+def _changed(finding: Finding, now: float) -> str:
+    return UNKNOWN if finding.changed_at is None else ago(finding.changed_at, now)
 
 
 def _notes(finding: Finding) -> Iterable[str]:

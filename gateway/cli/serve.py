@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shutil
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final, NoReturn
 
 import click
+from msgspec.structs import replace
 
 from gateway.access.key_file import KeyFileError
 from gateway.access.keys import ApiKeys
@@ -29,6 +35,7 @@ from gateway.service.status import ask_health_of
 from gateway.system.log_lines import gateway_logs
 from gateway.system.process_limits import give_large_buffers_back, raise_file_limit
 from gateway.system.state_dir import StateDir, StateDirError, near_url
+from gateway.system.state_file import make_folder, write_secret
 from gateway.system.tls import CertificateError, Certificates
 
 logger = logging.getLogger(__name__)
@@ -45,9 +52,24 @@ _NO_MODEL: Final = "No model was given. Try the built-in one: bulkhead serve --m
     hidden=True,
     help="Exit status for a mistake in the configuration, which no further start heals.",
 )
+@click.option(
+    "--temporary",
+    type=click.Path(path_type=Path),
+    hidden=True,
+    help="Answer the command that has started this gateway, with this folder in place of the state "
+    "folder, until the standard input ends.",
+)
+@click.option("--counts-pinned", is_flag=True, hidden=True, help="Estimate beside pinned models.")
 @takes_flags
 @takes_log_flags
-def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
+def serve_command(
+    log: LogFlags,
+    flags: Flags,
+    *,
+    mistake_status: int,
+    temporary: Path | None,
+    counts_pinned: bool,
+) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
     Prints one line with the address once requests are taken. Logs go to stderr, and to the state
@@ -61,9 +83,10 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
     finder, places, environment = Finder(), Places(), dict(os.environ)
 
     def read() -> Configuration:
-        found = read_configuration(flags, environment, places)
-        finder.recall(StateDir.at(found.settings.gateway.state_dir).names_path)
-        return finder.with_found(found)
+        configured = read_configuration(flags, environment, places)
+        finder.recall(StateDir.at(configured.settings.gateway.state_dir).names_path)
+        complete = finder.with_found(configured)
+        return complete if temporary is None else _for_one_command(complete)
 
     try:
         configuration = read()
@@ -72,29 +95,72 @@ def serve_command(log: LogFlags, flags: Flags, *, mistake_status: int) -> None:
             inheritance.fail("; ".join(map(str, error.mistakes)))
         _fail_for_good(error.mistakes, status=mistake_status)
     settings = configuration.settings
-    if not settings.models and not settings.discovery.discover:
-        _fail_for_good([_NO_MODEL], status=mistake_status)
     state_dir = StateDir.at(settings.gateway.state_dir)
-    if inheritance is None:
-        _leave_to_another_service(state_dir)
+    if temporary is not None:
+        state_dir = _borrowed(state_dir, temporary)
+        threading.Thread(target=_end_with_input, name="command", daemon=True).start()
+    elif not settings.models and not settings.discovery.discover:
+        _fail_for_good([_NO_MODEL], status=mistake_status)
+    elif inheritance is None:
+        _yield_to_another_service(state_dir)
     keys, certificates, listener = _opened(configuration, state_dir, inheritance)
-    finder.keep()
+    if temporary is None:
+        finder.keep()
     with gateway_logs(state_dir, settings.models, log.log_level, to_stderr=log.to_stderr):
         try:
             raise_file_limit()
         except (OSError, ValueError) as error:
             logger.warning("The limit of open files stays as it is: %s", error)
         give_large_buffers_back()
-        _warn_of_absent_models(configuration)
-        for sentence in configuration.news:
-            logger.warning("%s", sentence)
+        if temporary is None:
+            _warn_of_absent_models(configuration)
+            for sentence in configuration.news:
+                logger.warning("%s", sentence)
         departure = server.run(
             server.GatewaySetup(
-                read, configuration, state_dir, listener, keys, certificates, finder, inheritance
+                read,
+                configuration,
+                state_dir,
+                listener,
+                keys,
+                certificates,
+                finder,
+                inheritance,
+                counts_pinned,
             )
         )
     if departure is not None:
         departure.end_process()
+
+
+def _for_one_command(configuration: Configuration) -> Configuration:
+    """The configuration of a gateway that loads no model, and that other machines can't reach."""
+    settings = configuration.settings
+    models = {name: replace(model, preload=False) for name, model in settings.models.items()}
+    near = replace(settings.gateway, host="127.0.0.1", port=0, tls_certificate=None, tls_key=None)
+    workers = replace(settings.workers, spare=0)
+    settings = replace(settings, models=models, gateway=near, workers=workers)
+    return replace(configuration, settings=settings)
+
+
+def _borrowed(state_dir: StateDir, folder: Path) -> StateDir:
+    """A state folder with copies of what earlier gateways have measured. Its requests need a key:
+    the admin key.
+    """
+    borrowed = StateDir(folder)
+    make_folder(borrowed.path)
+    for name in ("learned_path", "stranded_path", "used_path"):
+        with contextlib.suppress(OSError):
+            shutil.copyfile(getattr(state_dir, name), getattr(borrowed, name))
+    write_secret(borrowed.keys_path, b'{"keys": []}')
+    return borrowed
+
+
+def _end_with_input() -> None:
+    """End in order once the standard input ends, as it does with the process of the command."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _opened(
@@ -139,7 +205,7 @@ def _warn_of_absent_models(configuration: Configuration) -> None:
         logger.warning("%s The other models are served, and this one once it is there", mistake)
 
 
-def _leave_to_another_service(state_dir: StateDir) -> None:
+def _yield_to_another_service(state_dir: StateDir) -> None:
     """End with status 0 if this process is a second start of the service. launchd may start a
     LaunchAgent twice: in the background session, and at the login on the screen. If a start ends
     with another status than 0, launchd repeats the start.

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Final, TypeGuard
+from typing import Final, NamedTuple, TypeGuard
 
 import click
 import msgspec
@@ -16,28 +16,31 @@ from rich.table import Table
 from gateway.cli.client import STATUS, GatewayClient
 from gateway.cli.completion import complete_model
 from gateway.cli.failure import WrongUseError
+from gateway.cli.model_table import memory_table, status_table
 from gateway.cli.options import json_option, reaches_gateway
 from gateway.cli.output import (
     UNKNOWN,
+    Column,
+    count,
     duration,
-    new_table,
     print_table,
     printable,
     share,
     size,
     stdout_console,
+    table_of,
 )
 from gateway.http.wire.command_bodies import (
     GroupStatus,
     HostStatus,
     MemoryStatus,
     ModelStatus,
+    OfferStatus,
     PromptCacheStatus,
     RankStatus,
     SharerStatus,
     Status,
     UpstreamStatus,
-    WorkerStatus,
 )
 from gateway.workers.cause_of_death import LastExit
 
@@ -56,8 +59,8 @@ def status_command(
 ) -> None:
     """Show the gateway, its memory and its models, or MODEL alone.
 
-    "holds" is the memory that the end of the worker would free, "last step" the time since the
-    worker last produced something, and "cached" the share of prompt tokens that were found in the
+    "holds" is the memory that the end of the worker would free, "step" the time since the worker
+    last produced something, and "cached" the share of prompt tokens that were found in the
     prompt cache. "guesses" is the share of guessed tokens that were right.
     """
     # An alias stands for its model, and an unknown name is an error.
@@ -97,8 +100,8 @@ def _print(console: Console, reading: Status, url: str) -> None:
     console.print(_budget_line(reading.memory))
     console.print(_prompts_line(reading.prompt_cache))
     console.print()
-    print_table(console, _table(reading.models))
-    if reading.groups or any(next(_remarks(each), None) for each in reading.models):
+    print_table(console, status_table(reading.models))
+    if reading.groups or any(next(_remarks(model), None) for model in reading.models):
         console.print()
     for group in reading.groups:
         console.print(printable(_group_line(group)))
@@ -108,7 +111,7 @@ def _print(console: Console, reading: Status, url: str) -> None:
         for line in _log_tail(model):
             console.print(line, overflow="fold")
     console.print()
-    print_table(console, memory_table(reading))
+    print_table(console, _memory_table(reading))
     if reading.upstreams:
         console.print()
         print_table(console, _upstreams_table(reading.upstreams))
@@ -122,16 +125,27 @@ def _print(console: Console, reading: Status, url: str) -> None:
                 console.print(printable(f"{host.name}: {host.reason}"))
 
 
+class _Offer(NamedTuple):
+    """A model of an upstream."""
+
+    upstream: str
+    model: OfferStatus
+
+
+_OFFERS: Final = (
+    Column[_Offer](
+        "model of an upstream",
+        lambda offer: printable(f"{offer.upstream}/{offer.model.id}"),
+        "name",
+    ),
+    Column[_Offer]("state", lambda offer: printable(offer.model.state), "word"),
+    Column[_Offer]("active", lambda offer: str(offer.model.active_requests)),
+)
+
+
 def _upstreams_table(upstreams: list[UpstreamStatus]) -> Table:
-    table = new_table(1)
-    table.add_column("model of an upstream", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    table.add_column("active", justify="right", no_wrap=True)
-    for upstream in upstreams:
-        for model in upstream.models:
-            name = printable(f"{upstream.name}/{model.id}")
-            table.add_row(name, printable(model.state), str(model.active_requests))
-    return table
+    offers = [_Offer(upstream.name, model) for upstream in upstreams for model in upstream.models]
+    return table_of(offers, _OFFERS, gap=1)
 
 
 def _upstream_line(upstream: UpstreamStatus) -> str:
@@ -139,19 +153,18 @@ def _upstream_line(upstream: UpstreamStatus) -> str:
     return text if upstream.reason is None else f"{text}: {upstream.reason}"
 
 
+_HOSTS: Final = (
+    Column[HostStatus]("host", lambda host: printable(host.name), "name"),
+    Column[HostStatus]("version", lambda host: printable(host.version or "out of reach")),
+    Column[HostStatus]("ranks", lambda host: count(host.ranks)),
+    Column[HostStatus]("holds", lambda host: size(host.held_bytes)),
+    Column[HostStatus]("free", lambda host: size(host.free_bytes)),
+    Column[HostStatus]("budget", lambda host: size(host.budget_bytes)),
+)
+
+
 def _hosts_table(hosts: list[HostStatus]) -> Table:
-    table = new_table(1)
-    table.add_column("host", overflow="fold")
-    for heading in ("version", "ranks", "holds", "free", "budget"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for host in hosts:
-        table.add_row(
-            printable(host.name),
-            printable(host.version or "out of reach"),
-            UNKNOWN if host.ranks is None else str(host.ranks),
-            *map(size, (host.held_bytes, host.free_bytes, host.budget_bytes)),
-        )
-    return table
+    return table_of(hosts, _HOSTS, gap=1)
 
 
 def _budget_line(memory: MemoryStatus) -> str:
@@ -163,12 +176,12 @@ def _budget_line(memory: MemoryStatus) -> str:
 
 
 def _prompts_line(prompts: PromptCacheStatus) -> str:
-    kept = (
+    line = (
         f"Prompts: {size(prompts.memory_bytes)} kept in memory, {size(prompts.disk_bytes)} on disk"
     )
     if prompts.hit_rate is None:
-        return kept
-    return f"{kept}; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were found there"
+        return line
+    return f"{line}; {share(prompts.hit_rate)} of {prompts.prompt_tokens:,} tokens were found there"
 
 
 def _group_line(group: GroupStatus) -> str:
@@ -180,39 +193,12 @@ def _group_line(group: GroupStatus) -> str:
     return text if group.reason is None else f"{text}; {group.reason}"
 
 
-def _table(models: list[ModelStatus]) -> Table:
-    table = new_table(1)
-    table.add_column("model", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for heading in ("pid", "context", "active", "queued", "restarts", "last step", "cached"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    guessing = any(model.guesses.accept_rate is not None for model in models)
-    if guessing:
-        table.add_column("guesses", justify="right", no_wrap=True)
-    for model in models:
-        worker = model.worker
-        step_age_s = None if worker is None else worker.last_step_age_s
-        table.add_row(
-            printable(model.id),
-            model.state,
-            UNKNOWN if worker is None else str(worker.pid),
-            UNKNOWN if model.context_tokens is None else f"{model.context_tokens:,}",
-            str(model.active_requests),
-            str(model.queue_depth),
-            str(model.restarts),
-            UNKNOWN if step_age_s is None else duration(step_age_s),
-            share(model.prompt_cache.hit_rate),
-            *([share(model.guesses.accept_rate)] if guessing else []),
-        )
-    return table
-
-
 def _remarks(model: ModelStatus) -> Iterator[str]:
     if model.worker is not None and model.worker.ranks:
         yield printable(f"{model.id}: {'; '.join(map(_rank, model.worker.ranks))}")
     if model.reason is not None:
         yield printable(f"{model.id}: {model.reason}")
-    sharing = [each for each in model.sharers if each.active_requests + each.queue_depth]
+    sharing = [sharer for sharer in model.sharers if sharer.active_requests + sharer.queue_depth]
     if len(sharing) > 1:
         yield printable(f"{model.id}: {_sharing(sharing)}")
     for death in model.repeated_deaths:
@@ -225,9 +211,9 @@ def _remarks(model: ModelStatus) -> Iterator[str]:
 def _sharing(sharers: list[SharerStatus]) -> str:
     """Whose turn is next, and what the first of those who share a model have and took."""
     parts = (
-        f"{each.name or '(gateway)'} took {duration(each.cost_s)}, {each.active_requests} run, "
-        f"{each.queue_depth} wait"
-        for each in sharers[:_SHARERS]
+        f"{sharer.name or '(gateway)'} took {duration(sharer.cost_s)}, {sharer.active_requests} "
+        f"run, {sharer.queue_depth} wait"
+        for sharer in sharers[:_SHARERS]
     )
     more = f"; {len(sharers) - _SHARERS} more" if len(sharers) > _SHARERS else ""
     return f"shared, next turn first: {'; '.join(parts)}{more}"
@@ -257,19 +243,9 @@ def _local(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def memory_table(reading: Status) -> Table:
-    """The table of memory, with a row for each worker and for each other holder. A loaded model
-    keeps its "floor"; "lent" memory can be called back; "wants" is the most that the model could
-    use. The worker itself reports "weights" and "caches", which include the memory of a step and
-    freed buffers. "rest" is the memory of Python and its libraries.
-    """
-    table = new_table(1)
-    table.add_column("memory", overflow="fold")
-    for heading in ("holds", "floor", "lent", "wants", "weights", "caches", "rest"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for model in reading.models:
-        if model.worker is not None:
-            table.add_row(printable(model.id), *_cells(model, model.worker))
+def _memory_table(reading: Status) -> Table:
+    """The table of memory, with a row for each worker and for each other holder."""
+    table = memory_table(reading.models)
     for holder, size_bytes in _others(reading.memory):
         table.add_row(holder, size(size_bytes))
     table.add_row("total", size(reading.memory.total_bytes), style="bold")
@@ -284,31 +260,6 @@ def _others(memory: MemoryStatus) -> tuple[tuple[str, int | None], ...]:
         ("(stranded)", memory.stranded_bytes),
         ("(available)", memory.available_bytes),
     )
-
-
-def _cells(model: ModelStatus, worker: WorkerStatus) -> tuple[str, ...]:
-    account = (model.floor_bytes, model.lent_bytes, model.wanted_bytes)
-    parts = (worker.weight_bytes, _cached(worker), _rest(worker))
-    return tuple(size(each) for each in (worker.footprint_bytes, *account, *parts))
-
-
-def _cached(worker: WorkerStatus) -> int | None:
-    """Bytes of the caches, and of freed buffers that MLX keeps."""
-    if worker.cache_bytes is None or worker.buffer_bytes is None:
-        return None
-    return worker.cache_bytes + worker.buffer_bytes
-
-
-def _rest(worker: WorkerStatus) -> int | None:
-    """The footprint without weights and caches. The result is at least 0, since footprint and parts
-    are read at different moments.
-    """
-    rest_bytes = worker.footprint_bytes
-    for each in (worker.weight_bytes, _cached(worker)):
-        if rest_bytes is None or each is None:
-            return None
-        rest_bytes -= each
-    return None if rest_bytes is None else max(0, rest_bytes)
 
 
 @click.command("top")

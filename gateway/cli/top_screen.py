@@ -19,8 +19,17 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from gateway.cli.client import GatewayClient
-from gateway.cli.top_tables import one_line, wrapped
-from gateway.cli.top_threads import ASKED_FIRST, Feed, Lost, Orders, Outcome, Seen, Verb, question
+from gateway.cli.output import one_line, wrapped
+from gateway.cli.top_threads import (
+    ASKED_FIRST,
+    Feed,
+    Orders,
+    Outcome,
+    Silence,
+    Snapshot,
+    Verb,
+    question,
+)
 from gateway.cli.top_view import View
 
 _TEXT: Final = """\
@@ -46,7 +55,7 @@ Columns
   weights   held: the model itself
   caches    held: the caches of its sequences
   buffers   held: buffers that MLX keeps for later
-  prompts   held among the caches: kept prompts
+  prompts   held among the caches: cached prompts
   on disk   prompts that outlive the worker
   cached    share of prompt tokens found in the cache
   guesses   share of guessed tokens that were right
@@ -82,7 +91,7 @@ _EVENTS_SHARE: Final = 3
 class News(Message):
     """The result of a thread, on its way to the screen."""
 
-    def __init__(self, result: Seen | Lost | Outcome | Exception) -> None:
+    def __init__(self, result: Snapshot | Silence | Outcome | Exception) -> None:
         super().__init__()
         self.result = result
 
@@ -162,9 +171,9 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP):
             # Only an orderly exit restores the terminal.
-            loop.add_signal_handler(each, self.exit)
+            loop.add_signal_handler(number, self.exit)
         self._feed.start()
 
     def on_unmount(self) -> None:
@@ -178,14 +187,14 @@ class Top(App[None]):
         self._draw()
 
     @on(News)
-    def _take(self, news: News) -> None:
+    def _show_news(self, news: News) -> None:
         match news.result:
-            case Seen(reading=reading, happenings=happenings):
-                self._view.take(reading, happenings)
+            case Snapshot(reading=reading, happenings=happenings):
+                self._view.show(reading, happenings)
                 if self._asked is not None and reading.model(self._asked[1]) is None:
                     self._asked = None
-            case Lost(why=why):
-                self._view.lose(why, time.monotonic())
+            case Silence(why=why):
+                self._view.show_silence(why, time.monotonic())
             case Outcome(text=text, done=done):
                 self._say(text, "green" if done else "bold red")
             case error:
@@ -216,7 +225,7 @@ class Top(App[None]):
     async def action_help(self) -> None:
         await self.push_screen(Help())
 
-    def _tell(self, result: Seen | Lost | Outcome | Exception) -> None:
+    def _tell(self, result: Snapshot | Silence | Outcome | Exception) -> None:
         """Pass a result to the screen. The threads of `_feed` and `_orders` call this method."""
         self.post_message(News(result))
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.failure import CommandError
-from gateway.cli.top_tables import one_line
+from gateway.cli.output import one_line
 from gateway.cli.top_view import EventReading, Happening
 from gateway.http.wire.command_bodies import ModelStatus, OrderOptions, Status
 
@@ -22,12 +22,12 @@ _EVENTS: Final = 100
 _PATIENCE_S: Final = 1.0
 
 
-class Seen(Struct, frozen=True):
+class Snapshot(Struct, frozen=True):
     reading: Status
     happenings: tuple[Happening, ...]
 
 
-class Lost(Struct, frozen=True):
+class Silence(Struct, frozen=True):
     """The gateway didn't answer, or answered with an error. `why` is a sentence."""
 
     why: str
@@ -39,7 +39,7 @@ class Feed:
     """
 
     def __init__(
-        self, gateway: GatewayClient, tell: Callable[[Seen | Lost | Exception], None]
+        self, gateway: GatewayClient, tell: Callable[[Snapshot | Silence | Exception], None]
     ) -> None:
         self._gateway = gateway
         self._tell = tell
@@ -62,16 +62,16 @@ class Feed:
         except Exception as error:
             self._tell(error)
 
-    def _ask(self) -> Seen | Lost:
+    def _ask(self) -> Snapshot | Silence:
         try:
             reading = self._gateway.status()
             with self._gateway.events(_EVENTS, follow=False) as events:
-                told = tuple(
-                    self._happening(each.data) for each in events if each.kind != "comment"
+                happenings = tuple(
+                    self._happening(event.data) for event in events if event.kind != "comment"
                 )
         except CommandError as error:
-            return Lost(error.message)
-        return Seen(reading, told)
+            return Silence(error.message)
+        return Snapshot(reading, happenings)
 
     def _happening(self, data: str) -> Happening:
         event = self._gateway.read(data, EventReading)
@@ -131,13 +131,13 @@ class Orders:
         return True
 
     def _run(self, verb: Verb, model_id: str) -> None:
-        told: Outcome | Exception
+        outcome: Outcome | Exception
         try:
-            told = self._outcome(verb, model_id)
+            outcome = self._outcome(verb, model_id)
         except Exception as error:
-            told = error
+            outcome = error
         self._under_way.discard((verb, model_id))
-        self._tell(told)
+        self._tell(outcome)
 
     def _outcome(self, verb: Verb, model_id: str) -> Outcome:
         try:

@@ -1,4 +1,6 @@
-"""The screen of `bulkhead top` as lines of text, made from readings and events, without I/O."""
+"""The screen of `bulkhead top` as lines of text, made from readings and events, without I/O: the
+bars of memory, the models, and the events.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Any, Final
 from msgspec import Struct
 from rich.text import Text
 
-from gateway.cli.output import share, size
-from gateway.cli.top_tables import age, heading, memory_lines, one_line, row, tail_of, wrapped
-from gateway.http.wire.command_bodies import ModelStatus, Status, UpstreamStatus
+from gateway.cli.model_table import top_heading, top_row
+from gateway.cli.output import age, one_line, share, size, tail_of, wrapped
+from gateway.http.wire.command_bodies import MemoryStatus, ModelStatus, Status, UpstreamStatus
 from gateway.system.notation import format_size
 
 # In the line of an event the model's id gets a quarter of the width.
@@ -46,12 +48,12 @@ class Happening(Struct, frozen=True):
         text = Text.assemble(
             (time.strftime("%H:%M:%S", time.localtime(self.event.at)), "dim"),
             f" {tail_of(model, max(_LEAST_NAME, width // _NAME_SHARE))} ",
-            (one_line(self._told()), "yellow" if self._bad() else ""),
+            (one_line(self._description()), "yellow" if self._bad() else ""),
         )
         text.truncate(width, overflow="ellipsis")
         return text
 
-    def _told(self) -> str:
+    def _description(self) -> str:
         fields = {key: value for key, value in self.fields.items() if key not in _PLACED}
         if self.kind == "state":
             change = f"{fields.pop('before', '-')} → {fields.pop('after', '-')}"
@@ -93,20 +95,109 @@ def _pair(key: str, value: object) -> str:
     return f"{key}={value}"
 
 
-KEPT_EVENTS: Final = 200
+_LEAST_BAR: Final = 8
+_GAP: Final = "  "
+
+
+class BarPart(Struct, frozen=True):
+    """A part of a bar. Each part has its own glyph, for terminals without colours."""
+
+    glyph: str
+    style: str
+    name: str
+    size_bytes: int | None
+
+
+def memory_lines(memory: MemoryStatus, width: int) -> list[Text]:
+    """The lines with the bar of the budget, the bar of the machine, and the machine's legend."""
+    holders = _holders(memory)
+    pressure = "" if memory.pressure is None else f" pressure {memory.pressure}"
+    grants = f" held {size(memory.footprint_bytes)}, granted {size(memory.granted_bytes)}"
+    return [
+        _bar_line("Budget", memory.budget_bytes, _grants(memory), grants, width),
+        _bar_line("Machine", memory.total_bytes, holders, pressure, width),
+        *_legend(holders, width),
+    ]
+
+
+def bar(parts: tuple[BarPart, ...], width: int) -> Text:
+    """A bar of exactly `width` cells, shared in proportion. A part of unknown size gets no cell."""
+    sizes = [each.size_bytes or 0 for each in parts]
+    total = sum(sizes)
+    if total == 0:
+        return Text(" " * width)
+    text, begun, end_bytes = Text(), 0, 0
+    for part, size_bytes in zip(parts, sizes, strict=True):
+        end_bytes += size_bytes
+        end = end_bytes * width // total
+        text.append(part.glyph * (end - begun), part.style)
+        begun = end
+    return text
+
+
+def _holders(memory: MemoryStatus) -> tuple[BarPart, ...]:
+    """The holders of memory, in the order of `bulkhead status`. The spares' memory is taken off
+    `footprint_bytes`, which includes it.
+    """
+    held, spare = memory.footprint_bytes, memory.spare_bytes
+    models = None if held is None or spare is None else max(0, held - spare)
+    return (
+        BarPart("█", "green", "models", models),
+        BarPart("▓", "cyan", "spare workers", memory.spare_bytes),
+        BarPart("▞", "magenta", "gateway", memory.gateway_bytes),
+        BarPart("▒", "yellow", "other programs", memory.other_bytes),
+        BarPart("#", "red", "stranded", memory.stranded_bytes),
+        BarPart("·", "dim", "available", memory.available_bytes),
+    )
+
+
+def _grants(memory: MemoryStatus) -> tuple[BarPart, ...]:
+    held = memory.footprint_bytes or 0
+    taken = max(held, memory.granted_bytes)
+    free = max(0, (memory.budget_bytes or 0) - taken)
+    return (
+        BarPart("█", "green", "held", held),
+        BarPart("▒", "green", "granted", taken - held),
+        BarPart("·", "dim", "free", free),
+    )
+
+
+def _bar_line(
+    name: str, whole_bytes: int | None, parts: tuple[BarPart, ...], note: str, width: int
+) -> Text:
+    label = f"{name:<7} {size(whole_bytes):>7} "
+    cells = max(_LEAST_BAR, width - len(label) - len(note))
+    line = Text.assemble((label, "bold"), bar(parts, cells), note)
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+def _legend(parts: tuple[BarPart, ...], width: int) -> list[Text]:
+    lines: list[Text] = []
+    for part in parts:
+        entry = Text.assemble((part.glyph, part.style), f" {part.name} {size(part.size_bytes)}")
+        if lines and lines[-1].cell_len + len(_GAP) + entry.cell_len <= width:
+            lines[-1].append(_GAP).append_text(entry)
+        else:
+            entry.truncate(width, overflow="ellipsis")
+            lines.append(entry)
+    return lines
+
+
+_MOST_EVENTS: Final = 200
 _NOTICE_LINES: Final = 3
 _SCROLLBAR: Final = 1
 
 
 class View:
-    """The texts of the screen, by the last status and the last events of a gateway. These are kept
+    """The texts of the screen, by the last status and the last events of a gateway. These stay
     while the gateway doesn't answer. Times are monotonic seconds.
     """
 
     def __init__(self, url: str) -> None:
         self.reading: Status | None = None
         self._url = one_line(url)
-        self._happenings: deque[Happening] = deque(maxlen=KEPT_EVENTS)
+        self._happenings: deque[Happening] = deque(maxlen=_MOST_EVENTS)
         self._lost_at: float | None = None
         self._lost_by = ""
 
@@ -119,15 +210,15 @@ class View:
     def models(self) -> list[ModelStatus]:
         return [] if self.reading is None else self.reading.models
 
-    def take(self, reading: Status, happenings: Iterable[Happening]) -> None:
-        """Note a status of the gateway, and those of the events that are new."""
+    def show(self, reading: Status, happenings: Iterable[Happening]) -> None:
+        """Show a status of the gateway, and those of the events that are new."""
         self.reading = reading
         self._lost_at = None
         known = {each.event.id for each in self._happenings}
         self._happenings.extend(each for each in happenings if each.event.id not in known)
 
-    def lose(self, why: str, now: float) -> None:
-        """Note that the gateway doesn't answer, and why."""
+    def show_silence(self, why: str, now: float) -> None:
+        """Show that the gateway doesn't answer, and why."""
         self._lost_at = now if self._lost_at is None else self._lost_at
         self._lost_by = why
 
@@ -145,11 +236,11 @@ class View:
         lines += map(_upstream_line, reading.upstreams)
         for line in lines:
             line.truncate(width, overflow="ellipsis")
-        return [*lines, heading(reading.models, width - _SCROLLBAR)]
+        return [*lines, top_heading(reading.models, width - _SCROLLBAR)]
 
     def rows(self, width: int) -> list[Text]:
         """A text for each of `models`, a cell narrower than `width`, for a scroll bar."""
-        return [row(each, self.models, width - _SCROLLBAR) for each in self.models]
+        return [top_row(model, self.models, width - _SCROLLBAR) for model in self.models]
 
     def notice(self, width: int, now: float) -> list[Text]:
         """The lines of a warning, for the top of the screen."""

@@ -154,13 +154,19 @@ def misfits(settings: Settings, budget_bytes: int, learned: Learned) -> Iterator
 def _ledger(
     settings: Settings, usable_bytes: int, learned: Learned, *, without: str | None
 ) -> Ledger:
-    """A ledger with the floors of all members of groups, and with all pinned models as loaded. The
-    model `without` is left out of both.
-    """
     ledger = Ledger(usable_bytes)
-    groups = Groups(groups_of(settings))
-    members = {name for each in groups.all for name in each.models}
-    ledger.arrange(groups)
+    ledger.arrange(Groups(groups_of(settings)))
+    enter_pinned(ledger, settings, learned, without=without)
+    return ledger
+
+
+def enter_pinned(
+    ledger: Ledger, settings: Settings, learned: Learned, *, without: str | None = None
+) -> None:
+    """Enter the floors of all members of groups, and all pinned models as loaded. The model
+    `without` is left out of both. Blocks.
+    """
+    members = {name for group in ledger.groups.all for name in group.models}
     for name, each in settings.models.items():
         if name == without or not (each.pinned or name in members):
             continue
@@ -169,7 +175,6 @@ def _ledger(
             ledger.floors[name] = floor_bytes
         if each.pinned:
             ledger.enter(Claim(name, floor_bytes, each.priority, 0.0, pinned=True))
-    return ledger
 
 
 def _floor_bytes(model: ModelSettings, ordinary_tokens: int, learned: Learned) -> int:

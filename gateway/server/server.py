@@ -33,7 +33,8 @@ from gateway.library.pulls import Pulls
 from gateway.mailbox.entry import Api
 from gateway.mailbox.jobs import AnswerFamily
 from gateway.mailbox.mailbox import Mailbox
-from gateway.memory.fitting import budget_bytes
+from gateway.memory.fitting import Learned, budget_bytes
+from gateway.memory.forecast import enter_pinned
 from gateway.memory.leak_check import leak_check_at_start
 from gateway.models.fleet import Fleet, FleetStart
 from gateway.models.reload import Reloader
@@ -102,7 +103,8 @@ class StartRecord:
 
 class GatewaySetup(Struct, frozen=True):
     """The parts with which a gateway starts. `read` reads the configuration again. `certificates`
-    is None for plain HTTP. `inheritance` is None if this gateway replaces no other.
+    is None for plain HTTP. `inheritance` is None if this gateway replaces no other. With
+    `counts_pinned` estimates count pinned models as loaded, though none is.
     """
 
     read: Callable[[], Configuration]
@@ -113,6 +115,7 @@ class GatewaySetup(Struct, frozen=True):
     certificates: Certificates | None
     finder: Finder
     inheritance: Inheritance | None
+    counts_pinned: bool = False
 
 
 def run(setup: GatewaySetup) -> Departure | None:
@@ -206,6 +209,9 @@ class _GatewayProcess:
                 first_incarnation,
             ),
         )
+        if setup.counts_pinned:
+            learned = Learned(state_dir.learned_path)
+            enter_pinned(fleet.scheduler.admission.ledger, self._settings, learned)
         reloader = Reloader(
             setup.read,
             setup.configuration,

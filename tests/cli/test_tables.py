@@ -115,7 +115,7 @@ def test_a_narrow_terminal_has_all_of_it_too(columns: int, crowded: CannedGatewa
         "context 1,048,576",
         "holds 999 GB",
         "cached 100%",
-        "queued 100000",
+        "waiting 100000",
     ):
         assert stated.count(each) >= 2, each
     assert stated.count("12.0 GB") == 2

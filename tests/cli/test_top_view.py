@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from gateway.cli.top_tables import BarPart, age, bar, tail_of
+from gateway.cli.output import age, tail_of
 from gateway.cli.top_threads import question
-from gateway.cli.top_view import EventReading, Happening, View
+from gateway.cli.top_view import BarPart, EventReading, Happening, View, bar
 from gateway.http.wire.command_bodies import (
     GuessesStatus,
     MemoryStatus,
@@ -76,7 +76,7 @@ def _happening(event_id: int, kind: str, model: str | None = "demo", **fields: A
 
 def _view(reading: Status, *happenings: Happening) -> View:
     view = View(URL)
-    view.take(reading, happenings)
+    view.show(reading, happenings)
     return view
 
 
@@ -247,7 +247,7 @@ def test_nothing_is_wider_than_the_screen_or_steers_it(width: int) -> None:
         _happening(2, "state", None, before="ready", after=hostile, cause="operator"),
     )
     lines = _everything(view, width)
-    view.lose(hostile * 9, 1.0)
+    view.show_silence(hostile * 9, 1.0)
     lines += _everything(view, width)
     assert max(map(cell_len, lines)) <= width
     assert all(line.isprintable() for line in lines)
@@ -272,17 +272,17 @@ def test_the_tail_fits(text: str, width: int) -> None:
 def test_what_was_seen_stays_while_the_gateway_is_away() -> None:
     view = View(URL)
     assert _plain(view.head(80)) == [f"Bulkhead at {URL}"]
-    view.lose("Nobody answers.", 10.0)
-    view.lose("Nobody answers still.", 15.0)
+    view.show_silence("Nobody answers.", 10.0)
+    view.show_silence("Nobody answers still.", 15.0)
     assert view.lost
     assert _plain(view.notice(80, 22.0)) == [
         "No answer for 12s, trying again. Nobody answers still."
     ]
-    view.take(_reading(_model()), [])
+    view.show(_reading(_model()), [])
     before = view.head(80), view.rows(80)
     assert not view.lost
     assert view.notice(80, 23.0) == []
-    view.lose("Gone.", 30.0)
+    view.show_silence("Gone.", 30.0)
     assert (view.head(80), view.rows(80)) == before
     assert _plain(view.notice(80, 30.0)) == ["No answer for 0s, trying again. Gone."]
 
@@ -295,12 +295,12 @@ def test_what_the_gateway_warns_of_comes_first() -> None:
 def test_events_are_shown_once_and_outlive_their_gateway() -> None:
     first, second, third = (_happening(each, "ready", pid=each) for each in (1, 2, 3))
     view = _view(_reading(), first, second)
-    view.take(_reading(), [second, third])
+    view.show(_reading(), [second, third])
     assert [line[8:] for line in _plain(view.events(80, 2))] == [
         " demo ready pid=2",
         " demo ready pid=3",
     ]
-    view.take(_reading(), [])
+    view.show(_reading(), [])
     assert len(view.events(80, 50)) == 3
     assert view.events(80, 0) == []
 

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
-from gateway.cli.pull import progress_line, time_left
-from gateway.cli.pull_reading import OutlookReading, PullReading
+from gateway.cli.pull import OutlookReading, PullReading, progress_line, time_left
 from tests.cli.terminal import started
 from tests.gateway.library.test_library import cached
 from tests.support.gateway import START_S, eventually

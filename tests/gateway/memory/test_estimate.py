@@ -147,9 +147,9 @@ class TestCommand:
         status, output = self.run(str(tmp_path / "none"), tmp_path)
         assert (status, "no model folder" in output) == (4, True)
 
-    def test_what_is_no_model(self, tmp_path: Path) -> None:
+    def test_folder_without_configuration_is_no_model(self, tmp_path: Path) -> None:
         status, output = self.run(str(tmp_path), tmp_path)
-        assert (status, "no weights" in output) == (1, True)
+        assert (status, "there is no config.json" in output) == (4, True)
 
     @pytest.mark.processes
     def test_a_configuration_without_sizes(self, tmp_path: Path) -> None:
