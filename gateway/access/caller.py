@@ -100,38 +100,6 @@ ANYBODY: Final = Caller(admin=True)
 STRANGER: Final = Caller(models=())
 
 
-# Paths of probes, and of the page. The page is the same for every caller, and asks for a key
-# itself.
-_OPEN: Final = ("/", "/livez", "/readyz", "/health", "/ui")
-_OPEN_FOLDERS: Final = ("/ui/",)
-_ADMIN: Final = ("/admin", "/metrics")
-# Paths of Ollama's API that change the set of models.
-_ADMIN_PATHS: Final = (
-    "/api/pull",
-    "/api/push",
-    "/api/create",
-    "/api/copy",
-    "/api/delete",
-)
-# The paths that a key that reads may get. Logs are not among these, as they may quote texts of
-# others, and neither is anything that makes a model, a disk or another server work.
-READABLE: Final = (
-    "/metrics",
-    "/openapi.json",
-    "/v1/models",
-    "/api/ps",
-    "/api/tags",
-    "/api/version",
-    "/admin/v1/events",
-    "/admin/v1/history",
-    "/admin/v1/keys",
-    "/admin/v1/live",
-    "/admin/v1/pulls",
-    "/admin/v1/requests",
-    "/admin/v1/requests/finished",
-    "/admin/v1/status",
-    "/admin/v1/usage",
-)
 _BEARER: Final = b"bearer "
 # Headers by which proxies, tunnels and `tailscale serve` name the original client.
 _PROXY_HEADERS: Final = (
@@ -153,33 +121,6 @@ class NeededKey(Enum):
     NOTHING = "nothing"
     KEY = "a key"
     ADMIN = "the admin key"
-
-
-def needed(method: str, path: str) -> NeededKey:
-    """The key that a request needs. An unknown path needs a key. OPTIONS needs none: the methods of
-    a path are no secret, and browsers ask for them without a key.
-    """
-    if method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_FOLDERS):
-        return NeededKey.NOTHING
-    if path.startswith(_ADMIN) or path.rstrip("/") in _ADMIN_PATHS:
-        return NeededKey.ADMIN
-    return NeededKey.KEY
-
-
-def readable(method: str, path: str) -> bool:
-    """Whether a key that reads may make this request."""
-    if method not in ("GET", "HEAD"):
-        return False
-    return path in READABLE or path.startswith("/v1/models/")
-
-
-def counts(method: str, path: str) -> bool:
-    """Whether a request counts against the limits of its key. Requests that make a model work
-    count. Requests that the gateway answers by itself don't.
-    """
-    if path.startswith("/servers/"):
-        return True
-    return method == "POST" and path != "/api/show" and not path.endswith("/cancel")
 
 
 def proxy_header(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

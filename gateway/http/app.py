@@ -15,19 +15,29 @@ from gateway.http.generation.pictures import PictureReader
 from gateway.http.ollama import routes as ollama
 from gateway.http.ollama.models import ModelFileReader
 from gateway.http.openai import chat, completions, responses, vectors
-from gateway.http.operator import admin, library, metrics, page, sign_in, status
+from gateway.http.operator import (
+    activity,
+    keys,
+    library,
+    logs,
+    metrics,
+    models,
+    orders,
+    page,
+    status,
+)
 from gateway.http.operator.page import Page
-from gateway.http.passing import servers
-from gateway.http.passing.command_clients import CommandClients
+from gateway.http.passing import routes as passing
+from gateway.http.passing.command_calls import CommandClients
 from gateway.http.passing.forms import FormFiles
 from gateway.http.wire import openapi
-from gateway.http.wire.access_log import AccessLog, HttpMeter, RoutePaths, Spans
+from gateway.http.wire.access_log import AccessLog, HttpMeter, Spans
 from gateway.http.wire.auth import AuthMiddleware, OriginMiddleware
 from gateway.http.wire.compressed_bodies import CompressedBodies
 from gateway.http.wire.connection_limits import ConnectionLimiter
 from gateway.http.wire.errors import error_response, on_defect, on_http_exception, on_refusal
 from gateway.http.wire.finished import FinishedRequests
-from gateway.http.wire.openapi import OpenApiDocument, described
+from gateway.http.wire.openapi import OpenApiDocument
 from gateway.library.library import LastUsed, Library
 from gateway.library.pulls import Pulls
 from gateway.mailbox.mailbox import Mailbox
@@ -38,18 +48,21 @@ from gateway.upstreams.route import comes_back
 
 ROUTES: Final = (
     *page.routes,
-    *sign_in.routes,
     *status.routes,
     *metrics.routes,
-    *library.model_routes,
+    *models.routes,
     *chat.routes,
     *completions.routes,
     *messages.routes,
     *responses.routes,
     *vectors.routes,
-    *servers.routes,
+    *passing.routes,
     *ollama.routes,
-    *admin.routes,
+    *orders.routes,
+    *keys.routes,
+    *library.routes,
+    *activity.routes,
+    *logs.routes,
     *openapi.routes,
 )
 
@@ -57,9 +70,7 @@ ROUTES: Final = (
 _V1: Final = "/v1/"
 # The first segments behind /v1.
 _SERVED: Final = {
-    path.removeprefix(_V1).partition("/")[0]
-    for path, _ in described(ROUTES)
-    if path.startswith(_V1)
+    route.path.removeprefix(_V1).partition("/")[0] for route in ROUTES if route.path.startswith(_V1)
 }
 
 
@@ -146,7 +157,7 @@ class Parts(NamedTuple):
     spans: Spans | None
 
 
-def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
+def build_app(parts: Parts, upgrade: orders.Upgrade) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -165,17 +176,16 @@ def build_app(parts: Parts, upgrade: admin.Upgrade) -> ASGIApp:
     app.state.finished = FinishedRequests()
     app.state.model_files = ModelFileReader()
     app.state.document = OpenApiDocument()
-    keys = parts.keys
     authorized = AuthMiddleware(
         NoCycles(Heads(CompressedBodies(app)), parts.fleet.upstreams.instance),
-        keys,
+        parts.keys,
     )
-    same_origin = OriginMiddleware(authorized, parts.fleet, exposed=keys.exposed)
+    same_origin = OriginMiddleware(authorized, parts.fleet, exposed=parts.keys.exposed)
     log = AccessLog(
         same_origin,
         app.state.http_meter,
         app.state.finished,
-        RoutePaths(ROUTES),
+        ROUTES,
         parts.spans,
         parts.fleet.faults,
     )

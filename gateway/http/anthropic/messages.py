@@ -45,7 +45,7 @@ from gateway.http.generation.tools import (
     replaced,
     tools_of,
 )
-from gateway.http.passing.servers import passing
+from gateway.http.passing.pass_on import passing
 from gateway.http.wire.answer import MESSAGE_EVENTS, CountFormat
 from gateway.http.wire.bodies import ABSENT, BodyPart, given, read_json
 from gateway.http.wire.errors import invalid

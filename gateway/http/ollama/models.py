@@ -23,7 +23,7 @@ from gateway.config.model import Model
 from gateway.config.model_folders import find_folder
 from gateway.config.model_settings import ModelSettings
 from gateway.http.ollama.bodies import call_of, tagged
-from gateway.http.passing.servers import passing_to_bulkheads
+from gateway.http.passing.pass_on import passing_to_bulkheads
 from gateway.http.wire.auth import caller_of
 from gateway.http.wire.bodies import json_response, read_json
 from gateway.http.wire.openapi import NAMES_MODEL, Operation, Routes
@@ -243,7 +243,7 @@ def _offered(fleet: Fleet, caller: Caller) -> list[Compartment]:
     return [each for each in fleet.roster.visible(caller) if not each.model.is_command]
 
 
-@model_routes.get("/api/tags", Operation("The models", answer=TagList))
+@model_routes.get("/api/tags", Operation("The models", answer=TagList, reads=True))
 async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartments = _offered(fleet, caller_of(request))
@@ -254,7 +254,9 @@ async def tags(request: HttpRequest) -> Response:
     return json_response(TagList(listed))
 
 
-@model_routes.get("/api/ps", Operation("The models that are loaded", answer=RunningList))
+@model_routes.get(
+    "/api/ps", Operation("The models that are loaded", answer=RunningList, reads=True)
+)
 async def running(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     offered = _offered(fleet, caller_of(request))
@@ -266,7 +268,8 @@ async def running(request: HttpRequest) -> Response:
 
 
 @model_routes.post(
-    "/api/show", Operation("A model", body=ShowBody, answer=Shown, refusals=NAMES_MODEL)
+    "/api/show",
+    Operation("A model", body=ShowBody, answer=Shown, refusals=NAMES_MODEL, counts=False),
 )
 @passing_to_bulkheads(streams=False)
 async def show(request: HttpRequest) -> Response:
@@ -297,7 +300,7 @@ def _parameters(settings: ModelSettings, context_tokens: int) -> str:
     return "\n".join(f"{name} {value}" for name, value in lines.items())
 
 
-@model_routes.get("/api/version", Operation("Which API this is", answer=VersionBody))
+@model_routes.get("/api/version", Operation("Which API this is", answer=VersionBody, reads=True))
 async def version(_request: HttpRequest) -> Response:
     """Answer with the versions. Clients decide by Ollama's version which fields they send."""
     return json_response(VersionBody(_SPOKEN, VERSION))

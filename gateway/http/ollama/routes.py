@@ -15,6 +15,7 @@ from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from gateway.access.caller import NeededKey
 from gateway.config.model import Model
 from gateway.http.generation.generation import (
     GenerationBody,
@@ -52,7 +53,7 @@ from gateway.http.ollama.writer import (
 )
 from gateway.http.openai.completions import Input, parse_inputs
 from gateway.http.openai.vectors import MOST_INPUTS, VectorAnswer, VectorBody, submit
-from gateway.http.passing.servers import passing_to_bulkheads
+from gateway.http.passing.pass_on import passing_to_bulkheads
 from gateway.http.wire.answer import LINES, CountFormat
 from gateway.http.wire.bodies import ABSENT, beside_the_loop, given, json_response, read_json
 from gateway.http.wire.errors import invalid
@@ -344,7 +345,7 @@ _ADVICE: Final = {
 }
 
 
-_REFUSED: Final = Operation("Refused, with advice")
+_REFUSED: Final = Operation("Refused, with advice", key=NeededKey.ADMIN)
 
 
 class PullBody(Struct):
@@ -365,6 +366,7 @@ class Pulled(Struct):
         body=PullBody,
         answer=Pulled,
         refusals=NAMES_MODEL,
+        key=NeededKey.ADMIN,
     ),
 )
 async def pull(request: HttpRequest) -> Response:

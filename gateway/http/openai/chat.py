@@ -32,7 +32,7 @@ from gateway.http.generation.prefill import goes_on
 from gateway.http.generation.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from gateway.http.openai.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
 from gateway.http.openai.kept import keep, kept_routes
-from gateway.http.passing.servers import passing
+from gateway.http.passing.pass_on import passing
 from gateway.http.wire.bodies import BodyPart, read_json
 from gateway.http.wire.errors import invalid
 from gateway.http.wire.openapi import EVENT_STREAM, GENERATES, Operation, Routes

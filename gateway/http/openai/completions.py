@@ -30,7 +30,7 @@ from gateway.http.openai.chat_writer import (
     completion_logprobs,
     tokens_of,
 )
-from gateway.http.passing.servers import passing
+from gateway.http.passing.pass_on import passing
 from gateway.http.wire.answer import DONE, TextEvents, server_sent_event
 from gateway.http.wire.bodies import read_json, with_whole_numbers
 from gateway.http.wire.errors import invalid

@@ -35,7 +35,7 @@ from gateway.http.openai.responses_objects import (
     skeleton,
 )
 from gateway.http.openai.responses_writer import ResponseForm, ResponseFormat, lifecycle_event
-from gateway.http.passing.servers import passing
+from gateway.http.passing.pass_on import passing
 from gateway.http.wire.answer import DONE, EVENTS, STREAM_HEADERS, CountFormat
 from gateway.http.wire.bodies import (
     beside_the_loop,
@@ -106,7 +106,7 @@ async def input_items(request: HttpRequest) -> Response:
 
 @routes.post(
     f"{_PATH}/cancel",
-    Operation("Cancel a response", answer=ResponseObject, refusals=_STORED),
+    Operation("Cancel a response", answer=ResponseObject, refusals=_STORED, counts=False),
 )
 async def cancel(request: HttpRequest) -> Response:
     """Cancel a background response. A response that is complete stays as it is."""

@@ -18,7 +18,7 @@ from gateway.http.generation.generation import Priority
 from gateway.http.generation.model_call import ModelCall, check_mailbox
 from gateway.http.generation.parameters import check_supported, refusing
 from gateway.http.openai.completions import Inputs, count_strings, parse_inputs
-from gateway.http.passing.servers import passing
+from gateway.http.passing.pass_on import passing
 from gateway.http.wire.access_log import unique
 from gateway.http.wire.answer import Reply
 from gateway.http.wire.bodies import BodyPart, beside_the_loop, read_json

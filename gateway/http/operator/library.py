@@ -1,127 +1,34 @@
-"""Routes of models: /v1/models, the models on this machine's disks, and downloads."""
+"""The models on this machine's disks, downloads, and searches on the hub."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
-from typing import Final
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from gateway.access.caller import Caller
-from gateway.http.operator.status import model_status, state_of
-from gateway.http.wire.auth import caller_of
-from gateway.http.wire.bodies import event_stream, json_response, read_json
-from gateway.http.wire.command_bodies import ModelBody, ModelListing
+from gateway.access.caller import NeededKey
+from gateway.http.wire.bodies import COMMENT, COMMENT_S, event_stream, json_response, read_json
 from gateway.http.wire.errors import invalid
 from gateway.http.wire.openapi import EVENT_STREAM, NAMES_MODEL, Operation, Query, Routes
 from gateway.library.catalogue import EntryList, ModelOnDisk, Removed
+from gateway.library.findings import Findings
 from gateway.library.library import Library
 from gateway.library.pulls import Pull, Pulls, PullStatus
-from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
-from gateway.upstreams.upstreams import Way
 
-model_routes = Routes("OpenAI")
-library_routes = Routes("operation")
+routes = Routes("operation", "/admin/v1", NeededKey.ADMIN)
 
 
-@model_routes.get("/v1/models/", Operation("The models", answer=ModelListing))
-@model_routes.get("/v1/models", Operation("The models", answer=ModelListing))
-async def list_models(request: HttpRequest) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    caller = caller_of(request)
-    data = [_body(fleet, each, caller) for each in fleet.roster.visible(caller)]
-    data += [offered(fleet, each) for each in fleet.upstreams.visible(caller)]
-    first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return json_response(ModelListing("list", data, False, first, last))
-
-
-@model_routes.get(
-    "/v1/models/{model_id:path}", Operation("A model", answer=ModelBody, refusals=NAMES_MODEL)
-)
-async def show_model(request: HttpRequest) -> Response:
-    fleet: Fleet = request.app.state.fleet
-    caller = caller_of(request)
-    model_id = request.path_params["model_id"]
-    if not fleet.roster.has(model_id):
-        for way in await fleet.upstreams.ways(model_id, caller):
-            if way.offer is not None:
-                return json_response(offered(fleet, way))
-    return json_response(_body(fleet, fleet.roster.find(model_id, caller), caller))
-
-
-def _body(fleet: Fleet, compartment: Compartment, caller: Caller) -> ModelBody:
-    status = model_status(compartment, fleet)
-    sees_prompts = caller.admin or fleet.settings.prompt_cache.shared
-    return ModelBody(
-        id=status.id,
-        aliases=compartment.model.settings.aliases,
-        object="model",
-        created=int(fleet.started_at),
-        owned_by="bulkhead",
-        type="model",
-        display_name=status.id,
-        created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
-        input_modalities=["text", "image"] if compartment.model.settings.pictures else ["text"],
-        state=status.state,
-        reason=status.reason,
-        max_model_len=status.context_tokens,
-        last_used_at=status.last_used_at,
-        abilities=None if compartment.model.is_command else compartment.traffic.abilities,
-        floor_bytes=status.floor_bytes,
-        lent_bytes=status.lent_bytes,
-        wanted_bytes=status.wanted_bytes,
-        prompt_cache=status.prompt_cache if sees_prompts else None,
-        active_requests=status.active_requests,
-        queue_depth=status.queue_depth,
-        via=(fleet.upstreams.instance,),
-        default_parameters=compartment.model.settings.defaults.given,
-    )
-
-
-def offered(fleet: Fleet, way: Way) -> ModelBody:
-    """A model of an upstream in the list. Its aliases are names that lead to it without the name of
-    the upstream, though perhaps to other upstreams that have it as well.
-    """
-    offer, upstream = way.offer, way.upstream
-    assert offer is not None
-    state, reason = state_of(way)
-    return ModelBody(
-        id=way.id,
-        aliases=tuple(each for each in offer.names if not fleet.roster.has(each)),
-        object="model",
-        created=int(fleet.started_at),
-        owned_by=upstream.name,
-        type="model",
-        display_name=way.id,
-        created_at=datetime.fromtimestamp(int(fleet.started_at), UTC).isoformat(),
-        input_modalities=list(offer.input_modalities or ("text",)),
-        state=state,
-        reason=reason,
-        max_model_len=offer.max_model_len,
-        last_used_at=None,
-        abilities=offer.abilities,
-        floor_bytes=None,
-        lent_bytes=None,
-        wanted_bytes=None,
-        prompt_cache=None,
-        active_requests=offer.active_requests,
-        queue_depth=offer.queue_depth,
-        via=(fleet.upstreams.instance, *offer.via),
-    )
-
-
-@library_routes.get("/library", Operation("The models on the disks", answer=EntryList))
+@routes.get("/library", Operation("The models on the disks", answer=EntryList))
 async def list_entries(request: HttpRequest) -> Response:
     return json_response(EntryList(await _library(request).entries()))
 
 
-@library_routes.get(
+@routes.get(
     "/library/{name:path}",
     Operation("A model on the disks", answer=ModelOnDisk, refusals=NAMES_MODEL),
 )
@@ -129,7 +36,7 @@ async def show(request: HttpRequest) -> Response:
     return json_response(await _library(request).find(request.path_params["name"]))
 
 
-@library_routes.get(
+@routes.get(
     "/removals/{name:path}",
     Operation("Check whether a model's files can be removed", answer=Removed, refusals=NAMES_MODEL),
 )
@@ -141,7 +48,7 @@ async def removal(request: HttpRequest) -> Response:
     return json_response(Removed(entry.source, entry.freed_bytes))
 
 
-@library_routes.delete(
+@routes.delete(
     "/library/{name:path}",
     Operation("Remove a model's files", answer=Removed, refusals=NAMES_MODEL),
 )
@@ -163,10 +70,6 @@ def _library(request: HttpRequest) -> Library:
     return library
 
 
-_COMMENT_S: Final = 10.0
-_COMMENT: Final = b": nothing new\n\n"
-
-
 class NewPull(Struct, forbid_unknown_fields=True):
     """`model` is OWNER/NAME or OWNER/NAME:QUANT. With `force` a model that will not fit is
     downloaded too.
@@ -180,7 +83,7 @@ class PullList(Struct):
     pulls: list[PullStatus]
 
 
-@library_routes.post(
+@routes.post(
     "/pulls",
     Operation(
         "Get a model from the hub",
@@ -189,7 +92,7 @@ class PullList(Struct):
         refusals=("queue_full", "shutting_down"),
     ),
 )
-async def begin(request: HttpRequest) -> Response:
+async def start_pull(request: HttpRequest) -> Response:
     """Begin a download and answer 202. If a download of the model runs, answer with that one."""
     wanted = await read_json(request, NewPull)
     fleet: Fleet = request.app.state.fleet
@@ -197,13 +100,13 @@ async def begin(request: HttpRequest) -> Response:
     return json_response(_pulls(request).start(wanted.model, force=wanted.force).status, 202)
 
 
-@library_routes.get("/pulls", Operation("The pulls", answer=PullList))
+@routes.get("/pulls", Operation("The pulls", answer=PullList, reads=True))
 async def list_pulls(request: HttpRequest) -> Response:
     """List the downloads that run, and the last ones that have ended."""
     return json_response(PullList(_pulls(request).statuses))
 
 
-@library_routes.get(
+@routes.get(
     "/pulls/{pull_id}",
     Operation(
         "The progress of a pull",
@@ -224,7 +127,7 @@ async def follow(request: HttpRequest) -> Response:
     return event_stream(_changes(pull))
 
 
-@library_routes.delete(
+@routes.delete(
     "/pulls/{pull_id}", Operation("Cancel a pull", answer=PullStatus, refusals=("not_found",))
 )
 async def cancel(request: HttpRequest) -> Response:
@@ -244,12 +147,27 @@ async def _changes(pull: Pull) -> AsyncIterator[bytes]:
             return
         while pull.status is status:
             try:
-                async with asyncio.timeout(_COMMENT_S):
+                async with asyncio.timeout(COMMENT_S):
                     await pull.next_change()
             except TimeoutError:
-                yield _COMMENT
+                yield COMMENT
 
 
 def _pulls(request: HttpRequest) -> Pulls:
     pulls: Pulls = request.app.state.pulls
     return pulls
+
+
+@routes.get(
+    "/search",
+    Operation(
+        "Search the hub for models",
+        answer=Findings,
+        query=[Query("q", "string", "Words of a name; without it the well-known models.")],
+        refusals=("hub_unavailable",),
+    ),
+)
+async def search(request: HttpRequest) -> Response:
+    """Each result has its size and whether it fits: now, after unloading, or never."""
+    library: Library = request.app.state.library
+    return json_response(await library.search(request.query_params.get("q", "")))

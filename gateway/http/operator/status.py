@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from gateway import VERSION
-from gateway.access.caller import Caller
+from gateway.access.caller import Caller, NeededKey
 from gateway.config.model import Group
 from gateway.config.read import Configuration
 from gateway.http.generation.model_call import deadline_s
@@ -55,7 +55,7 @@ from gateway.workers.remote_host import RemoteReading
 from gateway.workers.worker import Worker
 from protocol.requests import Embed, Generate, Sampling, Task, TextPrompt
 
-routes = Routes("probes")
+routes = Routes("probes", key=NeededKey.NOTHING)
 
 
 def gateway_status(fleet: Fleet, configuration: Configuration) -> Status:

@@ -38,9 +38,8 @@ class WholeEvents:
     def add(self, piece: bytes) -> bytes:
         """The bytes to pass on now."""
         piece = self.rest + piece
-        end = max(
-            found + len(each) if (found := piece.rfind(each)) >= 0 else 0 for each in self._ends
-        )
+        begins = [(piece.rfind(mark), len(mark)) for mark in self._ends]
+        end = max(begin + length if begin >= 0 else 0 for begin, length in begins)
         if len(piece) - end > _MOST_HELD_BYTES:
             end = len(piece)
         self.rest = piece[end:]
@@ -64,7 +63,7 @@ class EventsWithoutUsage(WholeEvents):
         whole = super().add(piece)
         if USAGE not in whole:
             return whole
-        return b"".join(each for each in _EVENT.findall(whole) if not _is_usage(each))
+        return b"".join(event for event in _EVENT.findall(whole) if not _is_usage(event))
 
 
 _EVENT: Final = re.compile(rb".+?(?:\r?\n\r?\n|\Z)", re.DOTALL)

@@ -99,8 +99,8 @@ def check_other(field: str) -> None:
 
 def check_query(query: bytes, *, operator: bool) -> None:
     """Raises: Refusal: the query string names a model, or has what passes for operators alone."""
-    for each in re.split("[&;]", query.decode("latin-1")):
-        name = unquote_plus(each.partition("=")[0])
+    for parameter in re.split("[&;]", query.decode("latin-1")):
+        name = unquote_plus(parameter.partition("=")[0])
         check_other(name)
         if may_mean_model(name):
             raise invalid("The address has a parameter model: name the model in the body.", "model")

@@ -40,13 +40,13 @@ def boundary_of(content_types: Sequence[str]) -> bytes:
 
     Raises: Refusal: the body is no form, or the boundary is ambiguous.
     """
-    found = _CONTENT_TYPE.fullmatch(content_types[0]) if len(content_types) == 1 else None
-    if found is None:
+    match = _CONTENT_TYPE.fullmatch(content_types[0]) if len(content_types) == 1 else None
+    if match is None:
         raise invalid(
             "The body is no form: send one Content-Type, multipart/form-data with one boundary.",
             "Content-Type",
         )
-    return (found[1] or found[2]).encode("latin-1")
+    return (match[1] or match[2]).encode("latin-1")
 
 
 class FormParts:
@@ -94,12 +94,12 @@ class FormParts:
             if end == b"--":
                 self.closed = True
                 self._checked = after + 2
-            elif not self._take_head(after):
+            elif not self._read_head(after):
                 return
         if not b"\r\n".startswith(held[self._checked :]):
             raise _ambiguous("it goes on after its end")
 
-    def _take_head(self, after: int) -> bool:
+    def _read_head(self, after: int) -> bool:
         """Check the head of a part, which follows the boundary that ends at `after`. Returns
         whether the head has come.
         """
@@ -119,14 +119,16 @@ class FormParts:
         self._content, self._checked = end + 4, end + 3
         return True
 
-    def take(self) -> bytes:
-        """Take what has been checked, but for its last two bytes. Afterwards `span` is void."""
+    def pop_checked(self) -> bytes:
+        """Remove and return what has been checked, but for its last two bytes. Afterwards `span` is
+        void.
+        """
         count = max(0, self._checked - 2)
-        taken = bytes(self.held[:count])
+        checked = bytes(self.held[:count])
         del self.held[:count]
         self._checked -= count
         self._content -= count
-        return taken
+        return checked
 
 
 def _name(head: bytes) -> str:
@@ -145,11 +147,11 @@ def _name(head: bytes) -> str:
     if len(dispositions) != 1 or _DISPOSITION.fullmatch(dispositions[0]) is None:
         raise _ambiguous("each part needs one Content-Disposition, form-data with a name")
     (disposition,) = dispositions
-    found = _PARAMETERS.findall(disposition)
-    keys = [key.lower() for key, _, _ in found]
+    parameters = _PARAMETERS.findall(disposition)
+    keys = [key.lower() for key, _, _ in parameters]
     if len({*keys}) < len(keys) or not {b"name"} <= {*keys} <= {b"name", b"filename", b"filename*"}:
         raise _ambiguous(f"{_shown(disposition)} has other parameters than name and filename")
-    _, quoted, bare = found[keys.index(b"name")]
+    _, quoted, bare = parameters[keys.index(b"name")]
     field: bytes = quoted or bare
     if _NAME.fullmatch(field) is None:
         raise _ambiguous(f"{_shown(field)} is no plain name of a field")

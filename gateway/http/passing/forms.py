@@ -104,11 +104,11 @@ class Form:
         self._share.when_released(lambda: self._files.close(self._file, self._size))
         while await self._read_more():
             if len(parts.held) >= _PIECE_BYTES:
-                await self._keep(parts.take())
+                await self._store(parts.pop_checked())
         if not parts.closed:
             raise invalid("The form breaks off before its last boundary.", "body")
-        await self._keep(bytes(parts.held))
-        return {each.removesuffix("[]") for each in parts.names}
+        await self._store(bytes(parts.held))
+        return {name.removesuffix("[]") for name in parts.names}
 
     async def _read_more(self) -> bool:
         """Returns whether there was more."""
@@ -126,7 +126,7 @@ class Form:
         self._parts.add(piece)
         return True
 
-    async def _keep(self, piece: bytes) -> None:
+    async def _store(self, piece: bytes) -> None:
         budget = self._files.budget
         # A form leaves as much room as it takes, so that large ones don't keep small ones out.
         if self._size + len(piece) > budget.left_bytes or not budget.take(len(piece)):
@@ -144,15 +144,15 @@ class Form:
     async def body(self, model: str) -> AsyncGenerator[bytes]:
         """The whole body, with this model in place of the client's. Raises: Refusal."""
         begin, end = self._span
-        for at, until, replaced in ((2, begin, model.encode()), (end, self._size, b"")):
-            for place in range(at, until, _PIECE_BYTES):
-                count = min(_PIECE_BYTES, until - place)
-                yield await self._files.run(partial(_read, self._file, place, count))
-            yield replaced
+        for start, stop, after in ((2, begin, model.encode()), (end, self._size, b"")):
+            for offset in range(start, stop, _PIECE_BYTES):
+                count = min(_PIECE_BYTES, stop - offset)
+                yield await self._files.run(partial(_read, self._file, offset, count))
+            yield after
 
 
-def _read(file: IO[bytes], place: int, count: int) -> bytes:
-    file.seek(place)
+def _read(file: IO[bytes], offset: int, count: int) -> bytes:
+    file.seek(offset)
     return file.read(count)
 
 

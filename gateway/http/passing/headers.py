@@ -12,7 +12,7 @@ from gateway.system.http_client import Headers
 _TO_SERVERS: Final = frozenset(
     b"accept accept-language cache-control content-type http-referer idempotency-key if-match "
     b"if-modified-since if-none-match if-range if-unmodified-since range traceparent tracestate "
-    b"user-agent x-request-id x-title "
+    b"user-agent x-title "
     b"anthropic-beta anthropic-dangerous-direct-browser-access anthropic-version "
     b"openai-beta".split()
 )
@@ -33,22 +33,25 @@ _HARMLESS: Final = [
 _BODILESS: Final = (204, 304)
 
 
-def passed_on(headers: Iterable[tuple[bytes, bytes]], via: str, *, operator: bool) -> Headers:
+def server_headers(headers: Iterable[tuple[bytes, bytes]], via: str, *, operator: bool) -> Headers:
     """The headers that another server gets of a client's request, or of an operator's, with `via`
     as this gateway's name in Via.
     """
-    headers = list(headers)
-    before = [value for name, value in headers if name == b"via"]
     names = _TO_SERVERS | _OF_OPERATORS if operator else _TO_SERVERS
-    kept = [each for each in headers if each[0] in names or each[0].startswith(_KINDS_TO_SERVERS)]
-    return [*kept, (b"via", b", ".join([*before, b"1.1 " + via.encode()]))]
+    passed, gateways = [], []
+    for name, value in headers:
+        if name == b"via":
+            gateways.append(value)
+        elif name in names or name.startswith(_KINDS_TO_SERVERS):
+            passed.append((name, value))
+    return [*passed, (b"via", b", ".join([*gateways, b"1.1 " + via.encode()]))]
 
 
-def passed_back(headers: Headers, status: int, *, framed: bool) -> Headers:
+def client_headers(headers: Headers, status: int, *, framed: bool) -> Headers:
     """The headers of a server's answer that the client gets. `framed`: the body goes on as it came,
     so its length is the one that they tell.
     """
-    kept = [each for each in headers if each[0] in _TO_CLIENTS]
+    names = _TO_CLIENTS
     if not framed or status in _BODILESS:
-        kept = [each for each in kept if each[0] != b"content-length"]
-    return kept + _HARMLESS
+        names = names - {b"content-length"}
+    return [header for header in headers if header[0] in names] + _HARMLESS

@@ -15,21 +15,18 @@ import msgspec
 from msgspec import Raw
 from starlette.requests import Request as HttpRequest
 
-from gateway.http.passing.forms import Form
-from gateway.http.passing.forward import Forwarded, Opened, refusal_of
-from gateway.http.passing.headers import passed_on
-from gateway.http.passing.usage import OllamaUsageReader, UsageReader
-from gateway.http.wire.access_log import REQUEST_ID, record_of
+from gateway.http.passing.outbound import OutboundRequest
+from gateway.http.passing.relay import ForeignAnswer, refusal_of
+from gateway.http.passing.usage import UsageReader
+from gateway.http.wire.access_log import record_of
 from gateway.http.wire.answer import EVENTS, Framing, framing_of
 from gateway.http.wire.auth import caller_of, take_places
 from gateway.http.wire.errors import invalid
 from gateway.models.fleet import Fleet
-from gateway.system.http_client import Answer, AnswerError, Headers, Question, Sink
+from gateway.system.http_client import Answer, AnswerError, Headers, Sink
 from gateway.system.refusal import Refusal
-from gateway.upstreams.route import via_name
 from gateway.upstreams.upstream import REDIRECTS, Upstream
 from gateway.upstreams.upstreams import Way, in_order
-from protocol.answers import Usage
 
 # A server that answers so may do better later, and another one now.
 _ELSEWHERE: Final = (429, 502, 503)
@@ -50,12 +47,10 @@ _FULL: Final = "it runs as many requests from here as its max_concurrency allows
 class UpstreamCall:
     """A call of a model on the ways that lead to it."""
 
+    server = "The upstream"
+
     def __init__(
-        self,
-        http: HttpRequest,
-        ways: Sequence[Way],
-        *,
-        framing: Framing | None = None,
+        self, http: HttpRequest, ways: Sequence[Way], framing: Framing | None = None
     ) -> None:
         """`framing` is that of the stream that the client wants, if it wants one.
 
@@ -64,16 +59,19 @@ class UpstreamCall:
             raise invalid("X-Mailbox: answers of upstreams can't be kept.", "X-Mailbox")
         self.http = http
         self._ways = list(ways)
-        self._framing = framing
-        self._hides_usage = False
+        self.framing = framing
+        self.hides_usage = False
         self.fields: Collection[str] = set.intersection(
-            *({*each.upstream.settings.fields} for each in ways)
+            *({*way.upstream.settings.fields} for way in ways)
         )
 
     @property
-    def told_model(self) -> str:
-        """The model's name at the upstreams."""
+    def model_name(self) -> str:
         return self._ways[0].name_there
+
+    @property
+    def silence_s(self) -> float:
+        return max(way.upstream.settings.silence_s for way in self._ways)
 
     def adapt(self, fields: dict[str, Raw]) -> None:
         """Raises: Refusal: the request asks for a response that the upstream stores."""
@@ -83,9 +81,9 @@ class UpstreamCall:
         if not caller.admin:
             # The order of others' requests, and how long their models stay loaded, is nothing that
             # every caller may change.
-            for each in ("priority", "keep_alive"):
-                fields.pop(each, None)
-        if caller.name is not None and self._framing is EVENTS:
+            for name in ("priority", "keep_alive"):
+                fields.pop(name, None)
+        if caller.name is not None and self.framing is EVENTS:
             self._ask_for_usage(fields)
 
     def _ask_for_usage(self, fields: dict[str, Raw]) -> None:
@@ -102,92 +100,58 @@ class UpstreamCall:
         if bytes(options.get("include_usage", b"")).strip() != b"true":
             options["include_usage"] = Raw(b"true")
             fields["stream_options"] = Raw(msgspec.json.encode(options))
-            self._hides_usage = True
+            self.hides_usage = True
 
-    def forward(
-        self, target: bytes, body: bytes | bytearray, form: Form | None = None
-    ) -> Forwarded:
-        """Pass the request on, whose path and query are in `target`.
-
-        Raises:
-            Refusal: the gateway takes no requests, or the limits of the key don't allow this one.
-        """
+    def admit(self, usage: UsageReader) -> None:
+        """Raises: Refusal: the gateway or the limits of the key allow no request now."""
         fleet: Fleet = self.http.app.state.fleet
         fleet.check_serves()
         first = self._ways[0]
-        bare = len({each.upstream.name for each in self._ways}) > 1
+        several = len({way.upstream.name for way in self._ways}) > 1
         if first.offer is not None:
             # Other names are the client's, who may make up any number of them.
-            record_of(self.http.scope).model = first.name_there if bare else first.id
-        ollama = target.startswith(b"/api/")
-        usage = OllamaUsageReader() if ollama else UsageReader(len(body))
-        take_places(self.http, [_Spent(usage)])
-        return Forwarded(
-            self._opened(target, body, form),
-            "The upstream",
-            usage,
-            silence_s=max(each.upstream.settings.silence_s for each in self._ways),
-            framing=self._framing,
-            hides_usage=self._hides_usage,
-        )
+            record_of(self.http.scope).model = first.name_there if several else first.id
+        take_places(self.http, [usage])
 
     @asynccontextmanager
-    async def _opened(
-        self, target: bytes, body: bytes | bytearray, form: Form | None
-    ) -> AsyncGenerator[Opened]:
-        left = [each for each in in_order(self._ways) if not each.upstream.full]
+    async def open_answer(
+        self, outbound: OutboundRequest, usage: UsageReader
+    ) -> AsyncGenerator[ForeignAnswer]:
+        # A form can be sent once.
+        once = outbound.form is not None
+        left = [way for way in in_order(self._ways) if not way.upstream.full]
         refusal = None if left else self._unavailable()
         while left:
             way = left.pop(0)
             with way.upstream.asking(way.name_there) as began:
                 try:
-                    answer = await self._ask(way, target, body, form)
+                    answer = await _ask(way, outbound)
                 except AnswerError as error:
                     way.upstream.failed(error)
                     refusal = _refusal_of(error, way.upstream)
-                    if error.sent and (error.late or form is not None):
+                    if error.sent and (error.late or once):
                         break
                     continue
                 try:
-                    begun = await self._begun(way, answer, last=not left or form is not None)
+                    begun = await self._begun(way, answer, last=not left or once)
                     if begun is None:
                         continue
                     way.upstream.served(began)
+                    # No other upstream can go on with an answer that has begun.
+                    left.clear()
                     yield begun
                     return
                 except AnswerError as error:
                     way.upstream.failed(error)
                     refusal = _refusal_of(error, way.upstream)
-                    if error.late or form is not None:
+                    if error.late or once:
                         break
                 finally:
                     answer.close()
         assert refusal is not None
         raise refusal
 
-    async def _ask(
-        self, way: Way, target: bytes, body: bytes | bytearray, form: Form | None
-    ) -> Answer:
-        """Raises: AnswerError."""
-        question = Question(
-            self.http.method.encode(),
-            way.upstream.target(target),
-            self._headers(way.upstream),
-            body if form is None else form.body(way.name_there),
-            0 if form is None else form.length(way.name_there),
-        )
-        return await way.upstream.client.ask(question, way.upstream.settings.silence_s)
-
-    def _headers(self, upstream: Upstream) -> Headers:
-        fleet: Fleet = self.http.app.state.fleet
-        instance = via_name(fleet.upstreams.instance)
-        operator = caller_of(self.http).admin
-        passed = passed_on(self.http.scope["headers"], instance, operator=operator)
-        kept = [each for each in passed if each[0] != REQUEST_ID]
-        request_id = record_of(self.http.scope).id.encode()
-        return [*kept, (REQUEST_ID, request_id), *upstream.secrets()]
-
-    async def _begun(self, way: Way, answer: Answer, *, last: bool) -> Opened | None:
+    async def _begun(self, way: Way, answer: Answer, *, last: bool) -> ForeignAnswer | None:
         """The answer once it has begun: a stream that only tells that time passes hasn't. None: the
         upstream refuses the request for now; a `last` one is asked no more, so its refusal counts.
 
@@ -196,23 +160,19 @@ class UpstreamCall:
             Refusal: the upstream doesn't let this gateway in, or sends it away.
         """
         upstream = way.upstream
-        if answer.status in _LOCKED:
+        if answer.status in (*_LOCKED, *REDIRECTS):
             if not last:
                 return None
-            raise Refusal(
-                "bad_gateway",
-                f"The upstream {upstream.name!r} doesn't let this gateway in (it answered with "
-                f"{answer.status}): its operator has to look at the key.",
-                lasting=True,
+            # Where it redirects to, another server would get the client's request, with its key.
+            reason, remedy = (
+                ("doesn't let this gateway in", "its operator has to look at the key")
+                if answer.status in _LOCKED
+                else ("redirects to another address", "its url has to be corrected")
             )
-        if answer.status in REDIRECTS:
-            # The client's request, with its key, is nothing that another server is to get.
-            if not last:
-                return None
             raise Refusal(
                 "bad_gateway",
-                f"The upstream {upstream.name!r} redirects to another address (it answered with "
-                f"{answer.status}): its url has to be corrected.",
+                f"The upstream {upstream.name!r} {reason} (it answered with {answer.status}): "
+                f"{remedy}.",
                 lasting=True,
             )
         if answer.status in _ELSEWHERE:
@@ -224,17 +184,17 @@ class UpstreamCall:
             first = await _first_event(answer, upstream.settings.silence_s)
             if first.startswith(_FAILED) and not last:
                 return None
-        return _Begun(upstream, answer, first)
+        return _BegunAnswer(upstream, answer, first)
 
     def _unavailable(self) -> Refusal:
         """Why no upstream can be asked."""
-        each = min(self._ways, key=lambda way: way.upstream.wait_s()).upstream
-        reasons = ((way.upstream.name, way.upstream.trouble() or _FULL) for way in self._ways)
-        told = "; ".join(f"{name}: {reason}" for name, reason in reasons)
+        upstreams = [way.upstream for way in self._ways]
+        reasons = "; ".join(f"{one.name}: {one.trouble() or _FULL}" for one in upstreams)
+        wait_s = min(one.wait_s() for one in upstreams)
         return Refusal(
             "model_unavailable",
-            f"{self.told_model!r} can't be had from any upstream now ({told}).",
-            retry_after_s=max(1, math.ceil(each.wait_s())),
+            f"{self.model_name!r} can't be had from any upstream now ({reasons}).",
+            retry_after_s=max(1, math.ceil(wait_s)),
         )
 
 
@@ -252,6 +212,14 @@ def _store_nothing(fields: dict[str, Raw]) -> None:
                 name,
             )
     fields["store"] = Raw(b"false")
+
+
+async def _ask(way: Way, outbound: OutboundRequest) -> Answer:
+    """Raises: AnswerError."""
+    upstream = way.upstream
+    target = upstream.target(outbound.target)
+    question = outbound.question(target, way.name_there, upstream.secrets())
+    return await upstream.client.ask(question, upstream.settings.silence_s)
 
 
 def _refusal_of(error: AnswerError, upstream: Upstream) -> Refusal:
@@ -284,7 +252,7 @@ async def _first_event(answer: Answer, silence_s: float) -> bytes:
     return text
 
 
-class _Begun:
+class _BegunAnswer:
     """An answer whose body begins with `first`. Its failures name the upstream, and count there."""
 
     def __init__(self, upstream: Upstream, answer: Answer, first: bytes) -> None:
@@ -305,16 +273,3 @@ class _Begun:
         except AnswerError as error:
             self._upstream.failed(error)
             raise _refusal_of(error, self._upstream) from error
-
-
-class _Spent:
-    """What an answer that passes has used, for the limits of a key."""
-
-    prompt_counts = True
-
-    def __init__(self, usage: UsageReader) -> None:
-        self._usage = usage
-
-    @property
-    def spent(self) -> Usage | None:
-        return self._usage.usage

@@ -20,7 +20,7 @@ _MOST_TOKENS: Final = 1 << 32
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=_MOST_TOKENS)]
 
 
-class _Told(Struct):
+class _ReportedUsage(Struct):
     """The usage in an answer, with the names of OpenAI's and of Anthropic's APIs."""
 
     prompt_tokens: _Count | None = None
@@ -49,20 +49,22 @@ class UsageReader:
     each event.
     """
 
+    prompt_counts = True
+
     def __init__(self, prompt_bytes: int = 0) -> None:
-        self.told: Usage | None = None
+        self.reported: Usage | None = None
         self._prompt_tokens = prompt_bytes // _TOKEN_BYTES
         self._deltas = 0
         self._tail = b""
         self._open = False
 
     @property
-    def usage(self) -> Usage | None:
+    def spent(self) -> Usage | None:
         """The tokens of the answer so far; None: nothing tells of any."""
         if not self._deltas:
-            return self.told
-        told = self.told or Usage(self._prompt_tokens, 0)
-        return Usage(told.prompt_tokens, max(told.completion_tokens, self._deltas))
+            return self.reported
+        usage = self.reported or Usage(self._prompt_tokens, 0)
+        return Usage(usage.prompt_tokens, max(usage.completion_tokens, self._deltas))
 
     def count_deltas(self, events: bytes) -> None:
         self._deltas += len(_DELTA.findall(events))
@@ -76,21 +78,21 @@ class UsageReader:
         begin = text.rindex(USAGE) if USAGE in text else 0
         self._open = True
         self._tail = text[begin : begin + _LONGEST_USAGE]
-        for found in _OBJECT.finditer(text):
-            self._note(found[1])
-            if found.start() >= begin:
+        for match in _OBJECT.finditer(text):
+            self._add(match[1])
+            if match.start() >= begin:
                 self._open, self._tail = False, b""
 
-    def _note(self, text: bytes) -> None:
+    def _add(self, text: bytes) -> None:
         try:
-            told = msgspec.json.decode(text, type=_Told)
+            usage = msgspec.json.decode(text, type=_ReportedUsage)
         except msgspec.DecodeError:
             return
-        before = self.told or Usage(0, 0)
+        before = self.reported or Usage(0, 0)
         # Anthropic's streams tell the prompt first, and the answer last.
-        self.told = Usage(
-            max(before.prompt_tokens, told.prompt_tokens or told.input_tokens or 0),
-            max(before.completion_tokens, told.completion_tokens or told.output_tokens or 0),
+        self.reported = Usage(
+            max(before.prompt_tokens, usage.prompt_tokens or usage.input_tokens or 0),
+            max(before.completion_tokens, usage.completion_tokens or usage.output_tokens or 0),
         )
 
 
@@ -100,11 +102,11 @@ class OllamaUsageReader(UsageReader):
     def read(self, piece: bytes) -> None:
         text = self._tail + piece
         self._tail = text[-_LONGEST_COUNT:]
-        for found in _COUNT.finditer(text):
-            before = self.told or Usage(0, 0)
-            count = int(found[2])
-            self.told = (
+        for match in _COUNT.finditer(text):
+            before = self.reported or Usage(0, 0)
+            count = int(match[2])
+            self.reported = (
                 Usage(count, before.completion_tokens)
-                if found[1]
+                if match[1]
                 else Usage(before.prompt_tokens, count)
             )

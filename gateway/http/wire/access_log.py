@@ -9,25 +9,23 @@ import secrets
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.caller import NeededKey, counts, needed
+from gateway.access.caller import NeededKey
 from gateway.http.wire.errors import (
     CLIENT_LEFT,
     PASSED_ERROR,
     error_response,
     error_sentence,
     outcome_of,
-    routes_at,
 )
 from gateway.http.wire.finished import FinishedRequest, FinishedRequests, phases, tokens_per_s
-from gateway.http.wire.openapi import described
+from gateway.http.wire.openapi import NO_ROUTE, Access, Described, access_of
 from gateway.requests.use import Timing
 from gateway.system.lane import Lane
 from gateway.system.log_lines import about
@@ -67,10 +65,11 @@ class Record(Struct):
     """A request while it is served. `id` is the client's own if it sent a valid one. `key` is the
     name of the API key; None without keys. Routes that generate set the model, the usage and the
     timings. `counted`: the usage is in the key's account already. `passed`: another server has
-    answered, which may tell no usage.
+    answered, which may tell no usage. `access` is what the route demands of the caller.
     """
 
     id: str
+    access: Access = Access(NO_ROUTE, NeededKey.ADMIN, reads=False, counts=True)
     key: str | None = None
     model: str | None = None
     usage: Usage | None = None
@@ -148,36 +147,6 @@ class HttpMeter:
         self.ended[ended] += 1
         if ended.model_id and ended.outcome == "ok":
             self.whole_s[ended.model_id].observe(seconds)
-
-
-# The route of all unknown paths: clients can make up any number of them.
-NO_ROUTE: Final = "other"
-
-
-class RoutePaths:
-    """Finds the route of a request: by its endpoint, or by its path if the request was refused
-    before it reached an endpoint.
-    """
-
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        self._routes = routes
-        found = described(routes)
-        self._paths = {each.endpoint: path for path, each in found if isinstance(each, Route)}
-
-    def of(self, scope: Scope) -> str:
-        """The route's declared path. Call this when the request has ended."""
-        endpoint = scope["endpoint"] if "endpoint" in scope else self._endpoint(scope)
-        # A mounted application may not be hashable, and is no endpoint.
-        known = isinstance(endpoint, Hashable) and endpoint in self._paths
-        return self._paths[endpoint] if known else NO_ROUTE  # type: ignore[index]
-
-    def _endpoint(self, scope: Scope) -> object:
-        """The endpoint that the request would have reached. If no route at its path takes its
-        method: the endpoint of the first route at the path. None: no route has the path.
-        """
-        found = list(routes_at(self._routes, scope))
-        found.sort(key=lambda each: each[1] is not Match.FULL)
-        return found[0][0].endpoint if found else None
 
 
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -289,7 +258,7 @@ class AccessLog:
         app: ASGIApp,
         meter: HttpMeter,
         finished: FinishedRequests,
-        routes: RoutePaths,
+        routes: Sequence[Described],
         spans: Spans | None,
         faults: Faults,
     ) -> None:
@@ -303,6 +272,7 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic()
         record = begin_record(scope)
+        record.access = access_of(self._routes, scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -318,7 +288,7 @@ class AccessLog:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             # Either `on_defect` has answered the client, or the answer had begun already.
-            self._faults.note(f"{scope['method']} {self._routes.of(scope)}", error, time.time())
+            self._faults.note(f"{scope['method']} {record.access.path}", error, time.time())
             logger.exception("%s", _name(scope), extra=about(request=record.id))
             if record.status is None:
                 defect = Refusal("internal_error", "The gateway failed on this request.")
@@ -329,22 +299,21 @@ class AccessLog:
     def _end(self, scope: Scope, record: Record, began: float) -> None:
         seconds = time.monotonic() - began
         outcome = outcome_of(scope) or (CLIENT_LEFT if record.status is None else OK)
-        route = self._routes.of(scope)
+        route = record.access.path
         self._meter.end(Ended(route, record.model or "", outcome), seconds)
         _log(scope, record, outcome, seconds)
-        if route != NO_ROUTE and _asks_model(scope, outcome):
+        if route != NO_ROUTE and _asks_model(record, outcome):
             self._finished.add(_finished(scope, record, outcome, began, seconds))
         if self._spans is not None and record.model is not None:
             self._spans.record(_life(scope, record, route, outcome, seconds))
 
 
-def _asks_model(scope: Scope, outcome: str) -> bool:
+def _asks_model(record: Record, outcome: str) -> bool:
     """Whether the request was to make a model work. Callers without a key count for nothing, as
     they could drive out the requests of all others.
     """
-    method, path = scope["method"], scope["path"]
-    asks = needed(method, path) is NeededKey.KEY and counts(method, path)
-    return asks and outcome != "invalid_api_key"
+    access = record.access
+    return access.key is NeededKey.KEY and access.counts and outcome != "invalid_api_key"
 
 
 def _finished(

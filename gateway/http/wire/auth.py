@@ -23,10 +23,7 @@ from gateway.access.caller import (
     STRANGER,
     Caller,
     NeededKey,
-    counts,
-    needed,
     proxy_header,
-    readable,
     shown_key,
 )
 from gateway.access.keys import ApiKeys, ApiKeySession, KeySession
@@ -258,7 +255,7 @@ class AuthMiddleware:
                 await error_response(_passed_on(header), scope["path"])(scope, receive, send)
                 return
             scope["state"][_KEY] = ANYBODY
-            if scope["method"] == "GET" and needed("GET", scope["path"]) is NeededKey.ADMIN:
+            if scope["method"] == "GET" and record_of(scope).access.key is NeededKey.ADMIN:
                 # A stream of events doesn't end by itself. This session ends it when the first key
                 # is made.
                 await self._serve(self._keys.anybody, False, scope, receive, send)
@@ -277,7 +274,7 @@ class AuthMiddleware:
         if held is None or caller.name is None:
             await self._app(scope, receive, send)
             return
-        work = counts(scope["method"], scope["path"])
+        work = record.access.counts
         try:
             await self._serve(self._keys.session(held), work, scope, receive, send)
         finally:
@@ -289,7 +286,8 @@ class AuthMiddleware:
 
         Raises: Refusal: the request has no valid key, or its key doesn't allow the request.
         """
-        need = needed(scope["method"], scope["path"])
+        access = record_of(scope).access
+        need = access.key
         secret = shown_key(scope["headers"])
         held = None if secret is None else self._keys.find(secret)
         if held is None:
@@ -302,7 +300,7 @@ class AuthMiddleware:
                 return None
             raise Refusal("invalid_api_key", f"The API key {held.key.name!r} has expired.")
         if held.caller.reads:
-            if need is not NeededKey.NOTHING and not readable(scope["method"], scope["path"]):
+            if need is not NeededKey.NOTHING and not access.reads:
                 raise Refusal(
                     "permission_denied",
                     f"The API key {held.caller.name!r} only reads: status, models, events, "

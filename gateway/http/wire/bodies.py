@@ -161,6 +161,11 @@ def json_listing(data: Sequence[object], ids: Sequence[str | None], *, has_more:
     )
 
 
+# Proxies and clients take a silent connection for a dead one, so a stream sends comments.
+COMMENT_S: Final = 10.0
+COMMENT: Final = b": nothing new\n\n"
+
+
 def event_stream(events: AsyncIterator[bytes]) -> Response:
     """A stream of server-sent events that proxies do not buffer."""
     return StreamingResponse(

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.wire.command_bodies import OpenAIErrorBody, OpenAIErrorEnvelope
 from gateway.system.notation import nearest, suggestion
 from gateway.system.refusal import Refusal
 
+AnyRoute = TypeVar("AnyRoute", bound=BaseRoute)
 
-def routes_at(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[tuple[Route, Match]]:
-    """The routes at the path of a request, also within mounts. A match is partial if the route
-    doesn't take the request's method.
+
+def routes_at(routes: Iterable[AnyRoute], scope: Scope) -> Iterator[tuple[AnyRoute, Match]]:
+    """The routes at the path of a request. A match is partial if the route doesn't take the
+    request's method.
     """
     for route in routes:
-        match, child = route.matches(scope)
-        if isinstance(route, Mount) and match is not Match.NONE:
-            yield from routes_at(route.routes, {**scope, **child})
-        elif isinstance(route, Route) and match is not Match.NONE:
+        if (match := route.matches(scope)[0]) is not Match.NONE:
             yield route, match
 
 
-def _paths(routes: Iterable[BaseRoute]) -> Iterator[str]:
-    for route in routes:
-        if isinstance(route, Mount):
-            yield from (f"{route.path}{path}" for path in _paths(route.routes))
-        elif isinstance(route, Route):
-            yield route.path
-
-
-def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> set[str]:
+def _allowed_methods(request: HttpRequest) -> set[str]:
     """The methods that the routes at the path of a request take."""
-    # Starlette has changed the root path if the request reached a mount.
-    outside = {**scope, "root_path": scope.get("app_root_path", "")}
-    return set().union(*(route.methods or () for route, _ in routes_at(routes, outside)))
+    found = routes_at(request.app.routes, request.scope)
+    return set().union(*(route.methods or () for route, _ in found))
 
 
 def invalid(message: str, param: str) -> Refusal:
@@ -188,12 +178,12 @@ async def on_http_exception(request: HttpRequest, error: Exception) -> Response:
     if error.status_code != 405:
         path = request.url.path
         # The paths with a name of something in them would fit too much.
-        known = (path for path in _paths(request.app.routes) if "{" not in path)
+        known = (route.path for route in request.app.routes if "{" not in route.path)
         meant = suggestion(nearest(path, known))
         return error_response(
             Refusal("not_found", f"There is no {path} here; / lists the paths.{meant}"), path
         )
-    allow = ", ".join(sorted(allowed_methods(request.app.routes, request.scope) | {"OPTIONS"}))
+    allow = ", ".join(sorted(_allowed_methods(request) | {"OPTIONS"}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allow})
     message = f"{request.url.path} doesn't take {request.method}, but {allow}."

@@ -1,22 +1,28 @@
-"""/openapi.json (OpenAPI 3.1): the description of all routes, made from their types."""
+"""The tables of routes, and /openapi.json (OpenAPI 3.1), which describes them all.
+
+A route says its path, its method, its handler, the key that it needs, and the types of its body
+and its answer. The application, the check of keys, the metrics and the document read the tables.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Struct
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from gateway import VERSION
+from gateway.access.caller import NeededKey
 from gateway.http.wire.bodies import MAX_BODY_BYTES, MOST_DIGITS
-from gateway.http.wire.errors import envelope_type
+from gateway.http.wire.errors import envelope_type, routes_at
 from gateway.system.lane import Lane
 from gateway.system.refusal import Code, status_of
 
@@ -82,6 +88,10 @@ class Operation(Struct, frozen=True):
     the answer, or the media type of a text. `events` is the type of an event in a stream of the
     media type `stream`. `refusals` are the codes of possible refusals besides `ALWAYS`; `others`
     maps further statuses to the types of their answers.
+
+    `key` is the key that callers need, if not that of the table. A key that only reads may call the
+    route if it `reads`. The route `counts` against the limits of keys if it makes a model work;
+    None: a POST does.
     """
 
     summary: str
@@ -93,28 +103,41 @@ class Operation(Struct, frozen=True):
     query: Sequence[Query] = ()
     refusals: tuple[Code, ...] = ()
     others: Mapping[int, Any] = {}
+    key: NeededKey | None = None
+    reads: bool = False
+    counts: bool | None = None
 
 
 class Described(Route):
-    """A route that /openapi.json describes. An id in the path is written as `{id:id}`."""
+    """A route of a table. An id in the path is written as `{id:id}`."""
 
     def __init__(
-        self, path: str, endpoint: Handler, method: str, tag: Tag, operation: Operation
+        self,
+        path: str,
+        endpoint: Handler,
+        method: str,
+        tag: Tag,
+        key: NeededKey,
+        operation: Operation,
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.method = method
         self.tag = tag
         self.operation = operation
+        self.key = operation.key or key
+        self.counts = method == "POST" if operation.counts is None else operation.counts
 
 
-class Routes(list[BaseRoute]):
-    """The routes of a file. A decorator at each handler declares its route. `tag` names the group
-    of the routes in /openapi.json.
+class Routes(list[Described]):
+    """The table of a file's routes. A decorator at each handler adds its route. `tag` names the
+    group of the routes in /openapi.json, `prefix` begins their paths, and callers need `key`.
     """
 
-    def __init__(self, tag: Tag) -> None:
+    def __init__(self, tag: Tag, prefix: str = "", key: NeededKey = NeededKey.KEY) -> None:
         super().__init__()
         self._tag = tag
+        self._prefix = prefix
+        self._key = key
 
     def get(self, path: str, operation: Operation) -> Callable[[Handler], Handler]:
         return self._declare("GET", path, operation)
@@ -129,10 +152,43 @@ class Routes(list[BaseRoute]):
         self, method: str, path: str, operation: Operation
     ) -> Callable[[Handler], Handler]:
         def declare(handler: Handler) -> Handler:
-            self.append(Described(path, handler, method, self._tag, operation))
+            whole = self._prefix + path
+            self.append(Described(whole, handler, method, self._tag, self._key, operation))
             return handler
 
         return declare
+
+
+class Access(NamedTuple):
+    """What a caller needs for a request. `path` is that of the route, for the metrics."""
+
+    path: str
+    key: NeededKey
+    reads: bool
+    counts: bool
+
+
+# The route of all unknown paths: clients can make up any number of them.
+NO_ROUTE: Final = "other"
+_OPERATORS: Final = ("/admin", "/metrics")
+
+
+def access_of(routes: Iterable[Described], scope: Scope) -> Access:
+    """The access of the route that serves a request; if no route at its path takes its method, of
+    the first route at the path. An unknown path needs a key. OPTIONS needs none: the methods of a
+    path are no secret, and browsers ask for them without a key.
+    """
+    method, path = scope["method"], scope["path"]
+    key = NeededKey.ADMIN if path.startswith(_OPERATORS) else NeededKey.KEY
+    access = None
+    for route, match in routes_at(routes, scope):
+        whole = match is Match.FULL
+        if whole or access is None:
+            access = Access(route.path, route.key, whole and route.operation.reads, route.counts)
+        if whole:
+            break
+    access = access or Access(NO_ROUTE, key, reads=False, counts=method == "POST")
+    return access._replace(key=NeededKey.NOTHING) if method == "OPTIONS" else access
 
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -159,27 +215,16 @@ _REQUEST_ID: Final = {
 }
 
 
-def described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[str, BaseRoute]]:
-    """All routes, also the routes within mounts, each with its whole path."""
-    for route in routes:
-        path = prefix + getattr(route, "path", "")
-        if isinstance(route, Mount) and route.routes:
-            yield from described(route.routes, path)
-        else:
-            yield path, route
-
-
-def make_document(routes: Iterable[BaseRoute]) -> bytes:
+def make_document(routes: Sequence[Described]) -> bytes:
     """The document as JSON text."""
-    found = [(path, each) for path, each in described(routes) if isinstance(each, Described)]
-    types = list({each: None for path, route in found for each in _types(path, route.operation)})
+    types = list({kind: None for route in routes for kind in _types(route)})
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     known = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for path, route in found:
-        written = _PARAMETER.sub(r"{\g<name>}", path)
+    for route in routes:
+        written = _PARAMETER.sub(r"{\g<name>}", route.path)
         name = re.sub(r"\W+", "_", route.method.lower() + written)
-        operation = {"operationId": name, **_operation(path, route, known)}
+        operation = {"operationId": name, **_operation(route, known)}
         paths.setdefault(written, {})[route.method.lower()] = operation
     return msgspec.json.encode(
         {
@@ -205,16 +250,17 @@ def make_document(routes: Iterable[BaseRoute]) -> bytes:
     )
 
 
-def _types(path: str, operation: Operation) -> Iterator[Any]:
-    yield envelope_type(path)
+def _types(route: Described) -> Iterator[Any]:
+    operation = route.operation
+    yield envelope_type(route.path)
     wanted = (operation.body, operation.answer, operation.events, *operation.others.values())
     for each in wanted:
         if each is not None and not isinstance(each, str):
             yield each
 
 
-def _operation(path: str, route: Described, known: dict[Any, Any]) -> dict[str, Any]:
-    operation = route.operation
+def _operation(route: Described, known: dict[Any, Any]) -> dict[str, Any]:
+    path, operation = route.path, route.operation
     responses: dict[str, Any] = {}
     answer = _content(operation.answer, known)
     if operation.stream is not None:
@@ -316,7 +362,7 @@ class OpenApiDocument:
 routes = Routes("probes")
 
 
-@routes.get("/openapi.json", Operation("This document", answer=dict))
+@routes.get("/openapi.json", Operation("This document", answer=dict, reads=True))
 async def openapi(request: HttpRequest) -> Response:
     document: OpenApiDocument = request.app.state.document
     return Response(await document.text(request), media_type="application/json")

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 from gateway.http.passing.events import EventsWithoutUsage, WholeEvents
-from gateway.http.passing.forward import Forwarded
-from gateway.http.passing.headers import passed_back, passed_on
+from gateway.http.passing.headers import client_headers, server_headers
+from gateway.http.passing.relay import RelayResponse
 from gateway.http.passing.usage import OllamaUsageReader, UsageReader
 from gateway.http.wire.access_log import begin_record, record_of
 from gateway.http.wire.answer import EVENTS, LINES, Framing
@@ -58,7 +58,7 @@ class Relay:
         begin_record(scope)
         while (await receive()).get("more_body"):
             pass
-        forwarded = Forwarded(
+        forwarded = RelayResponse(
             self.opened(),
             "The server",
             UsageReader(),
@@ -212,7 +212,7 @@ async def test_nonsense_is_a_bad_gateway() -> None:
 
 
 async def test_a_stream_that_waits_begins_with_comments(monkeypatch) -> None:
-    monkeypatch.setattr("gateway.http.passing.forward.REMINDER_S", 0.05)
+    monkeypatch.setattr("gateway.http.passing.relay.REMINDER_S", 0.05)
 
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"data: 1\n\n", EVENT_STREAM))
@@ -239,7 +239,7 @@ async def _after_comments(relay: Relay, url: str) -> str:
     ("status", "told"), [(b"400 Bad", "no such voice"), (b"200 OK", "streams no answer")]
 )
 async def test_another_answer_after_comments_is_an_event(monkeypatch, status, told) -> None:
-    monkeypatch.setattr("gateway.http.passing.forward.REMINDER_S", 0.05)
+    monkeypatch.setattr("gateway.http.passing.relay.REMINDER_S", 0.05)
 
     async def answer(head, reader, writer) -> None:
         writer.write(whole(b"no such voice", status=status))
@@ -293,13 +293,13 @@ def test_only_what_is_known_passes() -> None:
 
     of_operators = b"openai-organization openai-project x-priority"
     names = both + b" " + to_server + b" " + of_operators
-    by_operator = passed_on(among(names), "b", operator=True)
+    by_operator = server_headers(among(names), "b", operator=True)
     assert {name for name, _ in by_operator} >= {*of_operators.split()}
-    on = passed_on(among(names), "b", operator=False)
+    on = server_headers(among(names), "b", operator=False)
     assert on == [*kept, (b"via", b"other, 1.1 b")]
     sent = [(b"content-length", b"3"), *among(both + b" " + to_client)]
-    assert passed_back(sent, 200, framed=True)[:-2] == sent[:3]
-    assert {name for name, _ in passed_back(sent, 200, framed=False)} == {
+    assert client_headers(sent, 200, framed=True)[:-2] == sent[:3]
+    assert {name for name, _ in client_headers(sent, 200, framed=False)} == {
         b"content-type",
         b"cache-control",
         b"content-security-policy",
@@ -318,7 +318,7 @@ def test_usage_is_found_however_the_answer_is_cut(size: int) -> None:
     stream = b"".join(texts)
     for begin in range(0, len(stream), size):
         reader.read(stream[begin : begin + size])
-    assert reader.usage == Usage(3, 5)
+    assert reader.spent == Usage(3, 5)
 
 
 @pytest.mark.parametrize(
@@ -327,24 +327,24 @@ def test_usage_is_found_however_the_answer_is_cut(size: int) -> None:
 def test_what_is_no_count_of_tokens_is_left_out(count: bytes) -> None:
     reader = UsageReader()
     reader.read(b'{"usage": {"prompt_tokens": 1, "completion_tokens": %b}}' % count)
-    assert reader.usage is None
+    assert reader.spent is None
     ollama = OllamaUsageReader()
     ollama.read(b'{"done": true, "eval_count": %b}\n' % count)
-    assert ollama.usage is None
+    assert ollama.spent is None
 
 
 def test_a_stream_that_its_client_leaves_has_a_token_for_each_delta() -> None:
     reader = UsageReader(prompt_bytes=400)
     reader.count_deltas(b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n')
-    assert reader.usage is None
+    assert reader.spent is None
     for _ in range(3):
         reader.count_deltas(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
     reader.count_deltas(b'data: {"type": "content_block_delta", "delta": {"text": "x"}}\n\n')
-    assert reader.usage == Usage(100, 4)
+    assert reader.spent == Usage(100, 4)
     reader.read(b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}\n\n')
-    assert reader.usage == Usage(7, 4), "the larger of both"
+    assert reader.spent == Usage(7, 4), "the larger of both"
     reader.read(b'data: {"usage": {"prompt_tokens": 7, "completion_tokens": 9}}\n\n')
-    assert reader.usage == Usage(7, 9)
+    assert reader.spent == Usage(7, 9)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_usage_in_ollama_s_api_is_found_however_the_answer_is_cut(size: int) -> 
     reader = OllamaUsageReader()
     for begin in range(0, len(text), size):
         reader.read(text[begin : begin + size])
-    assert reader.usage == Usage(12, 345)
+    assert reader.spent == Usage(12, 345)
 
 
 @pytest.mark.parametrize("size", [1, 10, 1000])

@@ -9,7 +9,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from gateway.http.app import ROUTES
-from gateway.http.wire.openapi import Described, described, make_document
+from gateway.http.wire.openapi import Described, make_document
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +22,14 @@ def test_is_valid(document: dict[str, Any]) -> None:
     validate(document)
 
 
-def test_has_every_route() -> None:
+def test_every_route_is_in_a_table() -> None:
     """Each is declared by `Routes`, not by Starlette's `Route`."""
-    assert [path for path, each in described(ROUTES) if not isinstance(each, Described)] == []
+    assert [route.path for route in ROUTES if not isinstance(route, Described)] == []
 
 
 def test_names_each_operation_once(document: dict[str, Any]) -> None:
     names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
-    assert len(names) == len(set(names)) == len(list(described(ROUTES)))
+    assert len(names) == len(set(names)) == len(ROUTES)
 
 
 def _schema(document: dict[str, Any], path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Passes an HTTP request on to another server, and its answer back, both as they come.
+"""Writes the answer of another server to the client, as it comes.
 
 A stream that breaks off ends with an error event; any other answer that breaks off is cut, so that
 no client takes the part for the whole.
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.passing.events import COMMENTS, LAST, EventsWithoutUsage, WholeEvents
-from gateway.http.passing.headers import passed_back
+from gateway.http.passing.headers import client_headers
 from gateway.http.passing.usage import UsageReader
 from gateway.http.wire.access_log import note_usage, record_of
 from gateway.http.wire.answer import Framing, framing_of, stream_headers, until_gone
@@ -38,10 +38,11 @@ def refusal_of(error: AnswerError, server: str) -> Refusal:
     return Refusal("deadline_exceeded" if error.late else "bad_gateway", f"{server} {error}.")
 
 
-_LONGEST_TOLD: Final = 1000
+# How much of a server's answer an error quotes.
+_LONGEST_QUOTE: Final = 1000
 
 
-class Opened(Protocol):
+class ForeignAnswer(Protocol):
     """The answer of another server: its head, and its body, which `read` gives piece by piece. For
     `framed` see `Answer`.
     """
@@ -54,18 +55,14 @@ class Opened(Protocol):
         """As `Answer.read`. Raises: AnswerError, Refusal."""
 
 
-class Forwarded(Response):
-    """The answer of another server, as the response to a client's request.
-
-    `opened` waits until the answer may come, asks for it, and lets everything go at the end, also
-    when the client leaves. It raises Refusal if there is no answer. A client that asked for a
-    stream, framed as in `framing`, is told meanwhile that time passes. `own_headers` are added to
-    those of the answer.
+class RelayResponse(Response):
+    """The answer of another server, as the response to a client's request. `further_headers` are
+    added to those of the answer.
     """
 
     def __init__(
         self,
-        opened: AbstractAsyncContextManager[Opened],
+        answer: AbstractAsyncContextManager[ForeignAnswer],
         server: str,
         usage: UsageReader,
         *,
@@ -73,18 +70,21 @@ class Forwarded(Response):
         framing: Framing | None = None,
         hides_usage: bool = False,
     ) -> None:
-        """The answer may pause for `silence_s`. `hides_usage`: the usage in a stream is not for the
-        client.
+        """Entering `answer` waits until the server may be asked, and asks it; this raises Refusal
+        or AnswerError if there is no answer. Meanwhile a client that asked for a stream, framed as
+        in `framing`, gets comments. Leaving `answer` releases everything, also when the client
+        leaves. The answer may pause for `silence_s`. `hides_usage`: the usage in a stream is not
+        for the client.
         """
         self.background = None
-        self._opened = opened
+        self._answer = answer
         self._server = server
         self._silence_s = silence_s
         self._framing = framing
         self._usage = usage
         self._events = EventsWithoutUsage if hides_usage else WholeEvents
         self._started = False
-        self.own_headers: dict[str, str] = {}
+        self.further_headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
@@ -107,12 +107,12 @@ class Forwarded(Response):
             note_outcome(scope, CLIENT_LEFT)
         finally:
             watcher.cancel()
-            if (usage := self._usage.usage) is not None:
+            if (usage := self._usage.spent) is not None:
                 note_usage(scope, usage)
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._waited_for(send) as answer:
+            async with self._awaited(send) as answer:
                 record_of(scope).passed = True
                 if answer.status >= 400:
                     note_outcome(scope, PASSED_ERROR)
@@ -125,14 +125,14 @@ class Forwarded(Response):
             await self._end(refusal_of(error, self._server), scope, receive, send)
 
     @asynccontextmanager
-    async def _waited_for(self, send: Send) -> AsyncGenerator[Opened]:
-        """The opened answer. While it doesn't come, a stream gets comments."""
+    async def _awaited(self, send: Send) -> AsyncGenerator[ForeignAnswer]:
+        """The answer. While it doesn't come, a stream gets comments."""
         framing = self._framing
         if framing is None:
-            async with self._opened as answer:
+            async with self._answer as answer:
                 yield answer
             return
-        opening = asyncio.ensure_future(self._opened.__aenter__())
+        opening = asyncio.ensure_future(self._answer.__aenter__())
         try:
             while not (await asyncio.wait((opening,), timeout=REMINDER_S))[0]:
                 await self._start(200, stream_headers(framing), send)
@@ -144,75 +144,75 @@ class Forwarded(Response):
         try:
             yield answer
         except BaseException as error:
-            if not await self._opened.__aexit__(type(error), error, error.__traceback__):
+            if not await self._answer.__aexit__(type(error), error, error.__traceback__):
                 raise
         else:
-            await self._opened.__aexit__(None, None, None)
+            await self._answer.__aexit__(None, None, None)
 
-    async def _write_answer(self, answer: Opened, scope: Scope, send: Send) -> None:
+    async def _write_answer(self, answer: ForeignAnswer, scope: Scope, send: Send) -> None:
         framing = framing_of(answer.headers)
         if self._started and framing is not self._framing:
             # The stream has begun, and the server has answered with something else.
-            raise await self._told(answer)
+            raise await self._not_streamed(answer)
         # Servers that speak HTTP/1.0 frame no stream, as mlx_lm.server's.
-        unended = self._framing is not None and framing is not None and not answer.framed
+        unfinished = self._framing is not None and framing is not None and not answer.framed
         self._framing = framing
         # A stream may end with another event than its server's.
-        headers = passed_back(answer.headers, answer.status, framed=framing is None)
+        headers = client_headers(answer.headers, answer.status, framed=framing is None)
         await self._start(answer.status, headers, send)
         events = None if framing is None else self._events(framing)
 
         loop = asyncio.get_running_loop()
         whole_at = loop.time()
 
-        def passing(piece: bytes) -> bytes:
-            nonlocal unended, whole_at
+        def checked(piece: bytes) -> bytes:
+            nonlocal unfinished, whole_at
             self._usage.read(piece)
             whole = piece
             if events is not None:
                 whole = events.add(piece)
                 self._usage.count_deltas(whole)
-            if unended and LAST.search(whole):
-                unended = False
+            if unfinished and LAST.search(whole):
+                unfinished = False
             if whole and not COMMENTS.fullmatch(whole):
                 whole_at = loop.time()
             return whole
 
-        def drips() -> bool:
+        def stalls() -> bool:
             return loop.time() - whole_at > self._silence_s
 
         writer = direct_writer_of(scope)
 
         def sink(piece: bytes) -> bool:
-            if writer is None or not writer.writable or drips():
+            if writer is None or not writer.writable or stalls():
                 return False
-            writer.write(passing(piece))
+            writer.write(checked(piece))
             return True
 
         while piece := await answer.read(self._silence_s, sink):
-            await _send_piece(passing(piece), send)
-            if drips():
+            await _send_piece(checked(piece), send)
+            if stalls():
                 raise AnswerError(f"completed no event for {self._silence_s:g} s", late=True)
-        if unended and not (events is not None and LAST.search(events.rest)):
+        if unfinished and not (events is not None and LAST.search(events.rest)):
             raise AnswerError("closed the connection before its answer was complete")
         rest = b"" if events is None else events.rest
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
-    async def _told(self, answer: Opened) -> Refusal:
+    async def _not_streamed(self, answer: ForeignAnswer) -> Refusal:
         """Why the server's answer is no stream."""
         if answer.status < 400:
             return Refusal("bad_gateway", f"{self._server} streams no answer: ask for a whole one.")
         text = bytearray()
-        while len(text) < _LONGEST_TOLD and (piece := await answer.read(self._silence_s)):
+        while len(text) < _LONGEST_QUOTE and (piece := await answer.read(self._silence_s)):
             text += piece
-        told = text[:_LONGEST_TOLD].decode(errors="replace")
-        return Refusal("bad_gateway", f"{self._server} answered with {answer.status}: {told}")
+        quote = text[:_LONGEST_QUOTE].decode(errors="replace")
+        return Refusal("bad_gateway", f"{self._server} answered with {answer.status}: {quote}")
 
     async def _start(self, status: int, headers: Headers, send: Send) -> None:
         if not self._started:
             self._started = True
-            own = [(name.encode(), value.encode()) for name, value in self.own_headers.items()]
-            headers = [*headers, *own]
+            further = self.further_headers.items()
+            headers = [*headers, *((name.encode(), value.encode()) for name, value in further)]
             await send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
