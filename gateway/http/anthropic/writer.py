@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -148,20 +149,22 @@ class MessageFormat:
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices
         blocks: list[AnswerBlock] = []
-        calls: dict[int, tuple[str, str]] = {}
+        calls: dict[int, AnswerToolUseBlock] = {}
+        arguments: defaultdict[int, str] = defaultdict(str)
         for part in choice.parts:
             match part:
                 case Text(text) if text.strip():
                     blocks.append(AnswerTextBlock(text))
                 case Reasoning(text):
                     blocks.append(AnswerThinkingBlock(text, _SIGNATURE))
-                case ToolCall(number, arguments, name):
-                    known, before = calls.get(number, (name or "", ""))
-                    calls[number] = known, before + arguments
-        for number, (name, arguments) in calls.items():
-            blocks.append(
-                AnswerToolUseBlock(self._id_of(number), name, arguments_object(arguments))
-            )
+                case ToolCall(number, more, name):
+                    arguments[number] += more
+                    if number not in calls:
+                        block = AnswerToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
+                        calls[number] = block
+                        blocks.append(block)
+        for number, call in calls.items():
+            call.input = arguments_object(arguments[number])
         return msgspec.json.encode(
             self._message(blocks, choice.finish_reason, AnthropicUsage.of(usage))
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -13,12 +13,9 @@ from gateway.config.model_settings import ModelSettings
 from gateway.http.generation.parameters import Place, check_supported, refusing
 from gateway.http.wire.bodies import ABSENT, NOT_GIVEN, given
 from gateway.http.wire.errors import invalid
-from gateway.system.refusal import Refusal
 from protocol.message import LARGEST_TOKEN_ID
-from protocol.requests import ChatMessage, Constraint, Generate, Prompt, Sampling
+from protocol.requests import Constraint, Generate, Prompt, Sampling
 
-# No context has room for more messages, since each message takes some tokens.
-_MOST_MESSAGES: Final = 200_000
 _MOST_STOPS: Final = 16
 # Before the answer begins, an automaton is built from the stop sequences, and grows with them.
 _LONGEST_STOP: Final = 1000
@@ -140,15 +137,6 @@ def with_defaults(body: Body, settings: ModelSettings) -> Body:
     return msgspec.structs.replace(body, **missing) if missing else body
 
 
-def with_system(
-    messages: Sequence[ChatMessage], settings: ModelSettings
-) -> tuple[ChatMessage, ...]:
-    """The messages, behind the model's own system prompt if they have none."""
-    if not settings.system or any(message.role == "system" for message in messages):
-        return tuple(messages)
-    return (ChatMessage("system", settings.system), *messages)
-
-
 def limit_of(tokens: int | None) -> int | None:
     return None if tokens == _NO_LIMIT else tokens
 
@@ -157,16 +145,6 @@ def check_limit(tokens: int | None, param: str) -> None:
     """Raises: Refusal: the answer of a chat may have no token."""
     if tokens == 0:
         raise invalid(f"{param}: it is 0: send at least 1, or -1 for no limit.", param)
-
-
-def check_number(messages: int, param: str = "messages") -> None:
-    """Raises: Refusal: there are more messages than fit the context of any model."""
-    if messages > _MOST_MESSAGES:
-        raise Refusal(
-            "context_length_exceeded",
-            f"{param}: there are {messages:,}; the prompt is too long for any model.",
-            param=param,
-        )
 
 
 def check_generation(body: GenerationBody, place: Place) -> None:

@@ -29,7 +29,7 @@ from gateway.http.generation.tools import (
     ToolChoiceBody,
     tools_of,
 )
-from gateway.http.openai.responses_conversation import RenderedItems
+from gateway.http.openai.responses_conversation import BroughtTools
 from gateway.http.openai.responses_items import (
     CallMeaning,
     ItemBody,
@@ -169,28 +169,28 @@ def check_body(body: ResponseBody) -> None:
         )
 
 
-def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
+def tools(body: ResponseBody, brought: BroughtTools) -> Tools | None:
     """The tools of the body and of its items, for a worker. Tools that run at OpenAI are left out.
 
     Raises:
         Refusal: a tool is invalid, or the choice names an unknown tool.
     """
-    own = list(described_tools(body.tools or (), "tools"))
-    names = {each.function.name for each in own}
-    brought = {each.function.name: each for each in [*said.late_tools, *said.tools]}
-    found = [*own, *(each for name, each in brought.items() if name not in names)]
-    early = names | {each.function.name for each in said.tools}
+    offered = list(described_tools(body.tools or (), "tools"))
+    names = {tool.function.name for tool in offered}
+    added = {tool.function.name: tool for tool in [*brought.late, *brought.early]}
+    offered += [tool for name, tool in added.items() if name not in names]
+    early = names | {tool.function.name for tool in brought.early}
     try:
         return tools_of(
-            [ToolBody(each.function, "function") for each in found],
-            _choice(body, [each.meaning for each in found]),
+            [ToolBody(tool.function, "function") for tool in offered],
+            _choice(body, [tool.meaning for tool in offered]),
             parallel=body.parallel_tool_calls is not False,
-            mentioned=brought.keys() - early,
+            mentioned=added.keys() - early,
         )
     except Refusal as refusal:
 
         def path(match: re.Match[str]) -> str:
-            return found[int(match["index"])].path
+            return offered[int(match["index"])].path
 
         # In this API a tool itself has the fields of its function, so the paths are shorter.
         refusal.message = _FUNCTION.sub(path, refusal.message)

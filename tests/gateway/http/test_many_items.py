@@ -7,21 +7,23 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from gateway.http.generation.conversation import Conversation
 from gateway.http.ollama import bodies as ollama
 from gateway.http.openai.responses_conversation import converse
 from gateway.http.openai.responses_items import ItemBody
+from protocol.requests import ChatMessage
 
 
 def _joins(call: Callable[[], object], separator: str) -> int:
     """How often texts are joined with this between them."""
     count = 0
 
-    def note(_frame: FrameType, event: str, called: Any) -> None:
+    def count_joins(_frame: FrameType, event: str, called: Any) -> None:
         nonlocal count
         if event == "c_call" and called.__name__ == "join":
             count += called.__self__ == separator
 
-    sys.setprofile(note)
+    sys.setprofile(count_joins)
     try:
         call()
     finally:
@@ -33,12 +35,12 @@ def _lines(call: Callable[[], object]) -> int:
     """How many lines of Python that runs."""
     count = 0
 
-    def note(_frame: FrameType, event: str, _value: object) -> Any:
+    def count_line(_frame: FrameType, event: str, _value: object) -> Any:
         nonlocal count
         count += event == "line"
-        return note
+        return count_line
 
-    sys.settrace(note)
+    sys.settrace(count_line)
     try:
         call()
     finally:
@@ -51,11 +53,17 @@ def test_what_the_system_says_is_joined_once() -> None:
     items.append(ItemBody(role="developer", content="the last"))
     items.append(ItemBody(role="user", content="Hello"))
     names = [f"input[{number}]" for number in range(len(items))]
-    messages = converse(None, items, names).messages
+
+    def read() -> Conversation:
+        conversation = Conversation(vision=True)
+        converse(None, items, names, conversation)
+        return conversation
+
+    messages = read().messages
     assert [each.role for each in messages] == ["system", "user"]
     assert messages[0].content.startswith("rule 0\n\nrule 1\n\n")
     assert messages[0].content.endswith("rule 499\n\nthe last")
-    assert _joins(lambda: converse(None, items, names), "\n\n") == 1
+    assert _joins(read, "\n\n") == 1
 
 
 def test_results_find_their_calls() -> None:
@@ -73,11 +81,14 @@ def test_results_find_their_calls() -> None:
         unknown = [ollama.OllamaMessageBody(role="tool", content="x", tool_name="g")] * count
         return [*[call] * count, *unknown, *last_first]
 
+    def read(bodies: list[ollama.OllamaMessageBody]) -> list[ChatMessage]:
+        written = Conversation(vision=True)
+        ollama.converse(bodies, written)
+        return written.messages
+
     few, many = conversation(100), conversation(400)
-    written = ollama.chat_messages(many, [])
+    written = read(many)
     assert {each.tool_call_id for each in written[400:800]} == {None}
     assert written[800].tool_call_id == "call_400"
-    growth = _lines(lambda: ollama.chat_messages(many, [])) / _lines(
-        lambda: ollama.chat_messages(few, [])
-    )
+    growth = _lines(lambda: read(many)) / _lines(lambda: read(few))
     assert growth < 5

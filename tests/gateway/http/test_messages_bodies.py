@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.http.anthropic.bodies import AnthropicConversation, chat_messages, references, unread
+from gateway.http.anthropic.bodies import AnthropicConversation, converse
 from gateway.http.anthropic.messages import (
     AnthropicToolChoice,
     ToolDefinition,
@@ -17,6 +17,7 @@ from gateway.http.anthropic.messages import (
     deferred,
     foreign_types,
 )
+from gateway.http.generation.conversation import Conversation
 from gateway.http.generation.tools import FunctionBody
 from gateway.system.refusal import Refusal
 
@@ -61,27 +62,47 @@ def _reference(name: str) -> dict[str, Any]:
     return {"type": "tool_reference", "tool_name": name}
 
 
-def test_pictures_are_words_to_who_does_not_look() -> None:
-    said = {"type": "text", "text": "So?"}
-    body = _body([_result(IMAGE, said), IMAGE, said])
-    assert unread(body, vision=False) == {"image"}
-    assert unread(body, vision=True) == set()
-    seen = "(Here is a picture, which this model can't look at.)"
-    *_, result, user = chat_messages(body, vision=False)
-    assert (result.role, result.content) == ("tool", f"{seen}\nSo?")
-    assert (user.role, user.content, user.pictures) == ("user", f"{seen}\nSo?", ())
-    *_, result, user = chat_messages(body, [b"1", b"2"])
+def _conversation(body: AnthropicConversation, *, vision: bool = True) -> Conversation:
+    conversation = Conversation(vision=vision)
+    converse(body, conversation)
+    return conversation
+
+
+def test_model_without_vision_gets_notes_for_pictures() -> None:
+    question = {"type": "text", "text": "So?"}
+    body = _body([_result(IMAGE, question), IMAGE, question])
+    blind = _conversation(body, vision=False)
+    assert (blind.left_out, blind.refused) == ({"image"}, None)
+    note = "(Here is a picture, which this model can't look at.)"
+    *_, result, user = blind.messages
+    assert (result.role, result.content) == ("tool", f"{note}\nSo?")
+    assert (user.role, user.content, user.pictures) == ("user", f"{note}\nSo?", ())
+    seeing = _conversation(body)
+    assert seeing.left_out == set()
+    names = ["messages.2.content.0.content.0", "messages.2.content.1"]
+    assert [source.name for source in seeing.sources] == names
+    read = {source: source.name.encode() for source in seeing.sources}
+    *_, result, user = seeing.shown(read)
     assert (result.content, user.content) == ("So?", "So?")
-    assert [(each.data, each.at) for each in user.pictures] == [(b"1", 0), (b"2", 0)]
+    pictures = [(picture.data.decode(), picture.at) for picture in user.pictures]
+    assert pictures == [(name, 0) for name in names]
+
+
+def test_picture_of_system_is_refused_by_its_block() -> None:
+    body = _body([{"type": "text", "text": "Look."}, IMAGE])
+    body.messages[-1].role = "system"
+    with pytest.raises(Refusal) as refused:
+        _conversation(body)
+    assert refused.value.param == "messages.2.content.1"
 
 
 @pytest.mark.parametrize("vision", [False, True])
-def test_files_are_words_to_everybody(vision: bool) -> None:
+def test_files_become_notes(vision: bool) -> None:
     document = {"type": "document", "source": PDF, "title": "Plan"}
-    body = _body([_result(document), document])
-    assert unread(body, vision=vision) == {"document"}
+    conversation = _conversation(_body([_result(document), document]), vision=vision)
+    assert conversation.left_out == {"document"}
     text = "Plan\n(Here is a file such as a PDF, of which this model can't be given the text.)"
-    *_, result, user = chat_messages(body, vision=vision)
+    *_, result, user = conversation.messages
     assert (result.content, user.content) == (text, text)
 
 
@@ -90,13 +111,13 @@ def test_a_deferred_tool_is_told_of_once() -> None:
         [_result(_reference("late"), _reference("look"))],
         [_result(_reference("late"))],
     )
-    assert references(body) == {"late", "look"}
     tools = deferred(TOOLS)
     assert tools["late"] == FunctionBody("late", None, tools["late"].parameters)
-    messages = chat_messages(body, deferred=tools)
-    first, second = (each.content for each in messages if each.role == "tool")
-    told, _, definitions = first.partition("\n")
-    assert told == "These functions can be called from now on: late, look"
+    conversation = Conversation(vision=True)
+    assert converse(body, conversation, tools) == {"late", "look"}
+    first, second = (item.content for item in conversation.messages if item.role == "tool")
+    sentence, _, definitions = first.partition("\n")
+    assert sentence == "These functions can be called from now on: late, look"
     assert json.loads(definitions) == [{"name": "late", "parameters": SCHEMA}]
     assert second == "These functions can be called from now on: late"
     assert set(tools) == {"late", "later"}
@@ -126,17 +147,17 @@ def test_what_only_anthropic_has() -> None:
 def test_the_line_about_the_bill_is_left_out(beneath: str) -> None:
     bill = f"x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli;{beneath}"
     blocks = [{"type": "text", "text": each} for each in (bill, "Be brief.", "Be exact.")]
-    assert chat_messages(_body(system=blocks))[0].content == "Be brief.\nBe exact."
-    kept = [{"type": "text", "text": f"{bill}\nBe brief."}]
-    assert "Be brief." in chat_messages(_body(system=kept))[0].content
-    assert chat_messages(_body(system=bill))[0].role == "user"
+    assert _conversation(_body(system=blocks)).messages[0].content == "Be brief.\nBe exact."
+    one_block = [{"type": "text", "text": f"{bill}\nBe brief."}]
+    assert "Be brief." in _conversation(_body(system=one_block)).messages[0].content
+    assert _conversation(_body(system=bill)).messages[0].role == "user"
 
 
-def _told(block: Any) -> tuple[str, str, str]:
+def _texts(block: Any) -> tuple[str, str, str]:
     """Of the assistant, in a result, and of the user."""
     body = _body([_result(block), block])
     body.messages[1].content += _body([block]).messages[-1].content
-    _, assistant, result, user = chat_messages(body)
+    _, assistant, result, user = _conversation(body).messages
     return assistant.content, result.content, user.content
 
 
@@ -182,8 +203,8 @@ FETCHED = {"type": "text", "media_type": "text/plain", "data": "Rain."}
 )
 def test_what_other_servers_found_is_told(kind: str, fields: Any, text: str) -> None:
     block = {"type": kind, "tool_use_id": "s", **fields}
-    assert _told(block) == (f"\n({kind}:\n{text})\n", text, text)
-    assert unread(_body([block]), vision=False) == set()
+    assert _texts(block) == (f"\n({kind}:\n{text})\n", text, text)
+    assert _conversation(_body([block]), vision=False).left_out == set()
 
 
 @pytest.mark.parametrize(
@@ -198,10 +219,10 @@ def test_what_other_servers_found_is_told(kind: str, fields: Any, text: str) -> 
     ],
 )
 def test_what_nobody_can_read_is_left_out(block: dict[str, Any]) -> None:
-    said = "(Here is something that this model can't be given.)"
-    assert _told(block) == ("", said, said)
+    note = "(Here is something that this model can't be given.)"
+    assert _texts(block) == ("", note, note)
     name = block["type"] if block["type"].isidentifier() else "block"
-    assert unread(_body([_result(block)]), vision=True) == {name}
+    assert _conversation(_body([_result(block)])).left_out == {name}
 
 
 @pytest.mark.parametrize(

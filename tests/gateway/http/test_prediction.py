@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
-from gateway.http.openai.chat import ChatBody, _generate
+from gateway.http.openai.chat import ChatBody, draft
 from gateway.requests.choices import answers_to
 from gateway.requests.request import Terms
 from protocol.requests import Generate
@@ -19,7 +19,8 @@ from protocol.requests import Generate
 def _message(**fields: Any) -> Generate:
     sent = {"model": "m", "messages": [{"role": "user", "content": "?"}], **fields}
     body = msgspec.json.decode(json.dumps(sent).encode(), type=ChatBody)
-    return _generate(body, Model("m", "/m", ModelSettings(path="/m")), ())
+    (generate,) = draft(body, Model("m", "/m", ModelSettings(path="/m"))).generates
+    return generate
 
 
 @pytest.mark.parametrize(

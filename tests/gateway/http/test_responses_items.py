@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.http.generation.conversation import Conversation
 from gateway.http.generation.parameters import check_supported
 from gateway.http.openai.responses_bodies import ResponseBody, check_body, tools
-from gateway.http.openai.responses_conversation import RenderedItems, converse
+from gateway.http.openai.responses_conversation import BroughtTools, converse
 from gateway.http.openai.responses_input import places_after, possible_cuts
 from gateway.http.openai.responses_items import (
     ItemBody,
     decode_items,
     encode_items,
     own_items,
-    picture_sources,
     sealed,
 )
 from gateway.requests.share import ByteBudget, Share
@@ -34,7 +34,10 @@ def _messages(
 ) -> list[ChatMessage]:
     items = _items(*bodies)
     names = [f"input[{index}]" for index in range(len(items))]
-    return list(converse(instructions, items, names, pictures).messages)
+    conversation = Conversation(vision=True)
+    converse(instructions, items, names, conversation)
+    read = dict(zip(conversation.sources, pictures, strict=True))
+    return list(conversation.shown(read))
 
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a":1}'}
@@ -124,9 +127,6 @@ def test_pictures_stand_where_they_stood() -> None:
             {"type": "input_text", "text": " is this?"},
         ],
     }
-    assert [(i, s.url, s.name) for i, s in picture_sources(_items(body), ["input[0]"])] == [
-        (0, "data:x", "input[0].content[1].image_url")
-    ]
     (found,) = _messages(body, pictures=(b"png",))
     assert found.pictures == (Picture(b"png", 4, "input[0].content[1].image_url"),)
     assert found.content == "What is this?"
@@ -159,11 +159,11 @@ def test_an_output_may_be_nothing(output: dict[str, None]) -> None:
 
 def test_pictures_only_from_users() -> None:
     body = {"role": "assistant", "content": [{"type": "input_image", "image_url": "data:x"}]}
-    with pytest.raises(Refusal, match="only a user's"):
-        picture_sources(_items(body), ["input[0]"])
+    with pytest.raises(Refusal, match="pictures in a user's message"):
+        _messages(body)
     body = {"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}
     with pytest.raises(Refusal, match="files are not supported"):
-        picture_sources(_items(body), ["input[0]"])
+        _messages(body)
 
 
 def test_what_is_stored_has_types_and_ids() -> None:
@@ -201,7 +201,7 @@ def _body(**fields: Any) -> ResponseBody:
     return msgspec.json.decode(json.dumps(data), type=ResponseBody)
 
 
-NOTHING = RenderedItems((), [], [])
+NOTHING = BroughtTools([], [])
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from openai.types.responses import Tool
 from pydantic import TypeAdapter
 
+from gateway.http.generation.conversation import Conversation
 from gateway.http.openai.responses_bodies import ResponseBody, tools
-from gateway.http.openai.responses_conversation import RenderedItems, converse
+from gateway.http.openai.responses_conversation import BroughtTools, converse
 from gateway.http.openai.responses_items import (
     ItemBody,
-    picture_sources,
     sealed,
     without_superseded,
 )
@@ -25,7 +26,7 @@ from gateway.http.openai.responses_objects import WrittenInput, action_of, argum
 from gateway.system.refusal import Refusal
 from protocol.requests import CalledTool, ChatMessage, Picture
 
-NOTHING = RenderedItems((), [], [])
+NOTHING = BroughtTools([], [])
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 CUSTOM = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": GRAMMAR}
 MEMBER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -57,18 +58,27 @@ def _shown(*asked: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _said(
+class Rendered(NamedTuple):
+    messages: Sequence[ChatMessage]
+    tools: BroughtTools
+    conversation: Conversation
+
+
+def _rendered(
     *items: dict[str, Any], pictures: tuple[bytes, ...] = (), vision: bool = True
-) -> RenderedItems:
+) -> Rendered:
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
     names = [f"input[{index}]" for index in range(len(items))]
-    return converse(None, decoded, names, pictures, vision=vision)
+    conversation = Conversation(vision=vision)
+    brought = converse(None, decoded, names, conversation)
+    read = dict(zip(conversation.sources, pictures, strict=True))
+    return Rendered(conversation.shown(read), brought, conversation)
 
 
-def _functions(body: ResponseBody, said: RenderedItems = NOTHING) -> dict[str, Any]:
-    told = tools(body, said)
-    assert told is not None
-    return {each["function"]["name"]: each["function"] for each in told.known}
+def _functions(body: ResponseBody, brought: BroughtTools = NOTHING) -> dict[str, Any]:
+    offered = tools(body, brought)
+    assert offered is not None
+    return {tool["function"]["name"]: tool["function"] for tool in offered.known}
 
 
 def test_what_a_model_is_told() -> None:
@@ -177,14 +187,14 @@ RAN = {"type": "local_shell_call_output", "id": "d", "output": "a.txt"}
 
 
 def test_calls_of_every_kind_and_their_results() -> None:
-    said = _said(USER, PATCH, PATCHED, FIND, FOUND, RUN, RAN)
-    calls = [call for each in said.messages for call in each.tool_calls]
+    rendered = _rendered(USER, PATCH, PATCHED, FIND, FOUND, RUN, RAN)
+    calls = [call for each in rendered.messages for call in each.tool_calls]
     assert calls == [
         CalledTool("a", "apply_patch", '{"input":"x\\"\\n"}'),
         CalledTool("c", "tool_search", '{"query":"weather"}'),
         CalledTool("d", "local_shell", '{"type":"exec","command":["ls"],"env":{}}'),
     ]
-    results = [each for each in said.messages if each.role == "tool"]
+    results = [each for each in rendered.messages if each.role == "tool"]
     assert [each.tool_call_id for each in results] == ["a", "c", "d"]
     assert results[0].content == "Done"
     assert '"name":"mcp__w__weather"' in results[1].content
@@ -192,12 +202,12 @@ def test_calls_of_every_kind_and_their_results() -> None:
 
 
 def test_tools_that_are_found_later_leave_the_prompt_as_it_was() -> None:
-    told = tools(_body(tools=[SEARCH]), _said(USER, FIND, FOUND))
+    told = tools(_body(tools=[SEARCH]), _rendered(USER, FIND, FOUND).tools)
     assert told is not None
     assert "weather" not in told.definitions
     assert json.loads(told.mentioned)[0]["function"]["name"] == "mcp__w__weather"
     # What was told at the beginning isn't told again.
-    again = tools(_body(tools=[SEARCH, NAMESPACE]), _said(USER, FIND, FOUND))
+    again = tools(_body(tools=[SEARCH, NAMESPACE]), _rendered(USER, FIND, FOUND).tools)
     assert again is not None
     assert json.loads(again.mentioned) == []
     assert len(again.known) == 2
@@ -205,20 +215,20 @@ def test_tools_that_are_found_later_leave_the_prompt_as_it_was() -> None:
 
 def test_tools_in_items_of_the_beginning_are_tools() -> None:
     brought = {"type": "additional_tools", "role": "developer", "tools": [CUSTOM]}
-    first = _said(brought, {"role": "developer", "content": "Rules"}, USER)
+    first = _rendered(brought, {"role": "developer", "content": "Rules"}, USER)
     assert [each.role for each in first.messages] == ["system", "user"]
-    assert list(_functions(_body(), first)) == ["apply_patch"]
-    later = _said(USER, brought)
+    assert list(_functions(_body(), first.tools)) == ["apply_patch"]
+    later = _rendered(USER, brought)
     assert [each.role for each in later.messages] == ["user", "system"]
-    told = tools(_body(), later)
+    told = tools(_body(), later.tools)
     assert told is not None
     assert (told.definitions, len(told.known)) == ("[]", 1)
 
 
 def test_pictures_in_results_are_shown_behind_them() -> None:
     items = (USER, PATCH, LOOK, LOOKED, PATCHED, {"role": "assistant", "content": "Nice"})
-    said = _said(*items, pictures=(b"png",))
-    assert [each.role for each in said.messages] == [
+    rendered = _rendered(*items, pictures=(b"png",))
+    assert [each.role for each in rendered.messages] == [
         "user",
         "assistant",
         "tool",
@@ -226,19 +236,17 @@ def test_pictures_in_results_are_shown_behind_them() -> None:
         "user",
         "assistant",
     ]
-    assert said.messages[2] == ChatMessage("tool", "Seen", tool_call_id="b")
-    (picture,) = said.messages[4].pictures
-    assert picture == Picture(b"png", len(said.messages[4].content), picture.name)
+    assert rendered.messages[2] == ChatMessage("tool", "Seen", tool_call_id="b")
+    (picture,) = rendered.messages[4].pictures
+    assert picture == Picture(b"png", len(rendered.messages[4].content), picture.name)
     assert picture.name == "input[3].output[1].image_url"
-    decoded = msgspec.json.decode(json.dumps([LOOK, LOOKED]), type=list[ItemBody])
-    assert [each for each, _ in picture_sources(decoded, ["a", "b"])] == [1]
 
 
 def test_a_model_that_can_not_look_is_told_of_pictures_in_results() -> None:
-    decoded = msgspec.json.decode(json.dumps([LOOK, LOOKED]), type=list[ItemBody])
-    assert picture_sources(decoded, ["a", "b"], vision=False) == []
-    said = _said(USER, LOOK, LOOKED, vision=False)
-    assert said.messages[-1].content == (
+    rendered = _rendered(USER, LOOK, LOOKED, vision=False)
+    assert rendered.conversation.sources == []
+    assert (rendered.conversation.refused, rendered.conversation.left_out) == (None, {"image"})
+    assert rendered.messages[-1].content == (
         "Seen\n(Here is a picture, which this model can't look at.)"
     )
 
@@ -258,14 +266,14 @@ UNKNOWN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("item", UNKNOWN, ids=lambda each: each["type"])
 def test_what_nobody_here_knows_is_passed_over(item: dict[str, Any]) -> None:
-    said = _said(USER, item, {"role": "user", "content": "More"})
-    assert [each.content for each in said.messages] == ["Go", "More"]
+    rendered = _rendered(USER, item, {"role": "user", "content": "More"})
+    assert [each.content for each in rendered.messages] == ["Go", "More"]
 
 
-def test_what_another_agent_says_is_said() -> None:
+def test_what_another_agent_says_is_rendered() -> None:
     content = [{"type": "input_text", "text": "Hi"}, {"type": "encrypted_content"}]
     item = {"type": "agent_message", "author": "/root/a", "recipient": "/root", "content": content}
-    assert _said(USER, item).messages[1].content == "/root/a to /root:\nHi"
+    assert _rendered(USER, item).messages[1].content == "/root/a to /root:\nHi"
 
 
 def test_a_summary_stands_for_what_it_sums_up() -> None:
@@ -274,14 +282,15 @@ def test_a_summary_stands_for_what_it_sums_up() -> None:
     decoded = msgspec.json.decode(json.dumps(items), type=list[ItemBody])
     left, names = without_superseded(decoded, [str(each) for each in range(6)])
     assert names == ["0", "4", "5"]
-    said = converse(None, left, names)
-    assert said.messages[1].content.endswith("summed up:\n\nThey went.")
+    conversation = Conversation(vision=True)
+    converse(None, left, names, conversation)
+    assert conversation.messages[1].content.endswith("summed up:\n\nThey went.")
     foreign = {"type": "compaction", "encrypted_content": "gAAAAA=="}
     kept, _ = without_superseded(
         msgspec.json.decode(json.dumps([*items[:4], foreign]), type=list[ItemBody]), ["x"] * 5
     )
     assert len(kept) == 5, "what can't be read stands for nothing"
-    assert "another server" in _said(USER, foreign).messages[1].content
+    assert "another server" in _rendered(USER, foreign).messages[1].content
 
 
 # What a model writes

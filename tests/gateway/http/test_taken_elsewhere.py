@@ -14,18 +14,19 @@ from starlette.requests import Request
 from gateway.config.model import Model
 from gateway.config.model_settings import ModelSettings
 from gateway.http.anthropic.messages import MessagesBody
+from gateway.http.generation.conversation import Conversation
 from gateway.http.generation.generation import check_generation, generate_message
 from gateway.http.generation.tools import replaced, tools_of
 from gateway.http.ollama.bodies import OllamaOptions, generation
-from gateway.http.openai.chat import ChatBody, chat_messages
+from gateway.http.openai.chat import ChatBody, converse
 from gateway.http.openai.completions import CompletionBody, parse_inputs
 from gateway.http.openai.responses_bodies import ResponseBody, check_body
 from gateway.http.openai.responses_bodies import tools as tools_of_response
-from gateway.http.openai.responses_conversation import RenderedItems
+from gateway.http.openai.responses_conversation import BroughtTools
 from gateway.http.wire.bodies import read_json
 from gateway.requests.share import SHARE, ByteBudget, Share
 from gateway.system.refusal import Refusal
-from protocol.requests import TextPrompt, Tools
+from protocol.requests import ChatMessage, TextPrompt, Tools
 
 T = TypeVar("T", bound=msgspec.Struct)
 CLOCK = {"type": "function", "function": {"name": "clock", "description": "Time"}}
@@ -146,7 +147,7 @@ def test_a_mode_of_tool_choice_may_be_an_object(kind: str, choice: str) -> None:
     }
     body = _read(ResponseBody, json.dumps(sent).encode())
     assert body.choice == choice
-    told = tools_of_response(body, RenderedItems((), [], []))
+    told = tools_of_response(body, BroughtTools([], []))
     assert told is not None
     assert told.choice == choice
 
@@ -168,10 +169,16 @@ def test_of_two_tools_of_one_name_the_later_counts() -> None:
 # Messages
 
 
+def _messages(body: ChatBody) -> list[ChatMessage]:
+    conversation = Conversation(vision=True)
+    converse(body.messages, conversation)
+    return conversation.messages
+
+
 @pytest.mark.parametrize("result", [{"content": None}, {}], ids=["null", "absent"])
 def test_the_result_of_a_tool_may_be_nothing(result: dict[str, None]) -> None:
     body = _chat(messages=[{"role": "tool", "tool_call_id": "c", **result}])
-    [message] = chat_messages(body.messages)
+    [message] = _messages(body)
     assert (message.role, message.content, message.tool_call_id) == ("tool", "", "c")
 
 
@@ -186,14 +193,14 @@ def test_the_result_of_a_tool_may_be_nothing(result: dict[str, None]) -> None:
 )
 def test_thoughts_among_the_parts_of_an_assistant(part: dict[str, str]) -> None:
     content = [part, {"type": "text", "text": "Yes."}]
-    [message] = chat_messages(_chat(messages=[{"role": "assistant", "content": content}]).messages)
+    [message] = _messages(_chat(messages=[{"role": "assistant", "content": content}]))
     assert (message.content, message.reasoning) == ("Yes.", "Hm.")
     with pytest.raises(Refusal, match="content part of type"):
-        chat_messages(_chat(messages=[{"role": "user", "content": content}]).messages)
+        _messages(_chat(messages=[{"role": "user", "content": content}]))
 
 
 def test_thoughts_that_a_message_has_twice_are_told_once() -> None:
     content = [{"type": "thinking", "thinking": "Hm."}]
     said = {"role": "assistant", "content": content, "reasoning_content": "Hm."}
-    [message] = chat_messages(_chat(messages=[said]).messages)
+    [message] = _messages(_chat(messages=[said]))
     assert (message.content, message.reasoning) == ("", "Hm.")

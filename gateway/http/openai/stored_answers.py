@@ -1,4 +1,4 @@
-"""Answers that the mailbox makes and keeps: of chats and of responses. Routes of kept chats."""
+"""Answers that the mailbox makes and stores: of chats and of responses. Routes of stored chats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gateway.requests.share import share_of
 from gateway.system.refusal import Refusal
 from protocol.requests import Generate
 
-kept_routes = Routes("OpenAI")
+stored_chat_routes = Routes("OpenAI")
 
 _KINDS: Final[dict[Api, str]] = {"chat": "kept chat completion", "responses": "stored response"}
 
@@ -62,15 +62,15 @@ async def find_answer(
     """
     name = owner_of(request), request.path_params["id"]
     share = share_of(request.scope)
-    found = await mailbox_of(request).find(name, share, items=items, events=events)
-    if found is None or found.entry.api != api:
+    answer = await mailbox_of(request).find(name, share, items=items, events=events)
+    if answer is None or answer.entry.api != api:
         raise Refusal(
             "not_found",
             f"There is no {_KINDS[api]} {name[1][:200]!r}: it never existed, was deleted, has "
             "expired (mailbox.keep_s, mailbox.size), or belongs to another key.",
             param="id",
         )
-    return found
+    return answer
 
 
 def _work_of(api: Api, requests: Sequence[Request], form: bytes) -> Work:
@@ -272,10 +272,10 @@ class ChatFamily:
         return b"event: error\n" + server_sent_event(outcome.body)
 
 
-async def keep(
+async def store_chat(
     call: ModelCall, requests: Sequence[Request], form: ChatForm, *, stream: bool
 ) -> Followed:
-    """Have the mailbox make and keep the answers, even if the client leaves.
+    """Have the mailbox make and store the answers, even if the client leaves.
 
     Raises:
         Refusal: X-Deadline-S can't be read, the answer can't be written to the mailbox's file, or
@@ -289,7 +289,7 @@ async def keep(
     return Followed(job, stream=stream, headers={"x-mailbox-id": entry.id})
 
 
-@kept_routes.get(
+@stored_chat_routes.get(
     f"{_PATH}/{{id:id}}",
     Operation("A chat that is kept", answer=dict, refusals=(*GENERATES, "not_found")),
 )
@@ -314,23 +314,23 @@ async def retrieve(request: HttpRequest) -> Response:
 async def _no_messages(request: HttpRequest) -> Refusal | None:
     """The refusal for a client that asks for a chat's messages. None: the path names no chat."""
     asked: str = request.path_params["id"]
-    kept_id = asked.removesuffix(_MESSAGES)
-    if kept_id == asked:
+    chat_id = asked.removesuffix(_MESSAGES)
+    if chat_id == asked:
         return None
-    name = owner_of(request), kept_id
+    name = owner_of(request), chat_id
     found = await mailbox_of(request).find(name, share_of(request.scope))
     if found is None or found.entry.api != "chat":
         return None
     return Refusal(
         "not_found",
-        f"The messages of {kept_id[:200]!r} aren't kept, only its answer: "
-        f"GET {_PATH}/{kept_id[:200]}.",
+        f"The messages of {chat_id[:200]!r} aren't kept, only its answer: "
+        f"GET {_PATH}/{chat_id[:200]}.",
         param="id",
     )
 
 
-@kept_routes.get(_PATH, Operation("Chats that are kept", answer=dict))
-async def list_kept(request: HttpRequest) -> Response:
+@stored_chat_routes.get(_PATH, Operation("Chats that are kept", answer=dict))
+async def list_chats(request: HttpRequest) -> Response:
     """List the client's own kept chats. Those that failed have an `error`."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=False)
@@ -342,13 +342,13 @@ async def list_kept(request: HttpRequest) -> Response:
     )
     shown = entries[:count]
     return json_listing(
-        [Raw(_listed(*each)) for each in shown],
+        [Raw(_listed(entry, body)) for entry, body in shown],
         [entry.id for entry, _ in shown],
         has_more=len(entries) > count,
     )
 
 
-@kept_routes.delete(
+@stored_chat_routes.delete(
     f"{_PATH}/{{id:id}}", Operation("Delete a chat", answer=dict, refusals=("not_found",))
 )
 async def delete(request: HttpRequest) -> Response:
