@@ -96,11 +96,11 @@ def callable_tools(
     Raises:
         Refusal: a name or a schema is invalid, or the choice names a tool that is left out.
     """
-    own = [each for each in tools if each.is_own]
-    offered = [each for each in own if not each.defer_loading or each.name in referred]
+    clients = [each for each in tools if each.is_own]
+    offered = [each for each in clients if not each.defer_loading or each.name in referred]
     parallel = choice is None or not choice.disable_parallel_tool_use
     foreign = {each.name for each in tools if not each.is_own}
-    if choice is not None and (choice.name in foreign or (foreign and not own)):
+    if choice is not None and (choice.name in foreign or (foreign and not clients)):
         choice = None
     return tools_of(
         [ToolBody(each.function, "function") for each in offered],

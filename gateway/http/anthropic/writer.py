@@ -186,21 +186,21 @@ class MessageFormat:
     def _part(self, part: AnswerPart) -> bytes:
         match part:
             case Text(text):
-                events = self._begin("text", AnswerTextBlock(""))
+                events = self._start_block("text", AnswerTextBlock(""))
                 return events + self._delta(type="text_delta", text=text)
             case Reasoning(text):
-                events = self._begin("thinking", AnswerThinkingBlock("", ""))
+                events = self._start_block("thinking", AnswerThinkingBlock("", ""))
                 return events + self._delta(type="thinking_delta", thinking=text)
             case ToolCall(number, arguments, name):
                 block = AnswerToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
-                events = self._begin(f"call {number}", block)
+                events = self._start_block(f"call {number}", block)
                 if arguments:
                     events += self._delta(type="input_json_delta", partial_json=arguments)
                 return events
             case _:
                 return b""
 
-    def _begin(self, kind: str, block: AnswerBlock) -> bytes:
+    def _start_block(self, kind: str, block: AnswerBlock) -> bytes:
         """End the open block and begin `block`, unless a block of `kind` is open already."""
         if self._open == kind:
             return b""

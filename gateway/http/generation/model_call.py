@@ -105,14 +105,14 @@ class ModelCall:
         record_of(self.http.scope).timings = [request.timing for request in requests]
         take_places(self.http, requests)
 
-    def _priority(self, own: int | None) -> int | None:
+    def _priority(self, of_body: int | None) -> int | None:
         """The priority in X-Priority, else `own`, the body's; None: the model's priority counts.
 
         Raises:
             Refusal: X-Priority can't be read.
         """
         text = self.http.headers.get("x-priority")
-        wanted = own if text is None else _read_priority(text)
+        wanted = of_body if text is None else _read_priority(text)
         priority = self.caller.priority_of(wanted, self.model.settings.priority)
         if priority is not None and from_page(self.http.headers):
             # A web page may lower the priority of its request, but not raise it above the model's.

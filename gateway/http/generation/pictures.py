@@ -164,10 +164,10 @@ class PictureReader:
         if len(sources) > MOST_PICTURES:
             source = sources[MOST_PICTURES]
             raise refused(source, f"a request may have {MOST_PICTURES} pictures, no more")
-        found: list[bytes] = []
+        pictures: list[bytes] = []
         deadline = asyncio.get_running_loop().time() + _FETCHED_S
         for source in sources:
-            left_bytes = MOST_PICTURE_BYTES - sum(map(len, found))
+            left_bytes = MOST_PICTURE_BYTES - sum(map(len, pictures))
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             try:
                 data = await self._read(source.url, settings, left_bytes, left_s)
@@ -175,8 +175,8 @@ class PictureReader:
             except PictureError as error:
                 raise refused(source, error) from error
             share.take(len(data))
-            found.append(data)
-        return found
+            pictures.append(data)
+        return pictures
 
     async def _read(
         self, url: str, settings: GatewaySettings, most_bytes: int, deadline_s: float

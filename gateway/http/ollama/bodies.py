@@ -67,7 +67,7 @@ def generation(
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
     if looks_back is not None and looks_back < 0:
         looks_back = model.settings.context_tokens
-    own = GenerationBody(
+    parameters = GenerationBody(
         model=model.id,
         # Ollama reads 0 and negative numbers as no limit.
         max_tokens=max(0, int(asked.num_predict or 0)) or None,
@@ -84,7 +84,7 @@ def generation(
         presence_penalty=asked.presence_penalty,
         keep_alive=keep_alive,
     )
-    return with_defaults(own, model.settings)
+    return with_defaults(parameters, model.settings)
 
 
 Think: TypeAlias = bool | Literal["low", "medium", "high", "max"]

@@ -332,13 +332,13 @@ class CompletionFormat:
         """The prompt tokens that were not written yet. A worker that resumes the request sends the
         prompt tokens from the beginning.
         """
-        found: list[PromptToken] = []
+        tokens: list[PromptToken] = []
         for part in parts:
             if isinstance(part, PromptLogprobs):
-                found += part.tokens[max(0, self._prompt_tokens[index] - part.begin) :]
+                tokens += part.tokens[max(0, self._prompt_tokens[index] - part.begin) :]
                 end = part.begin + len(part.tokens)
                 self._prompt_tokens[index] = max(end, self._prompt_tokens[index])
-        return found
+        return tokens
 
     def _event(
         self, choices: list[TextCompletionChoice], usage: CompletionUsage | None = None

@@ -77,10 +77,10 @@ async def retrieve(request: HttpRequest) -> Response:
     response after the event number `starting_after`.
     """
     streams = read_flag(request, "stream")
-    found = await find_answer(request, "responses", events=streams)
+    answer = await find_answer(request, "responses", events=streams)
     if streams:
-        return _events(request, found)
-    return Response(_present(found), media_type="application/json")
+        return _events(request, answer)
+    return Response(_present(answer), media_type="application/json")
 
 
 @routes.get(
@@ -91,9 +91,9 @@ async def input_items(request: HttpRequest) -> Response:
     """List the input items of a stored response, with the items of the responses before it."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=True)
-    found = await find_answer(request, "responses", items=True)
+    answer = await find_answer(request, "responses", items=True)
     share = share_of(request.scope)
-    items = await beside_the_loop(len(found.items), decode_items, found.items, share)
+    items = await beside_the_loop(len(answer.items), decode_items, answer.items, share)
     if newest_first:
         items.reverse()
     if (after := request.query_params.get("after")) is not None:
@@ -111,14 +111,14 @@ async def input_items(request: HttpRequest) -> Response:
 )
 async def cancel(request: HttpRequest) -> Response:
     """Cancel a background response. A response that is complete stays as it is."""
-    found = await find_answer(request, "responses")
-    if not found.entry.background:
+    answer = await find_answer(request, "responses")
+    if not answer.entry.background:
         raise invalid(
-            f"{found.entry.id!r} was not made in the background: only a background response can be "
-            "cancelled.",
+            f"{answer.entry.id!r} was not made in the background: only a background response can "
+            "be cancelled.",
             "id",
         )
-    await mailbox_of(request).cancel(found.entry.name)
+    await mailbox_of(request).cancel(answer.entry.name)
     return Response(
         _present(await find_answer(request, "responses")), media_type="application/json"
     )
@@ -127,24 +127,24 @@ async def cancel(request: HttpRequest) -> Response:
 @routes.delete(_PATH, Operation("Delete a response", answer=dict, refusals=_STORED))
 async def delete(request: HttpRequest) -> Response:
     """Delete a stored response, whether it is complete or not."""
-    found = await find_answer(request, "responses")
-    await mailbox_of(request).delete(found.entry.name)
-    return json_response({"id": found.entry.id, "object": "response", "deleted": True})
+    answer = await find_answer(request, "responses")
+    await mailbox_of(request).delete(answer.entry.name)
+    return json_response({"id": answer.entry.id, "object": "response", "deleted": True})
 
 
-def _present(found: StoredAnswer) -> bytes:
+def _present(answer: StoredAnswer) -> bytes:
     """The response as it is now, in JSON. For a pending response the mailbox has the JSON of the
     time when it was accepted, so the status is filled in.
     """
-    if not found.entry.pending:
-        return found.body
-    response = decode(found.body)
-    response.status = found.entry.status
+    if not answer.entry.pending:
+        return answer.body
+    response = decode(answer.body)
+    response.status = answer.entry.status
     return msgspec.json.encode(response)
 
 
-def _events(request: HttpRequest, found: StoredAnswer) -> Response:
-    if not found.entry.streams:
+def _events(request: HttpRequest, answer: StoredAnswer) -> Response:
+    if not answer.entry.streams:
         raise invalid(
             "stream: only a background response that was created with stream: true can be "
             "followed.",
@@ -152,10 +152,10 @@ def _events(request: HttpRequest, found: StoredAnswer) -> Response:
         )
     after = read_count(request, "starting_after", -1)
     mailbox = mailbox_of(request)
-    if (job := mailbox.maker.job(found.entry.name)) is not None:
-        mailbox.maker.open(job, found.body)
+    if (job := mailbox.maker.job(answer.entry.name)) is not None:
+        mailbox.maker.open(job, answer.body)
         return Followed(job, stream=True, after=_passed(after, job.first_number))
-    events = split(found.events)
+    events = split(answer.events)
     numbered = _NUMBER.search(events[0]) if events else None
     begin = int(numbered[1]) if numbered else 0
     rest = b"".join(events[_passed(after, begin) :])

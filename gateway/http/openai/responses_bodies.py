@@ -215,10 +215,10 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
             names = _named(asked, meanings)
             allowed = [AllowedTool(NamedFunction(each), "function") for each in names]
             return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", allowed))
-        case ResponseToolChoice() if found := _named(
+        case ResponseToolChoice() if named := _named(
             [NamedTool(choice.type, choice.name)], meanings
         ):
-            return ChosenTool("function", NamedFunction(found[0]))
+            return ChosenTool("function", NamedFunction(named[0]))
     raise invalid(
         "tool_choice: send auto, none, required, a tool of your own by its type and name, or "
         "allowed_tools.",
@@ -228,13 +228,13 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
 
 def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
     """The model's names for the tools in `asked`. Tools that run at OpenAI are left out."""
-    found = []
+    names = []
     for each in asked:
         if each.type in get_args(Kind):
             name = each.name or each.type
             same = (function_name(m.namespace, m.name) for m in meanings if m.name == name)
-            found.append(next(same, name))
-    return found
+            names.append(next(same, name))
+    return names
 
 
 def _format(text: TextConfig | None) -> ResponseFormatBody | None:

@@ -296,18 +296,18 @@ async def store_chat(
 async def retrieve(request: HttpRequest) -> Response:
     """Answer with a kept chat completion or the error that ended it; 202 until it has ended."""
     try:
-        found = await find_answer(request, "chat")
+        answer = await find_answer(request, "chat")
     except Refusal as refusal:
         raise await _no_messages(request) or refusal from None
     headers = {}
-    if found.entry.pending:
+    if answer.entry.pending:
         headers["retry-after"] = str(_RETRY_AFTER_S)
-    elif found.http_status != 200:
+    elif answer.http_status != 200:
         # Another try would get the same outcome.
         headers["x-should-retry"] = "false"
-    body = _with_status(found.entry, found.body)
+    body = _with_status(answer.entry, answer.body)
     return Response(
-        body, status_code=found.http_status, headers=headers, media_type="application/json"
+        body, status_code=answer.http_status, headers=headers, media_type="application/json"
     )
 
 
@@ -318,8 +318,8 @@ async def _no_messages(request: HttpRequest) -> Refusal | None:
     if chat_id == asked:
         return None
     name = owner_of(request), chat_id
-    found = await mailbox_of(request).find(name, share_of(request.scope))
-    if found is None or found.entry.api != "chat":
+    answer = await mailbox_of(request).find(name, share_of(request.scope))
+    if answer is None or answer.entry.api != "chat":
         return None
     return Refusal(
         "not_found",

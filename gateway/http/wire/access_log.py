@@ -175,9 +175,9 @@ class RoutePaths:
         """The endpoint that the request would have reached. If no route at its path takes its
         method: the endpoint of the first route at the path. None: no route has the path.
         """
-        found = list(routes_at(self._routes, scope))
-        found.sort(key=lambda each: each[1] is not Match.FULL)
-        return found[0][0].endpoint if found else None
+        matches = list(routes_at(self._routes, scope))
+        matches.sort(key=lambda each: each[1] is not Match.FULL)
+        return matches[0][0].endpoint if matches else None
 
 
 _ADDRESSES: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -171,12 +171,14 @@ def described(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[tuple[s
 
 def make_document(routes: Iterable[BaseRoute]) -> bytes:
     """The document as JSON text."""
-    found = [(path, each) for path, each in described(routes) if isinstance(each, Described)]
-    types = list({each: None for path, route in found for each in _types(path, route.operation)})
+    shown = [(path, route) for path, route in described(routes) if isinstance(route, Described)]
+    types = list(
+        dict.fromkeys(kind for path, route in shown for kind in _types(path, route.operation))
+    )
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     known = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for path, route in found:
+    for path, route in shown:
         written = _PARAMETER.sub(r"{\g<name>}", path)
         name = re.sub(r"\W+", "_", route.method.lower() + written)
         operation = {"operationId": name, **_operation(path, route, known)}
@@ -265,18 +267,18 @@ def _stream(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _by_status(codes: Iterable[Code]) -> dict[str, list[Code]]:
-    found: dict[str, list[Code]] = {}
+    by_status: dict[str, list[Code]] = {}
     for code in codes:
-        names = found.setdefault(str(status_of(code)), [])
+        names = by_status.setdefault(str(status_of(code)), [])
         if code not in names:
             names.append(code)
-    return found
+    return by_status
 
 
 def _of_path(path: str) -> Iterator[dict[str, Any]]:
-    for found in _PARAMETER.finditer(path):
+    for parameter in _PARAMETER.finditer(path):
         yield {
-            "name": found["name"],
+            "name": parameter["name"],
             "in": "path",
             "required": True,
             "description": "Ids of models may have slashes.",
