@@ -22,8 +22,8 @@ from gateway.config.model import models_of
 from gateway.config.read import Configuration
 from gateway.history.recorder import Recorder
 from gateway.http.app import Parts
-from gateway.http.openai.kept import ChatFamily
 from gateway.http.openai.responses import ResponseFamily
+from gateway.http.openai.stored_answers import ChatFamily
 from gateway.http.passing.forms import FormFiles
 from gateway.http.wire.access_log import spans
 from gateway.http.wire.connection_limits import ConnectionLimiter, capacity

@@ -9,7 +9,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.config.model_folders import DEMO_FOLDER
-from gateway.http.generation.parameters import PARAMETERS, PLACES, Parameter, Place, at
+from gateway.http.generation.parameters import (
+    PARAMETERS,
+    PLACES,
+    Parameter,
+    Place,
+    parameters_at,
+)
 from tests.support.gateway import Gateway
 
 BODIES: dict[Place, dict[str, Any]] = {
@@ -61,7 +67,7 @@ ASKING: dict[str, list[Any]] = {
 }
 SOMETHING: list[Any] = ["something", 7, {"some": "thing"}, True, False, 0]
 
-REFUSED = [(place, each) for place in PLACES for each in at(place, "refused")]
+REFUSED = [(place, each) for place in PLACES for each in parameters_at(place, "refused")]
 
 
 def _id(value: object) -> str:
@@ -160,11 +166,11 @@ def test_neutral_values_change_nothing(
     place: Place, gateway: Gateway, plain: dict[str, str]
 ) -> None:
     """All at once: one that is refused is named, and one that changes something is seen."""
-    rounds = [(None, *each.neutral) for each in at(place, "refused")]
+    rounds = [(None, *each.neutral) for each in parameters_at(place, "refused")]
     for turn in range(max(map(len, rounds), default=0)):
         values = {
             each.name: of[turn % len(of)]
-            for each, of in zip(at(place, "refused"), rounds, strict=True)
+            for each, of in zip(parameters_at(place, "refused"), rounds, strict=True)
         }
         path, body = _body(place, **values)
         assert _text(gateway, path, body) == plain[path]
@@ -175,7 +181,7 @@ def test_neutral_values_change_nothing(
 def test_the_harmless_change_nothing(
     place: Place, value: Any, gateway: Gateway, plain: dict[str, str]
 ) -> None:
-    path, body = _body(place, **{each.name: value for each in at(place, "harmless")})
+    path, body = _body(place, **{each.name: value for each in parameters_at(place, "harmless")})
     assert _text(gateway, path, body) == plain[path]
 
 

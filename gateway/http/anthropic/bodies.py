@@ -1,20 +1,21 @@
-"""The types of Anthropic's messages. Turns these into the messages that a worker renders."""
+"""The types of Anthropic's messages, and how they become a conversation."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.http.generation.pictures import UNSEEN, Source, named
+from gateway.http.generation.conversation import UNSEEN, Conversation, MessageText
+from gateway.http.generation.pictures import Source, named
 from gateway.http.generation.tools import FunctionBody, template_function
 from gateway.http.wire.bodies import AT, BodyPart
 from gateway.http.wire.errors import invalid
 from gateway.system.refusal import Refusal
-from protocol.requests import CalledTool, ChatMessage, Picture
+from protocol.requests import CalledTool
 
 # A line that Claude Code adds at the beginning of the prompt, for billing. The line differs in each
 # conversation, so with this line no prompt would match the prompt cache.
@@ -129,7 +130,7 @@ Block: TypeAlias = (
 _BLOCKS: Final = msgspec.json.Decoder(Block)
 _RESULT_BLOCKS: Final = msgspec.json.Decoder(ResultBlock)
 _KNOWN: Final = {
-    str(each.__struct_config__.tag) for each in (*get_args(Block), *get_args(ResultBlock))
+    str(block.__struct_config__.tag) for block in (*get_args(Block), *get_args(ResultBlock))
 }
 
 
@@ -147,7 +148,7 @@ _KIND: Final = msgspec.json.Decoder(_Kind)
 
 def _decoded(blocks: Any, known: msgspec.json.Decoder[Any]) -> list[Any]:
     """Raises: ValueError: a block has no type, or has a known type and is malformed."""
-    return [_block(each, known, place) for place, each in enumerate(blocks)]
+    return [_block(block, known, place) for place, block in enumerate(blocks)]
 
 
 def _block(block: Raw, known: msgspec.json.Decoder[Any], place: int) -> Any:
@@ -193,55 +194,158 @@ class AnthropicConversation(Struct):
     system: str | list[TextBlock] | None = None
 
 
-def references(body: AnthropicConversation) -> set[str]:
-    """The names of the deferred tools that tool results refer to."""
-    return {each.tool_name for each in _blocks(body) if isinstance(each, ToolReferenceBlock)}
+def converse(
+    body: AnthropicConversation,
+    conversation: Conversation,
+    deferred: Mapping[str, FunctionBody] | None = None,
+) -> set[str]:
+    """Add the messages to the conversation. A `deferred` tool is described where a tool result
+    first refers to it. Returns the names of the deferred tools that results refer to.
 
-
-def unread(body: AnthropicConversation, *, vision: bool) -> set[str]:
-    """The kinds of the blocks that the model doesn't get, neither as text nor as pictures."""
-    found = set()
-    for each in _blocks(body):
-        if isinstance(each, ImageBlock) and not vision:
-            found.add("image")
-        elif isinstance(each, DocumentBlock) and not isinstance(each.source, TextSource):
-            found.add("document")
-        elif isinstance(each, ForeignBlock) and not each.text:
-            found.add(named(each.type, "block"))
-    return found
-
-
-def _blocks(body: AnthropicConversation) -> Iterator[Block | ResultBlock | ForeignBlock]:
-    """The blocks of all messages. The blocks within a tool result follow the result."""
-    for message in body.messages:
-        for block in message.blocks:
-            yield block
-            if isinstance(block, ToolResultBlock):
-                yield from block.blocks
-
-
-def picture_sources(body: AnthropicConversation) -> list[Source]:
-    """The addresses of all pictures, in the order in which a worker gets the pictures."""
-    return [
-        Source(_url(block), name)
-        for index, message in enumerate(body.messages)
-        for block, name in _pictures(message, f"messages.{index}.content")
-    ]
-
-
-def _pictures(message: AnthropicMessageBody, path: str) -> Iterator[tuple[ImageBlock, str]]:
-    """The pictures of a message, each with its path in the body. The pictures of tool results come
-    first, as in the messages that a worker renders.
+    Raises:
+        Refusal: a block is in a message of the wrong role.
     """
-    blocks = [(each, f"{path}.{place}") for place, each in enumerate(message.blocks)]
-    for block, name in blocks:
-        if isinstance(block, ToolResultBlock):
-            for place, each in enumerate(block.blocks):
-                if isinstance(each, ImageBlock):
-                    yield each, f"{name}.content.{place}"
-    for block, name in blocks:
-        if isinstance(block, ImageBlock):
-            yield block, name
+    blocks: list[TextBlock] = _as_blocks(body.system)
+    system = "\n".join(block.text for block in blocks if not _BILLING.fullmatch(block.text))
+    if system:
+        conversation.add("system", system)
+    tools = _DeferredTools(dict(deferred or {}))
+    for index, message in enumerate(body.messages):
+        path = f"messages.{index}.content"
+        if message.role == "assistant":
+            _add_assistant(message, path, conversation)
+        else:
+            _UserMessage(message, path, conversation, tools).add()
+    return tools.referred
+
+
+def _add_assistant(message: AnthropicMessageBody, path: str, conversation: Conversation) -> None:
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(message.blocks):
+        match block:
+            case TextBlock(text):
+                texts.append(text)
+            case ThinkingBlock(thinking):
+                thoughts.append(thinking)
+            case ToolUseBlock(id_, name, input_):
+                calls.append(CalledTool(id_, name, bytes(input_).decode()))
+            case ForeignBlock(kind, text):
+                if text:
+                    texts.append(f"\n({kind}:\n{text})\n")
+                else:
+                    conversation.left_out.add(named(kind, "block"))
+            case _:
+                raise _misplaced(block, f"{path}.{place}", "a user's")
+    conversation.add(
+        "assistant",
+        "".join(texts),
+        reasoning="".join(thoughts) or None,
+        tool_calls=tuple(calls),
+    )
+
+
+class _DeferredTools:
+    """The deferred tools of a body: those that no text has described yet, by name, and the names of
+    all that results refer to.
+    """
+
+    def __init__(self, undescribed: dict[str, FunctionBody]) -> None:
+        self._undescribed = undescribed
+        self.referred: set[str] = set()
+
+    def describe(self, names: Sequence[str]) -> str:
+        """The text that makes the named tools callable. It describes only tools that no earlier
+        text has described.
+        """
+        self.referred.update(names)
+        new = [
+            template_function(self._undescribed.pop(name))
+            for name in names
+            if name in self._undescribed
+        ]
+        text = f"These functions can be called from now on: {', '.join(names)}"
+        return f"{text}\n{msgspec.json.encode(new).decode()}" if new else text
+
+
+class _UserMessage:
+    """Adds one message of the user or the system: the tool results come before the user's text, as
+    chat templates expect. Templates allow no pictures in results, so the user's message gets these
+    pictures.
+    """
+
+    def __init__(
+        self,
+        message: AnthropicMessageBody,
+        path: str,
+        conversation: Conversation,
+        tools: _DeferredTools,
+    ) -> None:
+        self._message = message
+        self._path = path
+        self._conversation = conversation
+        self._tools = tools
+        self._text = conversation.text(message.role, separator="\n")
+
+    def add(self) -> None:
+        blocks = self._message.blocks
+        for place, block in enumerate(blocks):
+            if isinstance(block, ToolResultBlock):
+                self._add_result(block, f"{self._path}.{place}.content")
+        for place, block in enumerate(blocks):
+            if not isinstance(block, ToolResultBlock):
+                self._add_block(block, f"{self._path}.{place}", self._text)
+        if self._text.parts or self._text.pictures or not blocks:
+            self._conversation.add(self._message.role, self._text)
+
+    def _add_result(self, result: ToolResultBlock, path: str) -> None:
+        text = self._conversation.text("tool", separator="\n")
+        names = []
+        for place, block in enumerate(result.blocks):
+            if isinstance(block, ToolReferenceBlock):
+                names.append(block.tool_name)
+            else:
+                self._add_block(block, f"{path}.{place}", text)
+        if names:
+            text.add(self._tools.describe(names))
+        whole = f"Error: {text}" if result.is_error else str(text)
+        if self._message.role == "system":
+            self._conversation.add("system", whole)
+        else:
+            self._conversation.add("tool", whole, tool_call_id=result.tool_use_id)
+
+    def _add_block(
+        self, block: Block | ResultBlock | ForeignBlock, path: str, text: MessageText
+    ) -> None:
+        left_out = self._conversation.left_out
+        match block:
+            case TextBlock(words):
+                text.add(words)
+            case DocumentBlock():
+                words = _UNREAD
+                if isinstance(block.source, TextSource):
+                    words = block.source.data
+                else:
+                    left_out.add("document")
+                about = filter(None, (block.title, block.context))
+                text.add("\n".join((*about, words)))
+            case ImageBlock():
+                self._show(block, path, text)
+            case ForeignBlock(kind, words):
+                if not words:
+                    left_out.add(named(kind, "block"))
+                text.add(words or _UNGIVEN)
+            case _:
+                raise _misplaced(block, path, "an assistant's")
+
+    def _show(self, block: ImageBlock, path: str, text: MessageText) -> None:
+        source = Source(_url(block), path)
+        if not self._conversation.vision:
+            self._conversation.left_out.add("image")
+            text.add(UNSEEN)
+        elif self._message.role != "user":
+            raise _misplaced(block, path, "a user's")
+        else:
+            self._text.show(source)
 
 
 def _url(block: ImageBlock) -> str:
@@ -252,163 +356,6 @@ def _url(block: ImageBlock) -> str:
             return url
 
 
-def chat_messages(
-    body: AnthropicConversation,
-    pictures: Sequence[bytes] = (),
-    *,
-    vision: bool = True,
-    deferred: Mapping[str, FunctionBody] | None = None,
-) -> tuple[ChatMessage, ...]:
-    """The messages as a worker renders them. `pictures` has the bytes of each picture that
-    `picture_sources` lists. Without `vision` the text has a note in place of each picture. A
-    `deferred` tool is described where a tool result first refers to it.
-
-    Raises:
-        Refusal: a block is in a message of the wrong role.
-    """
-    texts: list[TextBlock] = _as_blocks(body.system)
-    system = "\n".join(each.text for each in texts if not _BILLING.fullmatch(each.text))
-    messages = [ChatMessage("system", system)] if system else []
-    left = iter(pictures) if vision else None
-    untold = dict(deferred or {})
-    for index, each in enumerate(body.messages):
-        if each.role == "assistant":
-            messages.append(_assistants(index, each))
-            continue
-        said = _users(index, each, left, untold)
-        if each.role == "system":
-            messages += (ChatMessage("system", told.content) for told in said)
-        else:
-            messages += said
-    return tuple(messages)
-
-
-def _assistants(index: int, body: AnthropicMessageBody) -> ChatMessage:
-    texts, thoughts, calls = [], [], []
-    for place, block in enumerate(body.blocks):
-        match block:
-            case TextBlock(text):
-                texts.append(text)
-            case ThinkingBlock(thinking):
-                thoughts.append(thinking)
-            case ToolUseBlock(id_, name, input_):
-                calls.append(CalledTool(id_, name, bytes(input_).decode()))
-            case ForeignBlock(kind, text) if text:
-                texts.append(f"\n({kind}:\n{text})\n")
-            case ToolResultBlock() | ImageBlock() | DocumentBlock():
-                raise _misplaced(index, place, block, "a user's")
-    return ChatMessage(
-        "assistant", "".join(texts), reasoning="".join(thoughts) or None, tool_calls=tuple(calls)
-    )
-
-
-def _users(
-    index: int,
-    body: AnthropicMessageBody,
-    pictures: Iterator[bytes] | None,
-    untold: dict[str, FunctionBody],
-) -> Iterator[ChatMessage]:
-    """The messages that a worker renders for one message of the user or the system. Tool results
-    come before the user's text, as chat templates expect. Templates allow no pictures in results,
-    so the user's message gets these pictures. `pictures` None: the model has no vision.
-    """
-    found = list(_pictures(body, f"messages.{index}.content"))
-    shown = None if pictures is None else [(next(pictures), name) for _, name in found]
-    if shown and body.role != "user":
-        raise _misplaced(index, 0, found[0][0], "a user's")
-    said = _UserMessage(shown, untold)
-    for block in body.blocks:
-        if isinstance(block, ToolResultBlock):
-            result = said.result(block)
-            yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
-    for place, block in enumerate(body.blocks):
-        match block:
-            case TextBlock(text):
-                said.add(text)
-            case DocumentBlock():
-                said.add(_document(block))
-            case ImageBlock():
-                if not said.show():
-                    said.add(UNSEEN)
-            case ForeignBlock(_, text):
-                said.add(text or _UNGIVEN)
-            case ToolResultBlock():
-                pass
-            case _:
-                raise _misplaced(index, place, block, "an assistant's")
-    if said.texts or said.shown or not body.blocks:
-        yield ChatMessage("user", "\n".join(said.texts), pictures=tuple(said.shown))
-
-
-def _document(block: DocumentBlock) -> str:
-    about = filter(None, (block.title, block.context))
-    text = block.source.data if isinstance(block.source, TextSource) else _UNREAD
-    return "\n".join((*about, text))
-
-
-class _UserMessage:
-    """Gathers the text and the pictures of a user's message."""
-
-    def __init__(
-        self, pictures: list[tuple[bytes, str]] | None, untold: dict[str, FunctionBody]
-    ) -> None:
-        """`pictures` has the bytes and the path of each picture, in the order of the calls of
-        `show`; None: the model has no vision. `untold` has the deferred tools that no text has
-        described yet, by name.
-        """
-        self._pictures = pictures
-        self.texts: list[str] = []
-        self.shown: list[Picture] = []
-        self._untold = untold
-        self._length = 0
-
-    def add(self, text: str) -> None:
-        # A line break comes before each text but the first.
-        self._length += len(text) + bool(self.texts)
-        self.texts.append(text)
-
-    def show(self) -> bool:
-        """Place the next picture behind the text so far. Return False, and place none, if the model
-        has no vision.
-        """
-        if self._pictures is None:
-            return False
-        data, name = self._pictures[len(self.shown)]
-        self.shown.append(Picture(data, self._length, name))
-        return True
-
-    def _described(self, names: Sequence[str]) -> str:
-        """The text that makes the named tools callable. The text describes only the tools that no
-        earlier text has described.
-        """
-        new = [template_function(self._untold.pop(each)) for each in names if each in self._untold]
-        told = f"These functions can be called from now on: {', '.join(names)}"
-        return f"{told}\n{msgspec.json.encode(new).decode()}" if new else told
-
-    def result(self, block: ToolResultBlock) -> str:
-        """The text of a tool result. The pictures of the result are added to this message."""
-        texts = []
-        called = []
-        for each in block.blocks:
-            match each:
-                case TextBlock(text):
-                    texts.append(text)
-                case DocumentBlock():
-                    texts.append(_document(each))
-                case ImageBlock():
-                    if not self.show():
-                        texts.append(UNSEEN)
-                case ForeignBlock(_, text):
-                    texts.append(text or _UNGIVEN)
-                case ToolReferenceBlock(name):
-                    called.append(name)
-        if called:
-            texts.append(self._described(called))
-        whole = "\n".join(texts)
-        return f"Error: {whole}" if block.is_error else whole
-
-
-def _misplaced(index: int, place: int, block: BodyPart, whose: str) -> Refusal:
+def _misplaced(block: BodyPart, param: str, whose: str) -> Refusal:
     kind = block.__struct_config__.tag
-    param = f"messages.{index}.content.{place}"
     return invalid(f"{param}: {kind} belongs to {whose} message.", param)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import functools
+from collections.abc import Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,31 +12,24 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
-from gateway.http.anthropic.bodies import (
-    AnthropicConversation,
-    chat_messages,
-    picture_sources,
-    references,
-    unread,
-)
+from gateway.http.anthropic.bodies import AnthropicConversation, converse
 from gateway.http.anthropic.writer import AnthropicMessage, Count, MessageFormat
+from gateway.http.generation.conversation import Conversation, check_number
 from gateway.http.generation.generation import (
     LARGEST_COUNT,
     GenerationBody,
     Probability,
     StopSequence,
     Tokens,
-    check_number,
     counting,
     encode_arguments,
     generate_message,
     thinks,
     with_defaults,
-    with_system,
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.pictures import named
-from gateway.http.generation.prefill import goes_on
+from gateway.http.generation.text_request import Draft, TextRequest, request_text
 from gateway.http.generation.tools import (
     ChosenTool,
     FunctionBody,
@@ -50,7 +44,7 @@ from gateway.http.wire.answer import MESSAGE_EVENTS, CountFormat
 from gateway.http.wire.bodies import ABSENT, BodyPart, given, read_json
 from gateway.http.wire.errors import invalid
 from gateway.http.wire.openapi import EVENT_STREAM, GENERATES, Operation, Routes
-from protocol.requests import ChatPrompt, Constraint, Generate, Tools
+from protocol.requests import Constraint, Tools
 
 routes = Routes("Anthropic")
 
@@ -102,11 +96,11 @@ def callable_tools(
     Raises:
         Refusal: a name or a schema is invalid, or the choice names a tool that is left out.
     """
-    own = [each for each in tools if each.is_own]
-    offered = [each for each in own if not each.defer_loading or each.name in referred]
+    clients = [each for each in tools if each.is_own]
+    offered = [each for each in clients if not each.defer_loading or each.name in referred]
     parallel = choice is None or not choice.disable_parallel_tool_use
     foreign = {each.name for each in tools if not each.is_own}
-    if choice is not None and (choice.name in foreign or (foreign and not own)):
+    if choice is not None and (choice.name in foreign or (foreign and not clients)):
         choice = None
     return tools_of(
         [ToolBody(each.function, "function") for each in offered],
@@ -184,7 +178,7 @@ class MessagesBody(CountBody, kw_only=True):
 @passing
 async def create_message(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, MessagesBody)
-    generation = GenerationBody(
+    parameters = GenerationBody(
         model=body.model,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
@@ -192,15 +186,9 @@ async def create_message(http_request: HttpRequest) -> Response:
         top_p=body.top_p,
         top_k=body.top_k,
     )
-    call, generate, left_out = await _read(http_request, body, generation)
-    requests = call.requests(generation, [generate], "messages")
-    return call.answer(
-        requests,
-        MessageFormat(call.model.id, requests[0]),
-        stream=bool(body.stream),
-        framing=MESSAGE_EVENTS,
-        left_out=left_out,
-    )
+    asked = await _request(http_request, body, parameters)
+    form = MessageFormat(asked.call.model.id, asked.requests[0])
+    return asked.answer(form, stream=bool(body.stream), framing=MESSAGE_EVENTS)
 
 
 @routes.post(
@@ -212,60 +200,61 @@ async def create_message(http_request: HttpRequest) -> Response:
 @passing
 async def count_tokens(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, CountBody)
-    generation = GenerationBody(model=body.model)
-    call, generate, left_out = await _read(http_request, body, generation)
-    requests = call.requests(generation, [counting(generate)], "messages")
-    form = CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens)))
-    return call.answer(requests, form, left_out=left_out)
+    parameters = GenerationBody(model=body.model)
+    asked = await _request(http_request, body, parameters, counts=True)
+    return asked.answer(CountFormat(lambda usage: msgspec.json.encode(Count(usage.prompt_tokens))))
 
 
-async def _read(
-    http_request: HttpRequest, body: CountBody, generation: GenerationBody
-) -> tuple[ModelCall, Generate, set[str]]:
-    """The call, the message for a worker, and names for the parts that the model doesn't get."""
+async def _request(
+    http_request: HttpRequest, body: CountBody, parameters: GenerationBody, *, counts: bool = False
+) -> TextRequest:
     call = ModelCall(http_request, body.model)
     check_number(len(body.messages))
-    sources = await call.beside_the_loop(picture_sources, body) if call.vision else []
-    pictures = await call.read_pictures(sources)
-    generate, left_out = await call.beside_the_loop(
-        _generate, body, generation, call.model, pictures
-    )
-    return call, generate, left_out
+    return await request_text(call, functools.partial(_draft, body, parameters, counts), "messages")
 
 
-def _generate(
-    body: CountBody, generation: GenerationBody, model: Model, pictures: Sequence[bytes]
-) -> tuple[Generate, set[str]]:
-    """The message for a worker, and names for the parts that the model doesn't get."""
-    vision = model.settings.pictures
+def _draft(body: CountBody, parameters: GenerationBody, counts: bool, model: Model) -> Draft:
+    """With `counts` the worker only counts the tokens of the prompt."""
     tools = body.tools or []
-    left_out = foreign_types(tools) | unread(body, vision=vision)
-    own = replaced(each.name for each in tools if each.is_own)
-    left_out |= {named(name, "tool") for name in own}
-    for name in ("mcp_servers", "container"):
-        if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
-            left_out.add(name)
-    thinking = None if body.thinking is None else body.thinking.type != "disabled"
-    effort = None if body.output_config is None else body.output_config.effort
-    arguments = encode_arguments(model.settings.template_arguments, thinking, effort)
-    messages = chat_messages(body, pictures, vision=vision, deferred=deferred(tools))
-    open_ = goes_on(messages, "messages")
-    if open_ and messages[-1].content != messages[-1].content.rstrip():
+    conversation = Conversation(vision=model.settings.pictures)
+    referred = converse(body, conversation, deferred(tools))
+    goes_on = conversation.goes_on("messages")
+    last = conversation.messages[-1].content if goes_on else ""
+    if last != last.rstrip():
         raise invalid(
             "messages: the last message is the assistant's, and its text ends with white space, "
             "from which no answer goes on well: leave the white space out.",
             "messages",
         )
-    prompt = ChatPrompt(with_system(messages, model.settings), arguments, open_)
+    conversation.begin_with(model.settings.system)
+    conversation.left_out |= _left_out(body)
+    thinking = None if body.thinking is None else body.thinking.type != "disabled"
+    effort = None if body.output_config is None else body.output_config.effort
+    arguments = encode_arguments(model.settings.template_arguments, thinking, effort)
     generate = msgspec.structs.replace(
-        generate_message(with_defaults(generation, model.settings), prompt, generation.limit),
+        generate_message(
+            with_defaults(parameters, model.settings),
+            conversation.prompt(arguments, goes_on=goes_on),
+            parameters.limit,
+        ),
         parsed=True,
-        tools=callable_tools(tools, body.tool_choice, references(body)),
+        tools=callable_tools(tools, body.tool_choice, referred),
         constraint=_constraint(body),
         reasoning_tokens=body.thinking and body.thinking.budget_tokens,
         thinks=thinks(arguments),
     )
-    return generate, left_out
+    return Draft(parameters, [counting(generate) if counts else generate], conversation)
+
+
+def _left_out(body: CountBody) -> set[str]:
+    """Names for the tools and the fields that the model doesn't get."""
+    tools = body.tools or []
+    names = foreign_types(tools)
+    names |= {named(name, "tool") for name in replaced(tool.name for tool in tools if tool.is_own)}
+    for name in ("mcp_servers", "container"):
+        if given(raw := getattr(body, name)) and bytes(raw) != b"[]":
+            names.add(name)
+    return names
 
 
 def _constraint(body: CountBody) -> Constraint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -148,20 +149,22 @@ class MessageFormat:
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         (choice,) = choices
         blocks: list[AnswerBlock] = []
-        calls: dict[int, tuple[str, str]] = {}
+        calls: dict[int, AnswerToolUseBlock] = {}
+        arguments: defaultdict[int, str] = defaultdict(str)
         for part in choice.parts:
             match part:
                 case Text(text) if text.strip():
                     blocks.append(AnswerTextBlock(text))
                 case Reasoning(text):
                     blocks.append(AnswerThinkingBlock(text, _SIGNATURE))
-                case ToolCall(number, arguments, name):
-                    known, before = calls.get(number, (name or "", ""))
-                    calls[number] = known, before + arguments
-        for number, (name, arguments) in calls.items():
-            blocks.append(
-                AnswerToolUseBlock(self._id_of(number), name, arguments_object(arguments))
-            )
+                case ToolCall(number, more, name):
+                    arguments[number] += more
+                    if number not in calls:
+                        block = AnswerToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
+                        calls[number] = block
+                        blocks.append(block)
+        for number, call in calls.items():
+            call.input = arguments_object(arguments[number])
         return msgspec.json.encode(
             self._message(blocks, choice.finish_reason, AnthropicUsage.of(usage))
         )
@@ -183,21 +186,21 @@ class MessageFormat:
     def _part(self, part: AnswerPart) -> bytes:
         match part:
             case Text(text):
-                events = self._begin("text", AnswerTextBlock(""))
+                events = self._start_block("text", AnswerTextBlock(""))
                 return events + self._delta(type="text_delta", text=text)
             case Reasoning(text):
-                events = self._begin("thinking", AnswerThinkingBlock("", ""))
+                events = self._start_block("thinking", AnswerThinkingBlock("", ""))
                 return events + self._delta(type="thinking_delta", thinking=text)
             case ToolCall(number, arguments, name):
                 block = AnswerToolUseBlock(self._id_of(number), name or "", Raw(b"{}"))
-                events = self._begin(f"call {number}", block)
+                events = self._start_block(f"call {number}", block)
                 if arguments:
                     events += self._delta(type="input_json_delta", partial_json=arguments)
                 return events
             case _:
                 return b""
 
-    def _begin(self, kind: str, block: AnswerBlock) -> bytes:
+    def _start_block(self, kind: str, block: AnswerBlock) -> bytes:
         """End the open block and begin `block`, unless a block of `kind` is open already."""
         if self._open == kind:
             return b""

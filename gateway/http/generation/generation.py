@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -13,12 +13,9 @@ from gateway.config.model_settings import ModelSettings
 from gateway.http.generation.parameters import Place, check_supported, refusing
 from gateway.http.wire.bodies import ABSENT, NOT_GIVEN, given
 from gateway.http.wire.errors import invalid
-from gateway.system.refusal import Refusal
 from protocol.message import LARGEST_TOKEN_ID
-from protocol.requests import ChatMessage, Constraint, Generate, Prompt, Sampling
+from protocol.requests import Constraint, Generate, Prompt, Sampling
 
-# No context has room for more messages, since each message takes some tokens.
-_MOST_MESSAGES: Final = 200_000
 _MOST_STOPS: Final = 16
 # Before the answer begins, an automaton is built from the stop sequences, and grows with them.
 _LONGEST_STOP: Final = 1000
@@ -140,15 +137,6 @@ def with_defaults(body: Body, settings: ModelSettings) -> Body:
     return msgspec.structs.replace(body, **missing) if missing else body
 
 
-def with_system(
-    messages: Sequence[ChatMessage], settings: ModelSettings
-) -> tuple[ChatMessage, ...]:
-    """The messages, behind the model's own system prompt if they have none."""
-    if not settings.system or any(message.role == "system" for message in messages):
-        return tuple(messages)
-    return (ChatMessage("system", settings.system), *messages)
-
-
 def limit_of(tokens: int | None) -> int | None:
     return None if tokens == _NO_LIMIT else tokens
 
@@ -157,16 +145,6 @@ def check_limit(tokens: int | None, param: str) -> None:
     """Raises: Refusal: the answer of a chat may have no token."""
     if tokens == 0:
         raise invalid(f"{param}: it is 0: send at least 1, or -1 for no limit.", param)
-
-
-def check_number(messages: int, param: str = "messages") -> None:
-    """Raises: Refusal: there are more messages than fit the context of any model."""
-    if messages > _MOST_MESSAGES:
-        raise Refusal(
-            "context_length_exceeded",
-            f"{param}: there are {messages:,}; the prompt is too long for any model.",
-            param=param,
-        )
 
 
 def check_generation(body: GenerationBody, place: Place) -> None:
@@ -282,15 +260,15 @@ class StructuredBody(GenerationBody, kw_only=True):
 
     @property
     def constraint_param(self) -> str:
-        found = [name for name in _NAMES if getattr(self, name) not in (None, NOT_GIVEN)]
-        return found[-1] if found else super().constraint_param
+        names = [name for name in _NAMES if getattr(self, name) not in (None, NOT_GIVEN)]
+        return names[-1] if names else super().constraint_param
 
 
 def constraint_of(body: StructuredBody) -> Constraint | None:
     """Raises: Refusal: there are several constraints, one is too large, or a schema is no JSON
     object.
     """
-    found = {
+    constraints = {
         "response_format": _of_format(body.response_format),
         "structured_outputs": _of_outputs(body.structured_outputs),
         "guided_json": _schema(body.guided_json, "guided_json"),
@@ -298,7 +276,7 @@ def constraint_of(body: StructuredBody) -> Constraint | None:
         "guided_choice": body.guided_choice and _choice(body.guided_choice),
         "guided_grammar": body.guided_grammar and Constraint("grammar", body.guided_grammar),
     }
-    asked = [(name, each) for name, each in found.items() if each]
+    asked = [(name, each) for name, each in constraints.items() if each]
     if len(asked) > 1:
         raise invalid(f"{asked[0][0]} and {asked[1][0]}: send one of them.", asked[1][0])
     for name, each in asked:
@@ -342,14 +320,14 @@ def _object(raw: Raw, name: str) -> Constraint:
 def _of_outputs(body: StructuredOutputs | None) -> Constraint | None:
     if body is None:
         return None
-    found = [
+    constraints = [
         _schema(body.json, "structured_outputs.json"),
         Constraint("regex", body.regex) if body.regex else None,
         _choice(body.choice) if body.choice else None,
         Constraint("grammar", body.grammar) if body.grammar else None,
         Constraint("json_object") if body.json_object else None,
     ]
-    asked = [each for each in found if each is not None]
+    asked = [each for each in constraints if each is not None]
     if len(asked) != 1:
         raise invalid(
             "structured_outputs: send one of json, regex, choice, grammar and json_object.",
@@ -396,16 +374,16 @@ class TemplateBody(StructuredBody, kw_only=True):
         Raises:
             Refusal: chat_template_kwargs is no object, or too large.
         """
-        own = dict(defaults)
+        arguments = dict(defaults)
         if self.verbosity is not None:
-            own["verbosity"] = self.verbosity
+            arguments["verbosity"] = self.verbosity
         more = {}
         if given(self.chat_template_kwargs):
             more = _arguments_object(self.chat_template_kwargs)
         thinking = False if self.reasoning_effort == "none" else None
         if self.enable_thinking is not None:
             thinking = self.enable_thinking
-        return encode_arguments(own, thinking, self.reasoning_effort, more)
+        return encode_arguments(arguments, thinking, self.reasoning_effort, more)
 
 
 def encode_arguments(
@@ -431,8 +409,8 @@ def encode_arguments(
 
 def thinks(arguments: str) -> bool:
     """Whether the arguments of the chat template let the model think."""
-    told = msgspec.json.decode(arguments) if arguments else {}
-    return told.get("enable_thinking") is not False and told.get("thinking") is not False
+    decoded = msgspec.json.decode(arguments) if arguments else {}
+    return decoded.get("enable_thinking") is not False and decoded.get("thinking") is not False
 
 
 def _arguments_object(raw: Raw) -> dict[str, Any]:

@@ -1,42 +1,28 @@
-"""One HTTP request to a model: from its headers to requests in the model's queue."""
+"""One HTTP request to a model: the model, the caller, and the terms in the headers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final, TypeVar, TypeVarTuple, Unpack
+from collections.abc import Callable, Sequence
+from typing import TypeVar, TypeVarTuple, Unpack
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 
 from gateway.access.caller import sharer_at
 from gateway.config.model import Model
-from gateway.http.generation.generation import MOST_ANSWERS, MOST_PRIORITY, GenerationBody
-from gateway.http.generation.pictures import PictureReader, Source, check_pictures, left_out_header
-from gateway.http.wire.access_log import record_of, unique
-from gateway.http.wire.answer import EVENTS, Answer, Framing
+from gateway.http.generation.generation import MOST_PRIORITY
+from gateway.http.generation.pictures import Source
+from gateway.http.wire.access_log import record_of
 from gateway.http.wire.auth import caller_of, from_page, take_places
 from gateway.http.wire.bodies import beside_the_loop
 from gateway.http.wire.errors import invalid
 from gateway.models.compartment import Compartment
 from gateway.models.fleet import Fleet
 from gateway.requests import refusals
-from gateway.requests.choices import Format, answers_to
 from gateway.requests.request import Request, Terms
 from gateway.requests.share import share_of
 from gateway.requests.use import parse_keep_alive
 from protocol.answers import RequestField
-from protocol.requests import Generate
-
-# Fields that have the same name in bodies and in messages for workers.
-_SAME_NAMES: Final[tuple[RequestField, ...]] = (
-    "tools",
-    "suffix",
-    "logit_bias",
-    "allowed_token_ids",
-    "stop_token_ids",
-    "bad_words",
-)
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -60,6 +46,8 @@ class ModelCall:
         self.caller = caller_of(http)
         self.compartment: Compartment = self.fleet.roster.find(model, self.caller)
         self.share = share_of(http.scope)
+        # The pictures that were read for this request.
+        self.pictures: dict[Source, bytes] = {}
         if passes is not None and passes is not self.model.is_command:
             refuse = refusals.passes_nothing if passes else refusals.only_passes
             raise refuse(self.model.id)
@@ -68,31 +56,15 @@ class ModelCall:
     def model(self) -> Model:
         return self.compartment.model
 
-    @property
-    def vision(self) -> bool:
-        """Whether the model takes pictures."""
-        return self.model.settings.pictures
-
     async def beside_the_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
     ) -> T:
-        """Call the function, in a thread if the body is large.
+        """Call the function, in a thread if the request is large.
 
         Raises:
             Refusal: no thread is free in time.
         """
-        body_bytes: int = self.http.state.body_bytes
-        return await beside_the_loop(body_bytes, function, *arguments)
-
-    async def read_pictures(self, sources: Sequence[Source]) -> list[bytes]:
-        """The bytes of the pictures, in order.
-
-        Raises:
-            Refusal: the model takes no pictures, or a picture can't be read.
-        """
-        check_pictures(sources, self.model)
-        reader: PictureReader = self.http.app.state.pictures
-        return await reader.read(sources, self.fleet.settings.gateway, self.share)
+        return await beside_the_loop(self.share.size_bytes, function, *arguments)
 
     def terms(
         self,
@@ -123,36 +95,6 @@ class ModelCall:
             params=params,
         )
 
-    def requests(
-        self, body: GenerationBody, generates: Sequence[Generate], prompt_param: str
-    ) -> list[Request]:
-        """Make `body.answers` requests for each message, in order, and count them against the
-        caller's limits. The requests are not in the queue yet. `prompt_param` names the body's
-        field with the prompt.
-
-        Raises:
-            Refusal: a header or keep_alive can't be read, there is no memory for the prompts, or
-                the body asks for more answers than the server or the caller's key allows.
-        """
-        check_mailbox(self.http)
-        if len(generates) * body.answers > MOST_ANSWERS:
-            raise invalid(
-                f"The request asks for {len(generates) * body.answers:,} answers, of "
-                f"{MOST_ANSWERS} at most: send several requests.",
-                body.answers_param if body.answers > 1 else prompt_param,
-            )
-        shared = self.fleet.settings.prompt_cache.shared
-        salt = self.caller.cache_salt(body.cache_salt or "", shared=shared)
-        # A worker gets the prompt once for each answer.
-        self.share.take(self.share.size_bytes * (body.answers - 1))
-        terms = self.terms(body.priority, body.keep_alive, _params(body, prompt_param))
-        requests: list[Request] = []
-        for each in generates:
-            generate = msgspec.structs.replace(each, request_id=unique(terms.id), cache_salt=salt)
-            requests += answers_to(generate, body.answers, terms, self.fleet.now())
-        self.count(requests)
-        return requests
-
     def count(self, requests: Sequence[Request]) -> None:
         """Count the requests against the limits of the caller's key, and have the times of the
         requests logged.
@@ -160,59 +102,22 @@ class ModelCall:
         Raises:
             Refusal: the limits of the key don't allow the requests now.
         """
-        record_of(self.http.scope).timings = [each.timing for each in requests]
+        record_of(self.http.scope).timings = [request.timing for request in requests]
         take_places(self.http, requests)
 
-    def answer(
-        self,
-        requests: Sequence[Request],
-        form: Format,
-        *,
-        stream: bool = False,
-        framing: Framing = EVENTS,
-        left_out: Collection[str] = (),
-        complete: Callable[[], Awaitable[None]] | None = None,
-    ) -> Answer:
-        """Put the requests into the model's queue. Returns the response that writes their answers.
-
-        `left_out` names the parts of the body that the model doesn't get; `complete` is awaited
-        before the end of the answer is sent.
-
-        Raises:
-            Refusal: the queue is full.
-        """
-        self.fleet.submit(self.compartment, *requests)
-        return Answer(
-            self.compartment,
-            requests,
-            form,
-            stream=stream,
-            framing=framing,
-            headers=left_out_header(left_out),
-            complete=complete,
-        )
-
-    def _priority(self, own: int | None) -> int | None:
+    def _priority(self, of_body: int | None) -> int | None:
         """The priority in X-Priority, else `own`, the body's; None: the model's priority counts.
 
         Raises:
             Refusal: X-Priority can't be read.
         """
         text = self.http.headers.get("x-priority")
-        wanted = own if text is None else _read_priority(text)
+        wanted = of_body if text is None else _read_priority(text)
         priority = self.caller.priority_of(wanted, self.model.settings.priority)
         if priority is not None and from_page(self.http.headers):
             # A web page may lower the priority of its request, but not raise it above the model's.
             return min(priority, self.model.settings.priority)
         return priority
-
-
-def _params(body: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
-    """The body's names for the fields of `Generate`."""
-    names: dict[RequestField, str] = {each: each for each in _SAME_NAMES}
-    names |= {"prompt": prompt_param, "prompt_logprobs": "echo"}
-    names["template_arguments"] = "chat_template_kwargs"
-    return names | {"constraint": body.constraint_param}
 
 
 def _read_priority(text: str) -> int:

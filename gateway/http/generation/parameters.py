@@ -323,7 +323,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
 )
 
 
-def at(place: Place, fate: Fate) -> tuple[Parameter, ...]:
+def parameters_at(place: Place, fate: Fate) -> tuple[Parameter, ...]:
     """The parameters with this fate at a place."""
     return tuple(each for each in PARAMETERS if place in each.places and each.fate == fate)
 
@@ -345,7 +345,7 @@ if __name__ == "__main__":
 
 _LONGEST_NEUTRAL: Final = 100
 
-_REFUSED: Final = {place: at(place, "refused") for place in PLACES}
+_REFUSED: Final = {place: parameters_at(place, "refused") for place in PLACES}
 Kind = TypeVar("Kind", bound=Struct)
 
 

@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-from gateway.config.model import Model
 from gateway.config.model_folders import expand_home
 from gateway.config.settings import GatewaySettings
 from gateway.http.wire.bodies import beside_the_loop
@@ -161,10 +160,10 @@ class PictureReader:
         if len(sources) > MOST_PICTURES:
             source = sources[MOST_PICTURES]
             raise refused(source, f"a request may have {MOST_PICTURES} pictures, no more")
-        found: list[bytes] = []
+        pictures: list[bytes] = []
         deadline = asyncio.get_running_loop().time() + _FETCHED_S
         for source in sources:
-            left_bytes = MOST_PICTURE_BYTES - sum(map(len, found))
+            left_bytes = MOST_PICTURE_BYTES - sum(map(len, pictures))
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             try:
                 data = await self._read(source.url, settings, left_bytes, left_s)
@@ -172,8 +171,8 @@ class PictureReader:
             except PictureError as error:
                 raise refused(source, error) from error
             share.take(len(data))
-            found.append(data)
-        return found
+            pictures.append(data)
+        return pictures
 
     async def _read(
         self, url: str, settings: GatewaySettings, most_bytes: int, deadline_s: float
@@ -208,30 +207,18 @@ class PictureReader:
             raise PictureError(str(error)) from error
 
 
-def check_pictures(sources: Sequence[Source], model: Model) -> None:
-    """Raises: Refusal: there are pictures, and the model takes no pictures."""
-    if sources and not model.settings.pictures:
-        raise refused(
-            sources[0],
-            f"{model.id!r} is not configured to look at pictures: if it has vision, set pictures = "
-            f"true for it, and install what looks at them: {command_to_add('vision')}",
-        )
+def not_looked_at(source: Source, model_id: str) -> Refusal:
+    """The refusal of a picture for a model that takes none."""
+    return refused(
+        source,
+        f"{model_id!r} is not configured to look at pictures: if it has vision, set pictures = "
+        f"true for it, and install what looks at them: {command_to_add('vision')}",
+    )
 
 
-UNSEEN: Final = "(Here is a picture, which this model can't look at.)"
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # The most names in a header: clients can send any number of unknown types.
 _MOST_NAMED: Final = 32
-_TURNS: Final = ("user", "assistant")
-
-
-def newest(roles: Sequence[str]) -> range:
-    """A range with only the place of the newest user message; empty if an assistant's message comes
-    later. A model without vision refuses the pictures of the newest user message. To refuse earlier
-    pictures would end the conversation.
-    """
-    last = max((place for place, each in enumerate(roles) if each in _TURNS), default=-1)
-    return range(last, last + 1) if last >= 0 and roles[last] == "user" else range(0)
 
 
 def left_out_header(names: Collection[str]) -> dict[str, str]:

@@ -75,7 +75,7 @@ def may_call(text: str) -> bool:
     return is_public(text, own_networks())
 
 
-def is_public(text: str, own: Collection[Network] = ()) -> bool:
+def is_public(text: str, excluded: Collection[Network] = ()) -> bool:
     """Whether an IP address belongs to a host on the internet, outside the networks in `own`."""
     try:
         address = ip_address(text)
@@ -85,24 +85,24 @@ def is_public(text: str, own: Collection[Network] = ()) -> bool:
         if address.scope_id is not None:
             return False
         if (inner := _inside(address)) is not None:
-            return is_public(str(inner), own)
+            return is_public(str(inner), excluded)
         special = address not in _UNICAST or any(address in each for each in _SPECIAL_IPV6)
     else:
         special = any(address in each for each in _SPECIAL_IPV4)
-    return not special and not any(address in each for each in own)
+    return not special and not any(address in each for each in excluded)
 
 
 def own_networks() -> list[Network]:
     """The networks of this machine's interfaces. Machines in these may have public addresses."""
-    found: list[Network] = []
+    networks: list[Network] = []
     for interface in psutil.net_if_addrs().values():
         for each in interface:
             try:
                 address = ip_interface(each.address.partition("%")[0])
             except ValueError:
                 continue  # A hardware address.
-            found.append(ip_network((address.ip, _length(each.netmask, address.version)), False))
-    return found
+            networks.append(ip_network((address.ip, _length(each.netmask, address.version)), False))
+    return networks
 
 
 def _length(mask: str | None, version: int) -> int:
@@ -188,8 +188,8 @@ class Remote:
         port = address.port or (443 if address.scheme == "https" else 80)
 
         def look_up() -> str | None:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = [str(each[4][0]) for each in found]
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = [str(each[4][0]) for each in infos]
             return addresses[0] if addresses and all(map(self._may_call, addresses)) else None
 
         address_called = await self._lane.run(look_up, _LOOKUP_S, "the lookup of names")

@@ -123,8 +123,8 @@ def replaced(names: Iterable[str]) -> set[str]:
 
 
 def _definitions(bodies: Iterable[ToolBody]) -> str:
-    found = [{"function": template_function(each.function), "type": each.type} for each in bodies]
-    return msgspec.json.encode(found).decode()
+    tools = [{"function": template_function(each.function), "type": each.type} for each in bodies]
+    return msgspec.json.encode(tools).decode()
 
 
 def _check_amount(bodies: Sequence[ToolBody]) -> None:

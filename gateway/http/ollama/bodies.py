@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -12,23 +11,23 @@ from msgspec import Meta, Raw, Struct
 from starlette.requests import Request as HttpRequest
 
 from gateway.config.model import Model
+from gateway.http.generation.conversation import Conversation, check_number
 from gateway.http.generation.generation import (
     GenerationBody,
     Penalty,
     Probability,
     Stop,
-    check_number,
     encode_arguments,
     with_defaults,
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.parameters import check_supported, refusing
-from gateway.http.generation.pictures import UNSEEN, Source, newest
+from gateway.http.generation.pictures import Source
 from gateway.http.generation.tools import FunctionBody
 from gateway.http.wire.bodies import ABSENT, BodyPart, given
 from gateway.http.wire.errors import invalid
 from gateway.models.roster import LATEST
-from protocol.requests import CalledTool, ChatMessage, Constraint, Picture
+from protocol.requests import CalledTool, Constraint
 
 _LARGEST: Final = (1 << 31) - 1
 _MOST_SEED: Final = (1 << 63) - 1
@@ -68,7 +67,7 @@ def generation(
     looks_back = None if asked.repeat_last_n is None else int(asked.repeat_last_n)
     if looks_back is not None and looks_back < 0:
         looks_back = model.settings.context_tokens
-    own = GenerationBody(
+    parameters = GenerationBody(
         model=model.id,
         # Ollama reads 0 and negative numbers as no limit.
         max_tokens=max(0, int(asked.num_predict or 0)) or None,
@@ -85,7 +84,7 @@ def generation(
         presence_penalty=asked.presence_penalty,
         keep_alive=keep_alive,
     )
-    return with_defaults(own, model.settings)
+    return with_defaults(parameters, model.settings)
 
 
 Think: TypeAlias = bool | Literal["low", "medium", "high", "max"]
@@ -178,70 +177,40 @@ def arguments_of(think: Think | None, defaults: Mapping[str, Any]) -> str:
     return encode_arguments(defaults, thinking, think if isinstance(think, str) else None)
 
 
-def picture_sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
+def sources(images: Sequence[str] | None, path: str) -> Iterator[Source]:
     """The addresses of the pictures in a message or a prompt. Clients send pictures in base64."""
-    for place, each in enumerate(images or ()):
-        url = each if each.startswith("data:") else f"data:;base64,{each}"
+    for place, image in enumerate(images or ()):
+        url = image if image.startswith("data:") else f"data:;base64,{image}"
         yield Source(url, f"{path}images[{place}]")
 
 
-def message_sources(bodies: Sequence[OllamaMessageBody], *, vision: bool = True) -> list[Source]:
-    """The addresses of the pictures in all messages, in order. Without `vision` only the pictures
-    of the newest user message are listed: a model without vision refuses these.
+def converse(bodies: Sequence[OllamaMessageBody], conversation: Conversation) -> None:
+    """Add the messages to the conversation. Pictures stand before the text of their message.
 
     Raises:
-        Refusal: a picture is not in a message of a user, or there are too many messages.
+        Refusal: a picture is not in a message of a user, the arguments of a call are no JSON
+            object, or there are too many messages.
     """
     check_number(len(bodies))
-    found: list[Source] = []
-    new = newest([each.role for each in bodies])
+    calls = _CallIds()
     for index, body in enumerate(bodies):
-        sources = list(picture_sources(body.images, f"messages[{index}]."))
-        if sources and body.role != "user":
-            raise invalid(
-                f"{sources[0].name}: only a user's message may have pictures.", sources[0].name
-            )
-        if vision or index in new:
-            found += sources
-    return found
-
-
-def chat_messages(
-    bodies: Sequence[OllamaMessageBody], pictures: Sequence[bytes], *, vision: bool = True
-) -> tuple[ChatMessage, ...]:
-    """The messages as a worker renders them. `pictures` has the bytes of each picture that
-    `message_sources` lists. Without `vision` the text has a note in place of each picture.
-
-    Raises:
-        Refusal: the arguments of a call are no JSON object.
-    """
-    left = iter(pictures)
-    calls = _Calls()
-    return tuple(
-        ChatMessage(
+        conversation.start_turn(body.role)
+        text = conversation.text(body.role, separator="\n")
+        for source in sources(body.images, f"messages[{index}]."):
+            text.show(source)
+        text.add(body.content or "")
+        is_result = body.role == "tool"
+        conversation.add(
             body.role,
-            _text_of(body, vision=vision),
+            text,
             reasoning=body.thinking or None,
-            tool_calls=tuple(calls.made(index, body)),
-            tool_call_id=calls.answered(body) if body.role == "tool" else None,
-            name=body.tool_name if body.role == "tool" else None,
-            pictures=shown(islice(left, len(body.images or ())), f"messages[{index}]."),
+            tool_calls=tuple(calls.calls(index, body)),
+            tool_call_id=calls.answered(body) if is_result else None,
+            name=body.tool_name if is_result else None,
         )
-        for index, body in enumerate(bodies)
-    )
 
 
-def _text_of(body: OllamaMessageBody, *, vision: bool) -> str:
-    unseen = [] if vision else [UNSEEN] * len(body.images or ())
-    return "\n".join((*unseen, body.content or ""))
-
-
-def shown(pictures: Iterable[bytes], path: str) -> tuple[Picture, ...]:
-    """The pictures of a message, placed before its text."""
-    return tuple(Picture(data, 0, f"{path}images[{place}]") for place, data in enumerate(pictures))
-
-
-class _Calls:
+class _CallIds:
     """Gives ids to calls and tool results, since most of Ollama's clients send no ids. A result
     without an id belongs to the first call of its tool that has no result yet.
     """
@@ -252,20 +221,20 @@ class _Calls:
         # for None the calls of all tools. The id of a call maps to the name of its tool.
         self._open: dict[str | None, OrderedDict[str, str]] = defaultdict(OrderedDict)
 
-    def made(self, index: int, body: OllamaMessageBody) -> Iterator[CalledTool]:
-        for place, each in enumerate(body.tool_calls or ()):
+    def calls(self, index: int, body: OllamaMessageBody) -> Iterator[CalledTool]:
+        for place, call in enumerate(body.tool_calls or ()):
             self._number += 1
-            call_id = each.id or f"call_{self._number}"
-            for tool in (None, each.function.name):
-                self._open[tool][call_id] = each.function.name
-            told = each.function.arguments
-            arguments = bytes(told).strip() if given(told) else b"{}"
+            function, call_id = call.function, call.id or f"call_{self._number}"
+            for tool in (None, function.name):
+                self._open[tool][call_id] = function.name
+            arguments = bytes(function.arguments).strip() if given(function.arguments) else b"{}"
             if not arguments.startswith(b"{") or not _is_json(arguments):
                 param = f"messages[{index}].tool_calls[{place}].function.arguments"
                 raise invalid(f"{param}: send a JSON object.", param)
-            yield CalledTool(call_id, each.function.name, arguments.decode())
+            yield CalledTool(call_id, function.name, arguments.decode())
 
     def answered(self, body: OllamaMessageBody) -> str | None:
+        """The id of the call whose result the message has. None: there is no such call."""
         call_id = body.tool_call_id
         if call_id is None:
             call_id = next(iter(self._open[body.tool_name]), None)

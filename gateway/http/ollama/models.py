@@ -88,11 +88,11 @@ class ModelFileReader:
         known = self._known.get(model.source)
         lane = self._lanes.setdefault(model.source, Lane(f"files of {model.id}"))
         try:
-            found = await lane.run(lambda: _read(model.source, known), _ANSWER_S, model.source)
+            files = await lane.run(lambda: _read(model.source, known), _ANSWER_S, model.source)
         except (OSError, ValueError):
             return known or ModelFiles()
-        self._known[model.source] = found
-        return found
+        self._known[model.source] = files
+        return files
 
 
 def _read(source: str, known: ModelFiles | None) -> ModelFiles:
@@ -123,8 +123,8 @@ def _read(source: str, known: ModelFiles | None) -> ModelFiles:
 
 
 def _quantization(config: Mapping[str, Any]) -> int | None:
-    found = config.get("quantization")
-    return _number(found, "bits") if isinstance(found, dict) else None
+    section = config.get("quantization")
+    return _number(section, "bits") if isinstance(section, dict) else None
 
 
 def _count(files: list[Path], bits: int | None) -> tuple[int, str]:
@@ -247,8 +247,8 @@ def _offered(fleet: Fleet, caller: Caller) -> list[Compartment]:
 async def tags(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     compartments = _offered(fleet, caller_of(request))
-    found = await asyncio.gather(*(_files(request, each) for each in compartments))
-    listed = [_tagged(each, files) for each, files in zip(compartments, found, strict=True)]
+    facts = await asyncio.gather(*(_files(request, each) for each in compartments))
+    listed = [_tagged(each, files) for each, files in zip(compartments, facts, strict=True)]
     ways = fleet.upstreams.visible(caller_of(request))
     listed += [_tagged_there(each) for each in ways if each.upstream.of_bulkhead]
     return json_response(TagList(listed))
@@ -261,9 +261,9 @@ async def running(request: HttpRequest) -> Response:
     fleet: Fleet = request.app.state.fleet
     offered = _offered(fleet, caller_of(request))
     loaded = [each for each in offered if each.state in (State.READY, State.DRAINING)]
-    found = await asyncio.gather(*(_files(request, each) for each in loaded))
+    facts = await asyncio.gather(*(_files(request, each) for each in loaded))
     return json_response(
-        RunningList([_running(each, files) for each, files in zip(loaded, found, strict=True)])
+        RunningList([_running(each, files) for each, files in zip(loaded, facts, strict=True)])
     )
 
 
@@ -328,16 +328,16 @@ def _tagged_there(way: Way) -> TaggedModel:
     """A model of another Bulkhead. Its files are there, and so are the facts in them."""
     name, offer, files = tagged(way.id), way.offer, ModelFiles()
     assert offer is not None
-    found = []
+    capabilities = []
     if offer.abilities is None or "text" in offer.abilities:
-        found.append("completion")
+        capabilities.append("completion")
         if "image" in (offer.input_modalities or ()):
-            found.append("vision")
+            capabilities.append("vision")
     if "embedding" in (offer.abilities or ()):
-        found.append("embedding")
+        capabilities.append("embedding")
     digest, details = files.digest, _details(files)
     return TaggedModel(
-        name, name, _time(files.modified_at), files.size_bytes, digest, details, found
+        name, name, _time(files.modified_at), files.size_bytes, digest, details, capabilities
     )
 
 
@@ -396,18 +396,18 @@ def _capabilities(compartment: Compartment, files: ModelFiles) -> list[str]:
     abilities = compartment.traffic.abilities
     writes = "text" in abilities if abilities is not None else not files.encoder
     embeds = "embedding" in abilities if abilities is not None else files.encoder
-    found = []
+    capabilities = []
     if writes:
-        found.append("completion")
+        capabilities.append("completion")
         if compartment.model.settings.pictures:
-            found.append("vision")
+            capabilities.append("vision")
         if "tools" in files.template:
-            found.append("tools")
+            capabilities.append("tools")
         if any(word in files.template for word in _THINKING_WORDS):
-            found.append("thinking")
+            capabilities.append("thinking")
     if embeds:
-        found.append("embedding")
-    return found
+        capabilities.append("embedding")
+    return capabilities
 
 
 def _time(seconds: float) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Annotated, Final
 
 import msgspec
@@ -17,16 +17,16 @@ from starlette.responses import Response
 
 from gateway.access.caller import NeededKey
 from gateway.config.model import Model
+from gateway.http.generation.conversation import Conversation
 from gateway.http.generation.generation import (
     GenerationBody,
     counting,
     generate_message,
     thinks,
-    with_system,
 )
 from gateway.http.generation.model_call import ModelCall, keep_alive_s
 from gateway.http.generation.parameters import check_supported
-from gateway.http.generation.prefill import goes_on
+from gateway.http.generation.text_request import Draft, TextRequest, request_text
 from gateway.http.generation.tools import ToolBody, replaced, tools_of
 from gateway.http.ollama.bodies import (
     AnswerBody,
@@ -34,12 +34,10 @@ from gateway.http.ollama.bodies import (
     OllamaChatBody,
     arguments_of,
     call_of,
-    chat_messages,
     constraint_of,
+    converse,
     generation,
-    message_sources,
-    picture_sources,
-    shown,
+    sources,
 )
 from gateway.http.ollama.models import model_routes
 from gateway.http.ollama.writer import (
@@ -63,8 +61,6 @@ from gateway.requests.request import Request
 from gateway.system.refusal import Refusal
 from protocol.answers import Usage
 from protocol.requests import (
-    ChatMessage,
-    ChatPrompt,
     Embed,
     Generate,
     Prompt,
@@ -76,7 +72,7 @@ routes = Routes("Ollama")
 routes += model_routes
 
 
-def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
+async def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
     """Load the model, or unload it if keep_alive is 0, as Ollama does for a body without a prompt.
     The answer says whether this was a load or an unload. A load, and the unload of a loaded model,
     waits in the queue as a request that computes nothing.
@@ -99,11 +95,10 @@ def load(call: ModelCall, body: AnswerBody, *, chat: bool) -> Response:
 
     if unload and call.compartment.over:
         return Response(done(), media_type="application/json")
-    generation = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
-    nothing = counting(generate_message(generation, TextPrompt("Hello"), generation.limit))
-    requests = call.requests(generation, [nothing], "prompt")
-    streams = body.stream is not False
-    return call.answer(requests, CountFormat(done), stream=streams, framing=LINES)
+    parameters = GenerationBody(model=call.model.id, keep_alive=body.keep_alive)
+    nothing = counting(generate_message(parameters, TextPrompt("Hello"), None))
+    asked = await request_text(call, lambda _: Draft(parameters, [nothing]), "prompt")
+    return asked.answer(CountFormat(done), stream=body.stream is not False, framing=LINES)
 
 
 @routes.post(
@@ -122,15 +117,9 @@ async def chat(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, OllamaChatBody)
     call = call_of(http_request, body.model)
     if not body.messages:
-        return load(call, body, chat=True)
-    find = functools.partial(message_sources, body.messages, vision=call.vision)
-    pictures = await call.read_pictures(await call.beside_the_loop(find))
-    asked = generation(body.options, call.model, body.keep_alive)
-    message = await call.beside_the_loop(_chat_generate, body, asked, call.model, pictures)
-    left_out = replaced(each.function.name for each in body.tools or ())
-    if not call.vision and any(each.images for each in body.messages):
-        left_out.add("image")
-    return _answer(call, body, asked, message, left_out)
+        return await load(call, body, chat=True)
+    asked = await request_text(call, functools.partial(_draft_chat, body), "messages")
+    return _answer(asked, body)
 
 
 @routes.post(
@@ -150,75 +139,72 @@ async def generate(http_request: HttpRequest) -> Response:
     check_supported(body, "generate")
     call = call_of(http_request, body.model)
     if not body.prompt and not body.images:
-        return load(call, body, chat=False)
-    pictures = await call.read_pictures(list(picture_sources(body.images, "")))
-    asked = generation(body.options, call.model, body.keep_alive)
-    told = _prompt(body, call.model, pictures)
-    message = _generate(body, asked, told, parsed=isinstance(told, ChatPrompt))
-    return _answer(call, body, asked, message)
+        return await load(call, body, chat=False)
+    asked = await request_text(call, functools.partial(_draft_prompt, body), "prompt")
+    return _answer(asked, body)
 
 
-def _answer(
-    call: ModelCall,
-    body: OllamaChatBody | GenerateBody,
-    asked: GenerationBody,
-    message: Generate,
-    left_out: Collection[str] = (),
-) -> Response:
+def _answer(asked: TextRequest, body: OllamaChatBody | GenerateBody) -> Response:
     chats = isinstance(body, OllamaChatBody)
-    requests = call.requests(asked, [message], "messages" if chats else "prompt")
-    form = OllamaFormat(body.model, requests[0], chat=chats)
-    stream = body.stream is not False
-    return call.answer(requests, form, stream=stream, framing=LINES, left_out=left_out)
+    form = OllamaFormat(body.model, asked.requests[0], chat=chats)
+    return asked.answer(form, stream=body.stream is not False, framing=LINES)
 
 
-def _chat_generate(
-    body: OllamaChatBody, asked: GenerationBody, model: Model, pictures: Sequence[bytes]
-) -> Generate:
-    messages = chat_messages(body.messages or (), pictures, vision=model.settings.pictures)
-    tools = [ToolBody(each.function, each.type) for each in body.tools or ()]
-    return _generate(
-        body,
-        asked,
-        ChatPrompt(
-            with_system(messages, model.settings),
-            arguments_of(body.think, model.settings.template_arguments),
-            goes_on(messages, "messages"),
-        ),
-        parsed=True,
-        tools=tools_of(tools, None, parallel=True),
+def _draft_chat(body: OllamaChatBody, model: Model) -> Draft:
+    conversation = Conversation(vision=model.settings.pictures)
+    converse(body.messages or (), conversation)
+    goes_on = conversation.goes_on("messages")
+    tools = [ToolBody(tool.function, tool.type) for tool in body.tools or ()]
+    conversation.left_out |= replaced(tool.function.name for tool in tools)
+    return _draft(
+        body, model, conversation, goes_on=goes_on, tools=tools_of(tools, None, parallel=True)
     )
 
 
-def _prompt(body: GenerateBody, model: Model, pictures: Sequence[bytes]) -> Prompt:
-    """The prompt: a text if the body has `raw` or `suffix`, else a conversation of one message."""
-    text = body.prompt or ""
-    if not body.raw and not body.suffix:
-        messages = [ChatMessage("system", body.system)] if body.system else []
-        messages.append(ChatMessage("user", text, pictures=shown(pictures, "")))
-        arguments = arguments_of(body.think, model.settings.template_arguments)
-        return ChatPrompt(with_system(messages, model.settings), arguments)
-    if pictures:
-        raise invalid("images: they can't be combined with raw or suffix.", "images")
-    return TextPrompt(text, body.suffix or None)
+def _draft_prompt(body: GenerateBody, model: Model) -> Draft:
+    """The prompt is a text with `raw` or `suffix`, else a conversation of one message."""
+    if body.raw or body.suffix:
+        if body.images:
+            raise invalid("images: they can't be combined with raw or suffix.", "images")
+        text = TextPrompt(body.prompt or "", body.suffix or None)
+        parameters = generation(body.options, model, body.keep_alive)
+        return Draft(parameters, [_generate(body, parameters, text)])
+    conversation = Conversation(vision=model.settings.pictures)
+    if body.system:
+        conversation.add("system", body.system)
+    message = conversation.text("user", separator="\n")
+    for source in sources(body.images, ""):
+        message.show(source)
+    message.add(body.prompt or "")
+    conversation.add("user", message)
+    return _draft(body, model, conversation)
 
 
-def _generate(
+def _draft(
     body: AnswerBody,
-    asked: GenerationBody,
-    prompt: Prompt,
+    model: Model,
+    conversation: Conversation,
     *,
-    parsed: bool,
+    goes_on: bool = False,
     tools: Tools | None = None,
-) -> Generate:
-    told = prompt.template_arguments if isinstance(prompt, ChatPrompt) else ""
-    return msgspec.structs.replace(
-        generate_message(asked, prompt, asked.limit),
-        parsed=parsed,
+) -> Draft:
+    conversation.begin_with(model.settings.system)
+    arguments = arguments_of(body.think, model.settings.template_arguments)
+    parameters = generation(body.options, model, body.keep_alive)
+    generate = msgspec.structs.replace(
+        _generate(body, parameters, conversation.prompt(arguments, goes_on=goes_on)),
+        parsed=True,
         tools=tools,
+        thinks=thinks(arguments),
+    )
+    return Draft(parameters, [generate], conversation)
+
+
+def _generate(body: AnswerBody, parameters: GenerationBody, prompt: Prompt) -> Generate:
+    return msgspec.structs.replace(
+        generate_message(parameters, prompt, parameters.limit),
         constraint=constraint_of(body),
         logprobs=body.top_logprobs or 0 if body.logprobs else None,
-        thinks=thinks(told),
     )
 
 

@@ -114,15 +114,15 @@ class OllamaFormat:
         return b""
 
     def piece(self, index: int, piece: AnswerPiece) -> bytes:
-        found: list[OllamaContent] = []
+        contents: list[OllamaContent] = []
         for part in piece.parts:
-            found += self._contents(part)
+            contents += self._contents(part)
         if piece.finish_reason is not None:
-            found += self._whole_call()
+            contents += self._whole_call()
         if tokens := tokens_of(piece.parts):
-            found = found or [OllamaContent()]
-            found[0].logprobs = chat_logprobs(tokens).content
-        return b"".join(self._json(each) + b"\n" for each in found)
+            contents = contents or [OllamaContent()]
+            contents[0].logprobs = chat_logprobs(tokens).content
+        return b"".join(self._json(each) + b"\n" for each in contents)
 
     def closing(self, usage: Usage) -> bytes:
         reason = self._request.finish_reason or "stop"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -14,29 +13,28 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from gateway.config.model import Model
+from gateway.http.generation.conversation import Conversation, MessageText, check_number
 from gateway.http.generation.generation import (
     LARGEST_COUNT,
     TemplateBody,
     check_generation,
-    check_number,
     constraint_of,
     generate_message,
     thinks,
     with_defaults,
-    with_system,
 )
 from gateway.http.generation.model_call import ModelCall, check_mailbox
 from gateway.http.generation.parameters import check_supported, refusing
-from gateway.http.generation.pictures import UNSEEN, Source, newest
-from gateway.http.generation.prefill import goes_on
+from gateway.http.generation.pictures import Source
+from gateway.http.generation.text_request import Draft, request_text
 from gateway.http.generation.tools import ToolBody, ToolChoiceBody, replaced, tools_of
 from gateway.http.openai.chat_writer import ChatChunk, ChatCompletion, ChatForm, ChatFormat
-from gateway.http.openai.kept import keep, kept_routes
+from gateway.http.openai.stored_answers import store_chat, stored_chat_routes
 from gateway.http.passing.pass_on import passing
 from gateway.http.wire.bodies import BodyPart, read_json
 from gateway.http.wire.errors import invalid
 from gateway.http.wire.openapi import EVENT_STREAM, GENERATES, Operation, Routes
-from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Generate, Picture
+from protocol.requests import CalledTool
 
 routes = Routes("OpenAI")
 
@@ -101,50 +99,17 @@ class ChatMessageBody(BodyPart):
     tool_call_id: str | None = None
 
 
-def left_out(bodies: list[ChatMessageBody]) -> set[str]:
-    """The kinds of parts in these messages that a model without vision doesn't get."""
-    parts = chain.from_iterable(each.content for each in bodies if isinstance(each.content, list))
-    return {"image"} if any(each.type in _PICTURES for each in parts) else set()
-
-
-def picture_sources(bodies: list[ChatMessageBody], *, vision: bool = True) -> list[Source]:
-    """The pictures of all messages, in order. Without `vision` (the model has no vision) only those
-    of the newest user message.
-
-    Raises:
-        Refusal: a picture has no address, or is not in a message of a user.
-    """
-    found = []
-    new = newest([each.role for each in bodies])
-    for index, body in enumerate(bodies):
-        for place, part in enumerate(body.content if isinstance(body.content, list) else ()):
-            if part.type not in _PICTURES:
-                continue
-            name = f"messages[{index}].content[{place}].image_url"
-            if part.picture is None:
-                raise invalid(f"{name} is missing: send an object with a url.", name)
-            if body.role != "user":
-                raise invalid(f"{name}: only a user's message may have pictures.", name)
-            if vision or index in new:
-                found.append(Source(part.picture, name))
-    return found
-
-
-def chat_messages(
-    bodies: list[ChatMessageBody], pictures: Sequence[bytes] = (), *, vision: bool = True
-) -> tuple[ChatMessage, ...]:
-    """The messages as a worker renders them. `pictures` are the files of `picture_sources`. Without
-    `vision` the text has a note in place of each picture.
+def converse(bodies: Sequence[ChatMessageBody], conversation: Conversation) -> None:
+    """Add the messages to the conversation.
 
     Raises:
         Refusal: a message or a part has fields that its role or type can't have.
     """
-    left = iter(pictures) if vision else None
-    return tuple(_message(index, each, left) for index, each in enumerate(bodies))
+    for index, body in enumerate(bodies):
+        _add_message(body, f"messages[{index}].", conversation)
 
 
-def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None) -> ChatMessage:
-    path = f"messages[{index}]."
+def _add_message(body: ChatMessageBody, path: str, conversation: Conversation) -> None:
     check_supported(body, "message", path)
     if body.content is None and body.role not in ("assistant", "tool"):
         raise invalid(
@@ -156,69 +121,55 @@ def _message(index: int, body: ChatMessageBody, pictures: Iterator[bytes] | None
         raise invalid(
             f"{path}tool_calls: only an assistant's message may have calls.", f"{path}tool_calls"
         )
-    content, shown = _content(path, body, pictures)
-    return ChatMessage(
+    conversation.start_turn(body.role)
+    text = conversation.text(body.role)
+    thoughts = ""
+    if isinstance(body.content, list):
+        for place, part in enumerate(body.content):
+            thoughts += part.thought or ""
+            _add_part(part, f"{path}content[{place}]", body.role, text)
+    else:
+        # The text of an assistant that refused is its refusal.
+        text.add(body.content or body.refusal or "")
+    conversation.add(
         # Chat templates know the role developer by its older name.
         "system" if body.role == "developer" else body.role,
-        content,
-        reasoning=body.reasoning_content or body.reasoning or _thoughts(body) or None,
+        text,
+        reasoning=body.reasoning_content or body.reasoning or thoughts or None,
         tool_calls=tuple(
-            CalledTool(each.id or "", each.function.name, _arguments(each.function))
-            for each in body.tool_calls or ()
+            CalledTool(call.id or "", call.function.name, _arguments(call.function))
+            for call in body.tool_calls or ()
         ),
         tool_call_id=body.tool_call_id,
         name=body.name,
-        pictures=shown,
     )
 
 
-def _thoughts(body: ChatMessageBody) -> str:
-    parts = body.content if isinstance(body.content, list) else ()
-    return "".join(part.thought or "" for part in parts)
+def _add_part(part: ContentPart, path: str, role: str, text: MessageText) -> None:
+    check_supported(part, "part", f"{path}.")
+    match part.type, part.text, part.refusal:
+        case ("text", str() as words, _) | ("refusal", _, str() as words):
+            text.add(words)
+        case (("thinking" | "reasoning"), _, _) if role == "assistant":
+            pass
+        case "text", None, _:
+            raise invalid(
+                f"{path}.text is missing: send a text, which may be empty.", f"{path}.text"
+            )
+        case (("image_url" | "input_image"), _, _):
+            name = f"{path}.image_url"
+            if part.picture is None:
+                raise invalid(f"{name} is missing: send an object with a url.", name)
+            text.show(Source(part.picture, name))
+        case _:
+            raise invalid(
+                f"A content part of type {part.type!r}: only text and image_url are supported.",
+                path,
+            )
 
 
 def _arguments(body: ChatCalledFunction) -> str:
     return (body.arguments or "").strip() or "{}"
-
-
-def _content(
-    path: str, body: ChatMessageBody, pictures: Iterator[bytes] | None
-) -> tuple[str, tuple[Picture, ...]]:
-    """The text of a message, and its pictures with their places in the text. The text of an
-    assistant that refused is its refusal.
-    """
-    if not isinstance(body.content, list):
-        return body.content or body.refusal or "", ()
-    texts: list[str] = []
-    shown = []
-    length = 0
-    for place, part in enumerate(body.content):
-        check_supported(part, "part", f"{path}content[{place}].")
-        match part.type, part.text, part.refusal:
-            case "text", str() as text, _:
-                texts.append(text)
-            case "refusal", _, str() as text:
-                texts.append(text)
-            case (("thinking" | "reasoning"), _, _) if body.role == "assistant":
-                continue
-            case "text", None, _:
-                raise invalid(
-                    f"{path}content[{place}].text is missing: send a text, which may be empty.",
-                    f"{path}content[{place}].text",
-                )
-            case (("image_url" | "input_image"), _, _) if pictures is not None:
-                shown.append(Picture(next(pictures), length, f"{path}content[{place}].image_url"))
-                continue
-            case (("image_url" | "input_image"), _, _):
-                text = f"\n{UNSEEN}\n"
-                texts.append(text)
-            case _:
-                raise invalid(
-                    f"A content part of type {part.type!r}: only text and image_url are supported.",
-                    f"{path}content[{place}]",
-                )
-        length += len(text)
-    return "".join(texts), tuple(shown)
 
 
 class PredictionPart(BodyPart):
@@ -236,7 +187,7 @@ class PredictionBody(Struct):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "".join(each.text for each in self.content)
+        return "".join(part.text for part in self.content)
 
 
 @refusing("chat")
@@ -272,27 +223,52 @@ async def create_chat_completion(http_request: HttpRequest) -> Response:
     check_number(len(body.messages))
     check_generation(body, "chat")
     call = ModelCall(http_request, body.model)
-    body = with_defaults(body, call.model.settings)
-    find = functools.partial(picture_sources, body.messages, vision=call.vision)
-    sources = await call.beside_the_loop(find)
-    unseen = set() if call.vision else await call.beside_the_loop(left_out, body.messages)
-    unseen |= replaced(each.function.name for each in body.tools or ())
-    pictures = await call.read_pictures(sources)
-    generate = await call.beside_the_loop(_generate, body, call.model, pictures)
-    requests = call.requests(body, [generate], "messages")
-    reasons = body.include_reasoning is not False
-    fields = call.model.settings.reasoning_fields
-    form = ChatForm(call.model.id, int(time.time()), body.include_usage, reasons, fields)
+    asked = await request_text(call, functools.partial(draft, body), "messages")
+    form = ChatForm(
+        call.model.id,
+        int(time.time()),
+        body.include_usage,
+        body.include_reasoning is not False,
+        call.model.settings.reasoning_fields,
+    )
     stream = bool(body.stream)
     if check_mailbox(http_request):
-        return await keep(call, requests, form, stream=stream)
-    return call.answer(requests, ChatFormat(form, requests[0]), stream=stream, left_out=unseen)
+        return await store_chat(call, asked.requests, form, stream=stream)
+    return asked.answer(ChatFormat(form, asked.requests[0]), stream=stream)
 
 
-def _goes_on(body: ChatBody, messages: Sequence[ChatMessage]) -> bool:
+def draft(body: ChatBody, model: Model) -> Draft:
+    body = with_defaults(body, model.settings)
+    conversation = Conversation(vision=model.settings.pictures)
+    converse(body.messages, conversation)
+    conversation.left_out |= replaced(tool.function.name for tool in body.tools or ())
+    goes_on = _goes_on(body, conversation)
+    conversation.begin_with(model.settings.system)
+    arguments = body.template_arguments(model.settings.template_arguments)
+    alternatives = max(0, body.top_logprobs or 0)
+    if alternatives and not body.logprobs:
+        raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")
+    budget = body.thinking_token_budget
+    generate = msgspec.structs.replace(
+        generate_message(body, conversation.prompt(arguments, goes_on=goes_on), body.limit),
+        parsed=True,
+        tools=tools_of(
+            body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False
+        ),
+        constraint=constraint_of(body),
+        # -1 is vLLM's "no budget".
+        reasoning_tokens=None if budget == -1 else budget,
+        logprobs=alternatives if body.logprobs else None,
+        thinks=thinks(arguments),
+        prediction="" if body.prediction is None else body.prediction.text,
+    )
+    return Draft(body, [generate], conversation)
+
+
+def _goes_on(body: ChatBody, conversation: Conversation) -> bool:
     """Raises: Refusal: vLLM's two fields contradict each other or the messages."""
     begins, goes = body.add_generation_prompt, body.continue_final_message
-    ends_open = messages[-1].role == "assistant"
+    ends_open = conversation.messages[-1].role == "assistant"
     if begins and goes:
         raise invalid(
             "continue_final_message and add_generation_prompt are both true: send one of them.",
@@ -315,31 +291,7 @@ def _goes_on(body: ChatBody, messages: Sequence[ChatMessage]) -> bool:
             "continue_final_message and add_generation_prompt are both false: send one of them.",
             "add_generation_prompt",
         )
-    return not begins and goes is not False and goes_on(messages, "messages")
+    return not begins and goes is not False and conversation.goes_on("messages")
 
 
-def _generate(body: ChatBody, model: Model, pictures: Sequence[bytes]) -> Generate:
-    arguments = body.template_arguments(model.settings.template_arguments)
-    messages = chat_messages(body.messages, pictures, vision=model.settings.pictures)
-    goes = _goes_on(body, messages)
-    prompt = ChatPrompt(with_system(messages, model.settings), arguments, goes)
-    alternatives = max(0, body.top_logprobs or 0)
-    if alternatives and not body.logprobs:
-        raise invalid("top_logprobs: it needs logprobs to be true.", "top_logprobs")
-    budget = body.thinking_token_budget
-    return msgspec.structs.replace(
-        generate_message(body, prompt, body.limit),
-        parsed=True,
-        tools=tools_of(
-            body.tools, body.tool_choice, parallel=body.parallel_tool_calls is not False
-        ),
-        constraint=constraint_of(body),
-        # -1 is vLLM's "no budget".
-        reasoning_tokens=None if budget == -1 else budget,
-        logprobs=alternatives if body.logprobs else None,
-        thinks=thinks(arguments),
-        prediction="" if body.prediction is None else body.prediction.text,
-    )
-
-
-routes += [*kept_routes]
+routes += [*stored_chat_routes]

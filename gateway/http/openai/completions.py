@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from gateway.config.model import Model
 from gateway.http.generation.generation import (
     MOST_ANSWERS,
     StructuredBody,
@@ -24,6 +26,7 @@ from gateway.http.generation.generation import (
 )
 from gateway.http.generation.model_call import ModelCall
 from gateway.http.generation.parameters import refusing
+from gateway.http.generation.text_request import Draft, request_text
 from gateway.http.openai.chat_writer import (
     CompletionLogprobs,
     CompletionUsage,
@@ -49,7 +52,6 @@ from protocol.answers import (
 )
 from protocol.message import LARGEST_TOKEN_ID, pack
 from protocol.requests import (
-    Generate,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -204,11 +206,9 @@ async def create_completion(http_request: HttpRequest) -> Response:
     check_generation(body, "completions")
     _check_best_of(body)
     call = ModelCall(http_request, body.model)
-    body = with_defaults(body, call.model.settings)
-    generates = await call.beside_the_loop(_generates, body)
-    requests = call.requests(body, generates, "prompt")
-    form = CompletionFormat(call.model.id, requests[0], body)
-    return call.answer(requests, form, stream=bool(body.stream))
+    asked = await request_text(call, functools.partial(_draft, body), "prompt")
+    form = CompletionFormat(call.model.id, asked.requests[0], body)
+    return asked.answer(form, stream=bool(body.stream))
 
 
 def _check_best_of(body: CompletionBody) -> None:
@@ -224,7 +224,8 @@ def _check_best_of(body: CompletionBody) -> None:
     raise invalid(f"best_of: {reason}.", "best_of")
 
 
-def _generates(body: CompletionBody) -> list[Generate]:
+def _draft(body: CompletionBody, model: Model) -> Draft:
+    body = with_defaults(body, model.settings)
     constraint = constraint_of(body)
     echo = bool(body.echo)
     # `best_of` ranks the answers by their log probabilities.
@@ -233,7 +234,7 @@ def _generates(body: CompletionBody) -> list[Generate]:
         if body.wants_logprobs or body.best_of
         else None
     )
-    return [
+    generates = [
         msgspec.structs.replace(
             generate_message(
                 body,
@@ -247,6 +248,7 @@ def _generates(body: CompletionBody) -> list[Generate]:
         )
         for prompt in parse_inputs(body.prompt, "prompt", MOST_ANSWERS)
     ]
+    return Draft(body, generates)
 
 
 def _with_suffix(prompt: Prompt, body: CompletionBody) -> Prompt:
@@ -330,13 +332,13 @@ class CompletionFormat:
         """The prompt tokens that were not written yet. A worker that resumes the request sends the
         prompt tokens from the beginning.
         """
-        found: list[PromptToken] = []
+        tokens: list[PromptToken] = []
         for part in parts:
             if isinstance(part, PromptLogprobs):
-                found += part.tokens[max(0, self._prompt_tokens[index] - part.begin) :]
+                tokens += part.tokens[max(0, self._prompt_tokens[index] - part.begin) :]
                 end = part.begin + len(part.tokens)
                 self._prompt_tokens[index] = max(end, self._prompt_tokens[index])
-        return found
+        return tokens
 
     def _event(
         self, choices: list[TextCompletionChoice], usage: CompletionUsage | None = None

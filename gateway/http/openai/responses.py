@@ -14,17 +14,17 @@ from msgspec import Raw, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from gateway.config.model import Model
 from gateway.http.generation.generation import counting
 from gateway.http.generation.model_call import ModelCall
-from gateway.http.openai.kept import Followed, accept, find_answer, mailbox_of, new_entry
+from gateway.http.generation.text_request import Draft, request_text
 from gateway.http.openai.responses_bodies import ResponseBody, check_body
 from gateway.http.openai.responses_input import (
     ResponseInput,
-    build,
-    first_that_fits,
+    cut_that_fits,
+    draft,
     gather,
     places_after,
-    possible_cuts,
 )
 from gateway.http.openai.responses_items import ItemBody, decode_items, encode_items
 from gateway.http.openai.responses_objects import (
@@ -35,6 +35,7 @@ from gateway.http.openai.responses_objects import (
     skeleton,
 )
 from gateway.http.openai.responses_writer import ResponseForm, ResponseFormat, lifecycle_event
+from gateway.http.openai.stored_answers import Followed, accept, find_answer, mailbox_of, new_entry
 from gateway.http.passing.pass_on import passing
 from gateway.http.wire.answer import DONE, EVENTS, STREAM_HEADERS, CountFormat
 from gateway.http.wire.bodies import (
@@ -50,7 +51,7 @@ from gateway.http.wire.bodies import (
 from gateway.http.wire.errors import invalid
 from gateway.http.wire.openapi import EVENT_STREAM, GENERATES, Operation, Routes
 from gateway.mailbox.entry import AnswerOutcome, MailboxEntry, Status, StoredAnswer
-from gateway.mailbox.jobs import LOWEST_PRIORITY, split
+from gateway.mailbox.jobs import split
 from gateway.mailbox.mailbox import Mailbox
 from gateway.requests.choices import Choice, Format
 from gateway.requests.request import Request
@@ -76,10 +77,10 @@ async def retrieve(request: HttpRequest) -> Response:
     response after the event number `starting_after`.
     """
     streams = read_flag(request, "stream")
-    found = await find_answer(request, "responses", events=streams)
+    answer = await find_answer(request, "responses", events=streams)
     if streams:
-        return _events(request, found)
-    return Response(_present(found), media_type="application/json")
+        return _events(request, answer)
+    return Response(_present(answer), media_type="application/json")
 
 
 @routes.get(
@@ -90,9 +91,9 @@ async def input_items(request: HttpRequest) -> Response:
     """List the input items of a stored response, with the items of the responses before it."""
     count = read_limit(request)
     newest_first = reads_newest_first(request, default=True)
-    found = await find_answer(request, "responses", items=True)
+    answer = await find_answer(request, "responses", items=True)
     share = share_of(request.scope)
-    items = await beside_the_loop(len(found.items), decode_items, found.items, share)
+    items = await beside_the_loop(len(answer.items), decode_items, answer.items, share)
     if newest_first:
         items.reverse()
     if (after := request.query_params.get("after")) is not None:
@@ -110,14 +111,14 @@ async def input_items(request: HttpRequest) -> Response:
 )
 async def cancel(request: HttpRequest) -> Response:
     """Cancel a background response. A response that is complete stays as it is."""
-    found = await find_answer(request, "responses")
-    if not found.entry.background:
+    answer = await find_answer(request, "responses")
+    if not answer.entry.background:
         raise invalid(
-            f"{found.entry.id!r} was not made in the background: only a background response can be "
-            "cancelled.",
+            f"{answer.entry.id!r} was not made in the background: only a background response can "
+            "be cancelled.",
             "id",
         )
-    await mailbox_of(request).cancel(found.entry.name)
+    await mailbox_of(request).cancel(answer.entry.name)
     return Response(
         _present(await find_answer(request, "responses")), media_type="application/json"
     )
@@ -126,24 +127,24 @@ async def cancel(request: HttpRequest) -> Response:
 @routes.delete(_PATH, Operation("Delete a response", answer=dict, refusals=_STORED))
 async def delete(request: HttpRequest) -> Response:
     """Delete a stored response, whether it is complete or not."""
-    found = await find_answer(request, "responses")
-    await mailbox_of(request).delete(found.entry.name)
-    return json_response({"id": found.entry.id, "object": "response", "deleted": True})
+    answer = await find_answer(request, "responses")
+    await mailbox_of(request).delete(answer.entry.name)
+    return json_response({"id": answer.entry.id, "object": "response", "deleted": True})
 
 
-def _present(found: StoredAnswer) -> bytes:
+def _present(answer: StoredAnswer) -> bytes:
     """The response as it is now, in JSON. For a pending response the mailbox has the JSON of the
     time when it was accepted, so the status is filled in.
     """
-    if not found.entry.pending:
-        return found.body
-    response = decode(found.body)
-    response.status = found.entry.status
+    if not answer.entry.pending:
+        return answer.body
+    response = decode(answer.body)
+    response.status = answer.entry.status
     return msgspec.json.encode(response)
 
 
-def _events(request: HttpRequest, found: StoredAnswer) -> Response:
-    if not found.entry.streams:
+def _events(request: HttpRequest, answer: StoredAnswer) -> Response:
+    if not answer.entry.streams:
         raise invalid(
             "stream: only a background response that was created with stream: true can be "
             "followed.",
@@ -151,10 +152,10 @@ def _events(request: HttpRequest, found: StoredAnswer) -> Response:
         )
     after = read_count(request, "starting_after", -1)
     mailbox = mailbox_of(request)
-    if (job := mailbox.maker.job(found.entry.name)) is not None:
-        mailbox.maker.open(job, found.body)
+    if (job := mailbox.maker.job(answer.entry.name)) is not None:
+        mailbox.maker.open(job, answer.body)
         return Followed(job, stream=True, after=_passed(after, job.first_number))
-    events = split(found.events)
+    events = split(answer.events)
     numbered = _NUMBER.search(events[0]) if events else None
     begin = int(numbered[1]) if numbered else 0
     rest = b"".join(events[_passed(after, begin) :])
@@ -221,25 +222,25 @@ async def compact(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
     body, call = asked.body, asked.call
-    said = [each for each in asked.items if each.kind == "message" and each.role != "assistant"]
+    messages = [item for item in asked.items if item.kind == "message" and item.role != "assistant"]
     asked.items.append(ItemBody(type="compaction_trigger"))
     asked.names.append("input")
-    requests = call.requests(body.generation(), [await build(asked)], "input")
+    request = await request_text(call, functools.partial(draft, asked, 0), "input")
     form = ResponseForm(skeleton(body, call.model.id, asked.response_id), False, compacts=True)
-    left = await beside_the_loop(call.share.size_bytes, encode_items, said)
-    return call.answer(requests, _CompactionFormat(form, requests[0], left))
+    stays = await call.beside_the_loop(encode_items, messages)
+    return request.answer(_CompactionFormat(form, request.requests[0], stays))
 
 
 class _CompactionFormat(ResponseFormat):
-    def __init__(self, form: ResponseForm, request: Request, left: bytes) -> None:
-        """`left` are the items that stay beside the summary, as JSON."""
+    def __init__(self, form: ResponseForm, request: Request, stays: bytes) -> None:
+        """`stays` are the items that stay beside the summary, as JSON."""
         super().__init__(form, request)
-        self._left = left
+        self._stays = stays
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
         super().whole(choices, usage)
         response = self._response
-        output = [*msgspec.json.decode(self._left, type=list[Raw]), *response.output]
+        output = [*msgspec.json.decode(self._stays, type=list[Raw]), *response.output]
         return msgspec.json.encode(
             Compacted(response.id, response.created_at, output, ResponseUsage.of(usage))
         )
@@ -263,9 +264,16 @@ class InputTokens(Struct):
 async def count(http_request: HttpRequest) -> Response:
     body = await read_json(http_request, ResponseBody)
     asked = await gather(http_request, body)
-    requests = asked.call.requests(asked.body.generation(), [counting(await build(asked))], "input")
-    form = CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
-    return asked.call.answer(requests, form)
+    request = await request_text(asked.call, functools.partial(_draft_count, asked), "input")
+    return request.answer(
+        CountFormat(lambda usage: msgspec.json.encode(InputTokens(usage.prompt_tokens)))
+    )
+
+
+def _draft_count(asked: ResponseInput, model: Model) -> Draft:
+    drafted = draft(asked, 0, model)
+    drafted.generates = [counting(drafted.generates[0])]
+    return drafted
 
 
 logger = logging.getLogger(__name__)
@@ -287,11 +295,9 @@ async def create_response(http_request: HttpRequest) -> Response:
     check_body(body)
     asked = await gather(http_request, body)
     body, call = asked.body, asked.call
-    cut = await _cut(asked) if body.truncation == "auto" else 0
-    generation = body.generation()
-    if body.background and body.priority is None:
-        generation.priority = LOWEST_PRIORITY
-    requests = call.requests(generation, [await build(asked, cut)], "input")
+    cut = await cut_that_fits(asked) if body.truncation == "auto" else 0
+    request = await request_text(call, functools.partial(draft, asked, cut), "input")
+    requests = request.requests
     form = ResponseForm(
         skeleton(body, call.model.id, asked.response_id),
         body.seals_reasoning,
@@ -302,9 +308,8 @@ async def create_response(http_request: HttpRequest) -> Response:
         prewarms=body.prewarms,
     )
     # Dropped items are not stored, since the next response would have to drop them again.
-    kept = [asked.items[each] for each in places_after(asked.items, cut)]
-    size = call.share.size_bytes
-    items = await beside_the_loop(size, encode_items, kept) if body.stored else b""
+    stays = [asked.items[place] for place in places_after(asked.items, cut)]
+    items = await call.beside_the_loop(encode_items, stays) if body.stored else b""
     entry = new_entry(call, asked.response_id, "responses")
     if body.background:
         return await _in_background(call, requests, form, entry, items, stream=bool(body.stream))
@@ -312,12 +317,10 @@ async def create_response(http_request: HttpRequest) -> Response:
     # If the mailbox can't store the response, the client still gets the answer.
     form.response.store = body.stored and mailbox.trouble is None
     writer = ResponseFormat(form, requests[0])
-    return call.answer(
-        requests,
+    return request.answer(
         writer,
         stream=bool(body.stream),
         framing=msgspec.structs.replace(EVENTS, failure=lambda refusal, _: writer.failed(refusal)),
-        left_out=asked.left_out,
         complete=functools.partial(_store, mailbox, entry, items, writer)
         if form.response.store
         else None,
@@ -333,15 +336,6 @@ async def _store(
         await mailbox.put(entry, AnswerOutcome(entry.status, 200, writer.body), items)
     except Refusal as refusal:
         logger.warning("%s is not stored: %s", entry.id, refusal.message)
-
-
-async def _cut(asked: ResponseInput) -> int:
-    """How many items to drop at the beginning, so that the others fit the model's context."""
-    if asked.body.background:
-        raise invalid("truncation: auto can't be combined with background.", "truncation")
-    terms = asked.call.terms(asked.body.priority, None, {})
-    cuts = possible_cuts(asked.items)
-    return await first_that_fits(asked.call, terms, functools.partial(build, asked), cuts)
 
 
 async def _in_background(

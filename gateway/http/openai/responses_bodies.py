@@ -29,7 +29,7 @@ from gateway.http.generation.tools import (
     ToolChoiceBody,
     tools_of,
 )
-from gateway.http.openai.responses_conversation import RenderedItems
+from gateway.http.openai.responses_conversation import BroughtTools
 from gateway.http.openai.responses_items import (
     CallMeaning,
     ItemBody,
@@ -169,28 +169,28 @@ def check_body(body: ResponseBody) -> None:
         )
 
 
-def tools(body: ResponseBody, said: RenderedItems) -> Tools | None:
+def tools(body: ResponseBody, brought: BroughtTools) -> Tools | None:
     """The tools of the body and of its items, for a worker. Tools that run at OpenAI are left out.
 
     Raises:
         Refusal: a tool is invalid, or the choice names an unknown tool.
     """
-    own = list(described_tools(body.tools or (), "tools"))
-    names = {each.function.name for each in own}
-    brought = {each.function.name: each for each in [*said.late_tools, *said.tools]}
-    found = [*own, *(each for name, each in brought.items() if name not in names)]
-    early = names | {each.function.name for each in said.tools}
+    offered = list(described_tools(body.tools or (), "tools"))
+    names = {tool.function.name for tool in offered}
+    added = {tool.function.name: tool for tool in [*brought.late, *brought.early]}
+    offered += [tool for name, tool in added.items() if name not in names]
+    early = names | {tool.function.name for tool in brought.early}
     try:
         return tools_of(
-            [ToolBody(each.function, "function") for each in found],
-            _choice(body, [each.meaning for each in found]),
+            [ToolBody(tool.function, "function") for tool in offered],
+            _choice(body, [tool.meaning for tool in offered]),
             parallel=body.parallel_tool_calls is not False,
-            mentioned=brought.keys() - early,
+            mentioned=added.keys() - early,
         )
     except Refusal as refusal:
 
         def path(match: re.Match[str]) -> str:
-            return found[int(match["index"])].path
+            return offered[int(match["index"])].path
 
         # In this API a tool itself has the fields of its function, so the paths are shorter.
         refusal.message = _FUNCTION.sub(path, refusal.message)
@@ -215,10 +215,10 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
             names = _named(asked, meanings)
             allowed = [AllowedTool(NamedFunction(each), "function") for each in names]
             return ChosenTool("allowed_tools", allowed_tools=AllowedTools(mode or "auto", allowed))
-        case ResponseToolChoice() if found := _named(
+        case ResponseToolChoice() if named := _named(
             [NamedTool(choice.type, choice.name)], meanings
         ):
-            return ChosenTool("function", NamedFunction(found[0]))
+            return ChosenTool("function", NamedFunction(named[0]))
     raise invalid(
         "tool_choice: send auto, none, required, a tool of your own by its type and name, or "
         "allowed_tools.",
@@ -228,13 +228,13 @@ def _choice(body: ResponseBody, meanings: Sequence[CallMeaning]) -> ToolChoiceBo
 
 def _named(asked: Sequence[NamedTool], meanings: Sequence[CallMeaning]) -> list[str]:
     """The model's names for the tools in `asked`. Tools that run at OpenAI are left out."""
-    found = []
+    names = []
     for each in asked:
         if each.type in get_args(Kind):
             name = each.name or each.type
             same = (function_name(m.namespace, m.name) for m in meanings if m.name == name)
-            found.append(next(same, name))
-    return found
+            names.append(next(same, name))
+    return names
 
 
 def _format(text: TextConfig | None) -> ResponseFormatBody | None:

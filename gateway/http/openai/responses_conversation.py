@@ -1,27 +1,32 @@
-"""Turns the items of a response into the messages that a worker renders. Items of unknown types are
-skipped, so that the conversation can go on.
+"""Turns the items of a response into a conversation. Items of unknown types are skipped, so that
+the conversation can go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from gateway.http.generation.pictures import UNSEEN
+from gateway.http.generation.conversation import (
+    UNSEEN,
+    Conversation,
+    MessageText,
+    PlacedPicture,
+)
+from gateway.http.generation.pictures import Source
 from gateway.http.generation.tools import template_function
 from gateway.http.openai.responses_items import (
     ContentBody,
     DescribedTool,
     ItemBody,
     described_tools,
-    function_name,
     opened,
     refused_at,
 )
-from protocol.requests import CalledTool, ChatMessage, Picture
+from protocol.requests import CalledTool
 
 # Parts of an assistant's message in other APIs.
 _THOUGHTS: Final = ("thinking", "reasoning")
@@ -41,38 +46,36 @@ _CALLABLE: Final = "These functions can be called from now on:\n"
 _SHOWN: Final = "What the results show:"
 
 
-class RenderedItems(Struct, frozen=True):
-    """The messages for a worker. `tools` came in items before the first message. `late_tools` came
-    later, so a message describes them.
+class BroughtTools(Struct, frozen=True):
+    """The tools that items bring. The `early` ones stand before the first message. A message
+    describes the `late` ones.
     """
 
-    messages: tuple[ChatMessage, ...]
-    tools: list[DescribedTool]
-    late_tools: list[DescribedTool]
+    early: list[DescribedTool]
+    late: list[DescribedTool]
 
 
 def converse(
     instructions: str | None,
     items: Sequence[ItemBody],
     names: Sequence[str],
-    pictures: Sequence[bytes] = (),
-    *,
-    vision: bool = True,
-) -> RenderedItems:
-    """Turn items into messages. `names` has the name of each item for errors. `pictures` has the
-    bytes of each picture that `picture_sources` lists. `vision`: whether the model has vision.
+    conversation: Conversation,
+) -> BroughtTools:
+    """Add items to the conversation. `names` has the name of each item for errors.
 
     Raises:
         Refusal: an item is invalid.
     """
-    conversation = _Conversation(iter(pictures), vision=vision)
+    writer = _ItemWriter(conversation)
     if instructions:
-        conversation.say("system", instructions)
+        writer.say("system", instructions)
     for item, name in zip(items, names, strict=True):
-        conversation.add(item, name)
+        conversation.start_turn(item.speaker)
+        writer.add(item, name)
     if items and items[-1].kind == "compaction_trigger":
-        conversation.say("user", _SUM_UP)
-    return conversation.said()
+        writer.say("user", _SUM_UP)
+    writer.close()
+    return writer.tools
 
 
 class _AssistantMessage(Struct):
@@ -83,51 +86,40 @@ class _AssistantMessage(Struct):
     calls: list[CalledTool] = []
 
 
-class _Conversation:
-    def __init__(self, pictures: Iterator[bytes], *, vision: bool) -> None:
-        self._messages: list[ChatMessage] = []
+class _ItemWriter:
+    """Writes items as messages of a conversation."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.tools = BroughtTools([], [])
+        self._conversation = conversation
         # The texts of the system's messages at the beginning. They are joined to one message, since
         # many templates take only one.
         self._system: list[str] = []
-        self._pictures = pictures
-        self._vision = vision
         self._turn: _AssistantMessage | None = None
         self._calls: set[str] = set()
         # Pictures of tool results. Templates allow pictures only in users' messages, so a user's
         # message with these pictures follows the results.
-        self._shown: list[Picture] = []
-        self._tools: list[DescribedTool] = []
-        self._late_tools: list[DescribedTool] = []
-
-    def said(self) -> RenderedItems:
-        self._close()
-        begin = [ChatMessage("system", "\n\n".join(self._system))] if self._system else []
-        return RenderedItems((*begin, *self._messages), self._tools, self._late_tools)
+        self._shown: list[PlacedPicture] = []
 
     def add(self, item: ItemBody, name: str) -> None:
         match item.kind:
             case "message":
-                self._message(item, name)
+                self._add_message(item, name)
             case "reasoning":
                 turn = self._open(unless=("texts", "calls"))
                 turn.reasoning += filter(None, [_reasoning(item, name)])
             case "function_call":
-                self._call(
-                    item, name, function_name(item.namespace, item.name or ""), item.arguments
-                )
+                self._add_call(item, name, item.function_name, item.arguments)
             case "custom_tool_call":
-                function = function_name(item.namespace, item.name or "")
-                self._call(item, name, function, {"input": item.input})
+                self._add_call(item, name, item.function_name, {"input": item.input})
             case "tool_search_call" if item.call_id is not None:
-                self._call(item, name, "tool_search", item.arguments)
+                self._add_call(item, name, "tool_search", item.arguments)
             case "local_shell_call":
-                self._call(item, name, "local_shell", item.action)
-            case "function_call_output" | "custom_tool_call_output":
-                self._result(item, name, _output(item, name))
-            case "local_shell_call_output":
-                self._result(item, name, _output(item, name))
+                self._add_call(item, name, "local_shell", item.action)
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+                self._add_result(item, name, _readable(item.output))
             case "tool_search_output" if item.call_id is not None:
-                self._result(item, name, self._take_tools(item, name))
+                self._add_result(item, name, self._describe_tools(item, name))
             case "additional_tools":
                 self._add_tools(item, name)
             case "agent_message":
@@ -139,71 +131,85 @@ class _Conversation:
 
     # Messages
 
-    def say(self, role: str, text: str, pictures: tuple[Picture, ...] = ()) -> None:
-        self._close()
-        if role == "system" and not self._messages:
-            self._system.append(text)
+    def say(self, role: str, text: str | MessageText) -> None:
+        self._end_turn()
+        if role == "system" and not self._conversation.messages:
+            self._system.append(str(text))
         else:
-            self._messages.append(ChatMessage(role, text, pictures=pictures))
+            self._add(role, text)
 
-    def _message(self, item: ItemBody, name: str) -> None:
+    def close(self) -> None:
+        self._end_turn()
+        self._end_system()
+
+    def _add(self, role: str, text: str | MessageText, **fields: Any) -> None:
+        self._end_system()
+        self._conversation.add(role, text, **fields)
+
+    def _end_system(self) -> None:
+        if self._system:
+            self._conversation.add("system", "\n\n".join(self._system))
+            self._system.clear()
+
+    def _add_message(self, item: ItemBody, name: str) -> None:
         match item.role:
             case None:
                 raise refused_at("is missing", f"{name}.role")
             case "assistant":
                 parts = item.content if isinstance(item.content, list) else []
-                thoughts = [each for each in parts if each.type in _THOUGHTS]
-                said = [each for each in parts if each not in thoughts] if parts else item.content
+                thoughts = [part for part in parts if part.type in _THOUGHTS]
+                texts = [part for part in parts if part not in thoughts] if parts else item.content
                 turn = self._open(unless=("texts",))
-                turn.reasoning += [each.thinking or each.text or "" for each in thoughts]
-                turn.texts += filter(None, [_text(said, f"{name}.content")])
+                turn.reasoning += [part.thinking or part.text or "" for part in thoughts]
+                turn.texts += filter(None, [_text(texts, f"{name}.content")])
             case role:
-                text, shown = self._content(item, name)
-                self.say("system" if role == "developer" else role, text, shown)
+                self.say("system" if role == "developer" else role, self._content(item, name))
 
     def _open(self, unless: tuple[str, ...] = ()) -> _AssistantMessage:
         """The assistant's open message. If a field of `unless` is filled, begin a new message."""
-        if self._turn is not None and any(getattr(self._turn, each) for each in unless):
-            self._close()
+        if self._turn is not None and any(getattr(self._turn, field) for field in unless):
+            self._end_turn()
         if self._turn is None:
-            self._close()
+            self._end_turn()
             self._turn = _AssistantMessage()
         return self._turn
 
-    def _close(self, *, results_follow: bool = False) -> None:
+    def _end_turn(self, *, results_follow: bool = False) -> None:
         turn, self._turn = self._turn, None
         if turn is not None:
-            self._messages.append(
-                ChatMessage(
-                    "assistant",
-                    "".join(turn.texts),
-                    reasoning="".join(turn.reasoning) or None,
-                    tool_calls=tuple(turn.calls),
-                )
+            self._add(
+                "assistant",
+                "".join(turn.texts),
+                reasoning="".join(turn.reasoning) or None,
+                tool_calls=tuple(turn.calls),
             )
         if self._shown and not results_follow:
-            self._messages.append(ChatMessage("user", _SHOWN, pictures=tuple(self._shown)))
+            self._add("user", _SHOWN, pictures=tuple(self._shown))
             self._shown.clear()
 
-    def _content(self, item: ItemBody, name: str) -> tuple[str, tuple[Picture, ...]]:
+    def _content(self, item: ItemBody, name: str) -> MessageText:
         """The text of an item, and its pictures with their places in the text."""
+        text = self._conversation.text(item.role or "")
         if not isinstance(item.content, list):
-            return _text(item.content, f"{name}.content"), ()
-        text = ""
-        shown = []
+            text.add(_text(item.content, f"{name}.content"))
+            return text
         for place, part in enumerate(item.content):
             path = f"{name}.content[{place}]"
-            if part.type == "input_image" and not self._vision:
-                text += f"\n{UNSEEN}\n"
-            elif part.type == "input_image":
-                shown.append(Picture(next(self._pictures), len(text), f"{path}.image_url"))
+            if part.type == "input_image":
+                text.show(self._source(part, path))
             else:
-                text += _part_text(part, path)
-        return text, tuple(shown)
+                text.add(_part_text(part, path))
+        return text
+
+    def _source(self, part: ContentBody, path: str) -> Source:
+        path = f"{path}.image_url"
+        if part.image_url is None and self._conversation.vision:
+            raise refused_at("is missing: files are not supported, send an address", path)
+        return Source(part.image_url or "", path)
 
     # Calls
 
-    def _call(self, item: ItemBody, name: str, function: str, arguments: Any) -> None:
+    def _add_call(self, item: ItemBody, name: str, function: str, arguments: Any) -> None:
         call_id = item.call_id or (item.id if item.kind == "local_shell_call" else None)
         if call_id is None or not function:
             raise refused_at("is missing", f"{name}.{'name' if call_id else 'call_id'}")
@@ -212,37 +218,39 @@ class _Conversation:
             arguments = msgspec.json.encode(arguments or {}).decode()
         self._open().calls.append(CalledTool(call_id, function, arguments.strip() or "{}"))
 
-    def _result(self, item: ItemBody, name: str, text: str) -> None:
+    def _add_result(self, item: ItemBody, name: str, text: str) -> None:
         # The result of a local shell has the id of its call as its own id.
         call_id = item.call_id or (item.id if item.kind == "local_shell_call_output" else None)
         if call_id is None:
             raise refused_at("is missing", f"{name}.call_id")
         if call_id not in self._calls:
             raise refused_at(f"there is no call {call_id[:100]!r} before it", f"{name}.call_id")
-        self._close(results_follow=True)
-        for place, part in enumerate(item.output if isinstance(item.output, list) else ()):
-            if part.type == "input_image" and self._vision:
-                path = f"{name}.output[{place}].image_url"
-                self._shown.append(Picture(next(self._pictures), len(_SHOWN), path))
-        if any(part.type == "input_image" for part in _parts(item.output)) and not self._vision:
-            text += f"\n{UNSEEN}"
-        self._messages.append(ChatMessage("tool", text, tool_call_id=call_id))
+        self._end_turn(results_follow=True)
+        unseen = False
+        for place, part in enumerate(_parts(item.output)):
+            if part.type == "input_image":
+                source = self._source(part, f"{name}.output[{place}]")
+                if self._conversation.sees(source, "tool"):
+                    self._shown.append(PlacedPicture(source, len(_SHOWN)))
+                else:
+                    unseen = True
+        self._add("tool", f"{text}\n{UNSEEN}" if unseen else text, tool_call_id=call_id)
 
     # Tools
 
     def _add_tools(self, item: ItemBody, name: str) -> None:
-        if self._turn is None and not self._messages:
-            self._tools += described_tools(item.tools or (), f"{name}.tools")
+        if self._turn is None and not self._conversation.messages:
+            self.tools.early.extend(described_tools(item.tools or (), f"{name}.tools"))
         else:
-            self.say("system", self._take_tools(item, name))
+            self.say("system", self._describe_tools(item, name))
 
-    def _take_tools(self, item: ItemBody, name: str) -> str:
-        """Note the item's tools as late tools, and return the text that makes these callable from
+    def _describe_tools(self, item: ItemBody, name: str) -> str:
+        """Add the item's tools to the late tools, and return the text that makes them callable from
         here on. Earlier messages stay the same, so they match the prompt cache.
         """
-        found = list(described_tools(item.tools or (), f"{name}.tools"))
-        self._late_tools += found
-        functions = [template_function(each.function) for each in found]
+        tools = list(described_tools(item.tools or (), f"{name}.tools"))
+        self.tools.late.extend(tools)
+        functions = [template_function(tool.function) for tool in tools]
         return _CALLABLE + msgspec.json.encode(functions).decode()
 
 
@@ -252,10 +260,6 @@ def _reasoning(item: ItemBody, name: str) -> str:
         if parts:
             return _text(parts, f"{name}.{place}")
     return opened(item.encrypted_content or "")
-
-
-def _output(item: ItemBody, name: str) -> str:
-    return "" if item.output is None else _readable(item.output)
 
 
 def _readable(content: str | list[ContentBody] | ContentBody | None) -> str:

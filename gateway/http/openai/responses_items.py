@@ -10,8 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.http.generation.generation import check_number
-from gateway.http.generation.pictures import Source, newest
+from gateway.http.generation.conversation import check_number
 from gateway.http.generation.tools import FunctionBody
 from gateway.http.wire.bodies import ABSENT, BodyPart, given, take_decoded
 from gateway.http.wire.errors import invalid
@@ -89,28 +88,28 @@ def described_tools(
         Refusal: a tool has no type or no name, or its format can't be read.
     """
     for index, tool in enumerate(tools):
-        at = f"{path}[{index}]"
+        place = f"{path}[{index}]"
         if not tool.type:
-            raise _missing(f"{at}.type")
+            raise _missing(f"{place}.type")
         if not runs_here(tool):
             continue
         if tool.type == "namespace":
-            yield from described_tools(tool.tools or (), f"{at}.tools", _name(tool, at))
+            yield from described_tools(tool.tools or (), f"{place}.tools", _name(tool, place))
             continue
-        meaning = CallMeaning("function", _name(tool, at), namespace)
+        meaning = CallMeaning("function", _name(tool, place), namespace)
         name = function_name(namespace, meaning.name)
         function = FunctionBody(name, tool.description, tool.parameters, tool.strict)
         match tool.type:
             case "custom":
                 meaning = msgspec.structs.replace(meaning, kind="custom")
-                function = FunctionBody(name, _described(tool, at), _TEXT)
+                function = FunctionBody(name, _described(tool, place), _TEXT)
             case "tool_search":
                 meaning = msgspec.structs.replace(meaning, kind="tool_search")
             case "local_shell":
                 meaning = msgspec.structs.replace(meaning, kind="local_shell")
                 about = "Runs a command, given as a list of words, on the user's machine."
                 function = FunctionBody(name, about, _COMMAND)
-        yield DescribedTool(function, meaning, at)
+        yield DescribedTool(function, meaning, place)
 
 
 def _name(tool: Tool, path: str) -> str:
@@ -196,15 +195,9 @@ class ItemBody(BodyPart, omit_defaults=True):
         return self.role or ("tool" if self.is_output else "assistant")
 
     @property
-    def pictures(self) -> list[tuple[str, ContentBody]]:
-        """The pictures of a message or an output, each with its path in the item."""
-        field = "output" if self.is_output else "content"
-        parts = getattr(self, field)
-        return [
-            (f"{field}[{place}].image_url", part)
-            for place, part in enumerate(parts if isinstance(parts, list) else ())
-            if part.type == "input_image"
-        ]
+    def function_name(self) -> str:
+        """The model's name for the function that the item calls."""
+        return function_name(self.namespace, self.name or "")
 
     @property
     def summed_up(self) -> str | None:
@@ -274,41 +267,13 @@ def without_superseded(
     """The items, and their names, without the items that the last summary replaces. Before the
     summary only messages of users and of the system stay.
     """
-    last = max((place for place, each in enumerate(items) if each.summed_up), default=0)
+    last = max((place for place, item in enumerate(items) if item.summed_up), default=0)
     left = [
         place
-        for place, each in enumerate(items)
-        if place >= last or each.role not in (None, "assistant")
+        for place, item in enumerate(items)
+        if place >= last or item.role not in (None, "assistant")
     ]
-    return [items[each] for each in left], [names[each] for each in left]
-
-
-def left_out(items: Sequence[ItemBody]) -> set[str]:
-    """The kinds of parts that a model without vision doesn't get."""
-    return {"image"} if any(each.pictures for each in items) else set()
-
-
-def picture_sources(
-    items: Sequence[ItemBody], names: Sequence[str], *, vision: bool = True
-) -> list[tuple[int, Source]]:
-    """The addresses of the pictures of all items, in order, each with the place of its item.
-    Without `vision` only the pictures of the newest user message are listed: a model without vision
-    refuses these.
-
-    Raises:
-        Refusal: a picture has no address, or is in an item that can't have pictures.
-    """
-    found = []
-    for index in range(len(items)) if vision else newest([each.speaker for each in items]):
-        item, name = items[index], names[index]
-        for place, part in item.pictures:
-            path = f"{name}.{place}"
-            if part.image_url is None:
-                raise refused_at("is missing: files are not supported, send an address", path)
-            if not item.is_output and item.role != "user":
-                raise refused_at("only a user's message may have pictures", path)
-            found.append((index, Source(part.image_url, path)))
-    return found
+    return [items[place] for place in left], [names[place] for place in left]
 
 
 def refused_at(reason: str, param: str) -> Refusal:

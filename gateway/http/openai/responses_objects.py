@@ -302,19 +302,19 @@ _HALF_LENGTH: Final = 6
 def arguments_of(arguments: str) -> dict[str, Any]:
     """The arguments of a call. Empty: the text is no JSON object."""
     try:
-        found = msgspec.json.decode(arguments)
+        value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def action_of(arguments: str) -> ShellAction:
     """The action of a shell call. A command that is a single text is run by bash."""
-    found = arguments_of(arguments)
-    if isinstance(found.get("command"), str):
-        found["command"] = ["bash", "-lc", found["command"]]
+    action = arguments_of(arguments)
+    if isinstance(action.get("command"), str):
+        action["command"] = ["bash", "-lc", action["command"]]
     try:
-        return msgspec.convert({**found, "type": "exec"}, ShellAction)
+        return msgspec.convert({**action, "type": "exec"}, ShellAction)
     except msgspec.ValidationError:
         return ShellAction([])
 
@@ -336,13 +336,13 @@ class WrittenInput:
             if (begin := _BEGIN.match(self._arguments)) is None:
                 return ""
             self._at = begin.end()
-        found = _WHOLE_CHARACTERS.match(self._arguments, self._at)
-        assert found is not None
-        written = found[0]
+        characters = _WHOLE_CHARACTERS.match(self._arguments, self._at)
+        assert characters is not None
+        written = characters[0]
         if _HALF.search(written):
             written = written[:-_HALF_LENGTH]
         self._at += len(written)
-        return self._take(_encodable(json.loads(f'"{written}"', strict=False)))
+        return self._append(_encodable(json.loads(f'"{written}"', strict=False)))
 
     def end(self) -> str:
         """The rest of the input. If the arguments are no object with an `input`, the input is the
@@ -352,9 +352,9 @@ class WrittenInput:
         if whole is None:
             whole = self._arguments if self._at is None else self.text
         whole = _encodable(whole)
-        return self._take(whole.removeprefix(self.text)) if whole.startswith(self.text) else ""
+        return self._append(whole.removeprefix(self.text)) if whole.startswith(self.text) else ""
 
-    def _take(self, text: str) -> str:
+    def _append(self, text: str) -> str:
         self.text += text
         return text
 
@@ -362,16 +362,16 @@ class WrittenInput:
 def _input(arguments: str) -> str | None:
     """The input in complete arguments. None: the arguments were cut, or are no JSON."""
     try:
-        found: Any = json.loads(arguments, strict=False)
+        value: Any = json.loads(arguments, strict=False)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, dict):
-        texts = [each for each in found.values() if isinstance(each, str)]
-        if isinstance(found.get("input"), str):
-            return str(found["input"])
-        if len(found) == len(texts) == 1:
+    if isinstance(value, dict):
+        texts = [each for each in value.values() if isinstance(each, str)]
+        if isinstance(value.get("input"), str):
+            return str(value["input"])
+        if len(value) == len(texts) == 1:
             return texts[0]
-    return found if isinstance(found, str) else arguments
+    return value if isinstance(value, str) else arguments
 
 
 def _encodable(text: str) -> str:

@@ -171,11 +171,11 @@ class ResponseFormat:
         """Fill temperature and top_p into the response: the values of the body, else the model's
         own, which the worker has reported.
         """
-        form, own = self._form, self._request.sampling
+        form, sampling = self._form, self._request.sampling
         self._response.temperature = (
-            own.temperature if form.temperature is None else form.temperature
+            sampling.temperature if form.temperature is None else form.temperature
         )
-        self._response.top_p = own.top_p if form.top_p is None else form.top_p
+        self._response.top_p = sampling.top_p if form.top_p is None else form.top_p
 
     # Parts
 
@@ -196,13 +196,13 @@ class ResponseFormat:
                 events = b""
                 if not isinstance(self._open, ReasoningItem):
                     thought = ReasoningItem(self._id("reasoning"), "in_progress", [])
-                    events = self._begin(thought) + self._content("added", ReasoningText(""))
+                    events = self._start_item(thought) + self._content("added", ReasoningText(""))
                 self._texts.append(text)
                 return events + self._delta("reasoning_text", content_index=0, delta=text)
             case ToolCall(number, arguments, name):
                 events = b""
                 if self._call != number or not isinstance(self._open, AnyCallItem):
-                    events = self._begin(self._called(number, name or ""))
+                    events = self._start_item(self._called(number, name or ""))
                     self._call = number
                 self._texts.append(arguments)
                 match self._open:
@@ -233,7 +233,7 @@ class ResponseFormat:
         events = b""
         if not isinstance(self._open, MessageItem):
             item = MessageItem(self._id("message"), "in_progress", [])
-            events = self._begin(item) + self._content("added", OutputText(""))
+            events = self._start_item(item) + self._content("added", OutputText(""))
         self._texts.append(text)
         return events + self._delta("output_text", content_index=0, delta=text, logprobs=logprobs)
 
@@ -243,7 +243,7 @@ class ResponseFormat:
             return b""
         if self._form.compacts:
             summary = sealed("".join(self._texts).strip())
-            return self._begin(CompactionItem(self._id("compaction"), summary)) + self._close(
+            return self._start_item(CompactionItem(self._id("compaction"), summary)) + self._close(
                 "completed"
             )
         empty = self._open is None and not self._response.output
@@ -253,7 +253,7 @@ class ResponseFormat:
 
     # Items
 
-    def _begin(self, item: OutputItem) -> bytes:
+    def _start_item(self, item: OutputItem) -> bytes:
         events = self._close("completed")
         self._open = item
         self._texts.clear()

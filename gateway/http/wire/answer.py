@@ -224,7 +224,7 @@ class Answer(Reply):
 
     async def _write_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        said: list[tuple[bytes, bytes]] = []
+        sent: list[tuple[bytes, bytes]] = []
         choices = self._choices
         writer = direct_writer_of(scope)
 
@@ -249,12 +249,12 @@ class Answer(Reply):
                         events = choices.write(index, piece)
                     if not started:
                         started = True
-                        said = self._unenforced()
+                        sent = self._unenforced()
                         await self._start_stream(send)
-                    elif (late := self._unenforced()) and not said:
+                    elif (late := self._unenforced()) and not sent:
                         # The headers were sent while the request waited. Only its worker knows what
                         # is not enforced.
-                        said = late
+                        sent = late
                         events = framing.remark(*late[0]) + events
                     if not choices.unfinished:
                         events += choices.closing()
@@ -282,9 +282,9 @@ class Answer(Reply):
         return [(NOT_ENFORCED, printable)]
 
     async def _start_stream(self, send: Send) -> None:
-        own = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
-        own += self._unenforced()
-        headers = [*stream_headers(self._framing), *own]
+        added = [(name.encode(), value.encode()) for name, value in self._own_headers.items()]
+        added += self._unenforced()
+        headers = [*stream_headers(self._framing), *added]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 

@@ -91,14 +91,14 @@ def complaint(
 
 def _unknown_host(host: str, name: str | None) -> str:
     """`name` is the host without its port; None if it can't be the name of a host."""
-    said = (
+    sentence = (
         f"The Host {host[:200]!r} is refused: it is no name of this machine, and a web page could "
         "reach this gateway by such a name."
     )
     if name is None:
-        return said
+        return sentence
     return (
-        f"{said} If you want to reach it so, there must be an API key (`bulkhead key add NAME` "
+        f"{sentence} If you want to reach it so, there must be an API key (`bulkhead key add NAME` "
         f'makes one). Then write allowed_hosts = ["{name[:200]}"] under [gateway] in the '
         "configuration, and run `bulkhead config reload`."
     )
@@ -252,7 +252,7 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._keys.required:
             if (header := proxy_header(scope["headers"])) is not None:
-                await error_response(_passed_on(header), scope["path"])(scope, receive, send)
+                await error_response(_through_proxy(header), scope["path"])(scope, receive, send)
                 return
             scope["state"][_KEY] = ANYBODY
             if scope["method"] == "GET" and record_of(scope).access.key is NeededKey.ADMIN:
@@ -396,7 +396,7 @@ def _tokens(usage: Usage | None) -> int:
     return 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
 
 
-def _passed_on(header: str) -> Refusal:
+def _through_proxy(header: str) -> Refusal:
     return Refusal(
         "permission_denied",
         f"This request came through a proxy (it has {header[:100]!r}), and without API keys anyone "
@@ -407,15 +407,15 @@ def _passed_on(header: str) -> Refusal:
 
 def _unknown(need: NeededKey, *, shown: bool) -> Refusal:
     if shown:
-        said = "The API key is not known here, or was revoked."
+        sentence = "The API key is not known here, or was revoked."
     elif need is NeededKey.ADMIN:
-        said = (
+        sentence = (
             "This needs the admin key: send Authorization: Bearer KEY. It is in admin.key in the "
             "gateway's state folder."
         )
     else:
-        said = (
+        sentence = (
             "An API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY. "
             "`bulkhead key add NAME` makes one."
         )
-    return Refusal("invalid_api_key", said)
+    return Refusal("invalid_api_key", sentence)

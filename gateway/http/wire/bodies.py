@@ -31,15 +31,15 @@ def allowed_values(kind: Any, path: str) -> str:
     """The values that a field may have, as a list for an error message. Empty: the field has no
     such list. `path` is the path of the field within `kind`.
     """
-    found = [inspect.type_info(kind)]
+    kinds = [inspect.type_info(kind)]
     steps = list(_STEP.finditer(path))
     for place, step in enumerate(steps):
         name = step["field"]
-        found = [each for kind in found for each in _alternatives(kind)]
-        if name and place == len(steps) - 1 and (tags := list(_tags(found, name))):
+        kinds = [each for kind in kinds for each in _alternatives(kind)]
+        if name and place == len(steps) - 1 and (tags := list(_tags(kinds, name))):
             return _listed(tags)
-        found = [each for kind in found for each in _within(kind, name)]
-    values = (each for kind in found for each in _alternatives(kind))
+        kinds = [each for kind in kinds for each in _within(kind, name)]
+    values = (each for kind in kinds for each in _alternatives(kind))
     return _listed(
         [value for each in values if isinstance(each, inspect.LiteralType) for value in each.values]
     )

@@ -63,7 +63,7 @@ class _ZlibStream:
         return piece
 
 
-def _begin(coding: str, first: bytes) -> _Stream:
+def _decompressor(coding: str, first: bytes) -> _Stream:
     match coding:
         case "gzip":
             return _ZlibStream(16 + zlib.MAX_WBITS)
@@ -128,7 +128,7 @@ class _CompressedBody:
             while encoded:
                 if self._stream is None or self._stream.eof:
                     self._goes_on = self._stream is not None
-                    self._stream = _begin(self._coding, encoded)
+                    self._stream = _decompressor(self._coding, encoded)
                 yield self._stream.decompress(encoded, _PIECE_BYTES)
                 while not (self._stream.eof or self._stream.needs_input):
                     yield self._stream.decompress(b"", _PIECE_BYTES)

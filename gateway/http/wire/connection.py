@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._peer = Peer(transport)
         host = "" if self.client is None else self.client[0]
-        self._place = self._limiter.enter(self, host, self._handshake)
+        self._place = self._limiter.add(self, host, self._handshake)
         self._handshake = None
         if self._place in (Place.NONE, Place.TOO_MANY):
             # Refuse at once, since descriptors are few.
@@ -105,12 +105,12 @@ class Connection(HttpToolsProtocol):
                 exchange.share.release()
         self._peer.close()
         self._ahead.clear()
-        self._limiter.leave(self)
+        self._limiter.remove(self)
 
     def data_received(self, data: bytes) -> None:
         if not self._drops_input:
             if self._serving:
-                self._keep(data)
+                self._buffer(data)
             else:
                 self._feed(data)
             self._turn()
@@ -141,7 +141,7 @@ class Connection(HttpToolsProtocol):
 
     def make_place(self) -> None:
         if self.timeouts.doing is Doing.IDLE:
-            self._leave()
+            self._close_when_read()
         else:
             self.transport.abort()
 
@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
             # ends the connection.
             self._limiter.turn(self, Doing.LEAVING)
         elif doing in (Doing.IDLE, Doing.HEAD):
-            self._leave()
+            self._close_when_read()
         else:
             self._peer.reset()
 
@@ -261,7 +261,7 @@ class Connection(HttpToolsProtocol):
             exchange.fail(refusal)
             return
         exchange.body += body
-        # The body of a request that waits for an earlier answer is small: see `_keep`.
+        # The body of a request that waits for an earlier answer is small: see `_buffer`.
         if exchange is self._exchanges[0] and len(exchange.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         exchange.message_event.set()
@@ -337,7 +337,7 @@ class Connection(HttpToolsProtocol):
         rest = memoryview(data)
         while rest and not self._drops_input:
             if self._serving:
-                self._keep(rest)
+                self._buffer(rest)
                 return
             part = rest[: MOST_FRAMING_BYTES - self._framing_bytes]
             self._framing_bytes += len(part)
@@ -374,8 +374,8 @@ class Connection(HttpToolsProtocol):
         """Whether the head asks for another protocol. CONNECT can't be asked without one."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _keep(self, data: bytes | memoryview) -> None:
-        """Keep the data, and parse it when the earlier answers are complete."""
+    def _buffer(self, data: bytes | memoryview) -> None:
+        """Hold the data, and parse it when the earlier answers are complete."""
         if len(self._ahead) + len(data) > _MOST_AHEAD_BYTES:
             self._close_after_these()
         else:
@@ -443,7 +443,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         self._limiter.turn(self, Doing.LEAVING)
 
-    def _leave(self) -> None:
+    def _close_when_read(self) -> None:
         self._drops_input = True
         self._limiter.turn(self, Doing.LEAVING)
         self.transport.close()

@@ -136,7 +136,7 @@ class ConnectionTable(Generic[Key]):
     def count(self, doing: Doing) -> int:
         return len(self._among[doing])
 
-    def enter(
+    def add(
         self, key: Key, most: int, network: str | None = None, most_from_there: int = 0
     ) -> tuple[Place, Key | None]:
         """Add a connection; `most` are allowed. Returns its place, and the connection that has to
@@ -150,7 +150,7 @@ class ConnectionTable(Generic[Key]):
         else:
             victim = self._to_end() if len(self) >= most else None
         if victim is not None:
-            self.leave(victim)
+            self.remove(victim)
         if len(self) >= most + SPARE_PLACES:
             return Place.NONE, None
         if network is not None:
@@ -168,7 +168,7 @@ class ConnectionTable(Generic[Key]):
             self._among[doing][key] = None
             self._doing[key] = doing
 
-    def leave(self, key: Key) -> None:
+    def remove(self, key: Key) -> None:
         before = self._doing.pop(key, None)
         if before is not None:
             del self._among[before][key]
@@ -247,16 +247,16 @@ class ConnectionLimiter:
         self._table: ConnectionTable[TrackedConnection] = ConnectionTable()
         self._tracked: set[TrackedConnection] = set()
 
-    def enter(
+    def add(
         self, connection: TrackedConnection, host: str, instead_of: TrackedConnection | None = None
     ) -> Place:
         """Add a connection from the address `host`, to which `instead_of` leaves its place. A
         connection without a place is watched too, until it leaves.
         """
         if instead_of is not None:
-            self.leave(instead_of)
+            self.remove(instead_of)
         self._tracked.add(connection)
-        place, victim = self._table.enter(
+        place, victim = self._table.add(
             connection, self._capacity(), network_of(host), self._from_one_place()
         )
         if victim is not None:
@@ -271,9 +271,9 @@ class ConnectionLimiter:
         """How many connections have this activity."""
         return self._table.count(doing)
 
-    def leave(self, connection: TrackedConnection) -> None:
+    def remove(self, connection: TrackedConnection) -> None:
         self._tracked.discard(connection)
-        self._table.leave(connection)
+        self._table.remove(connection)
 
     def watch(self, tasks: Tasks) -> None:
         """End overdue connections from now on."""
@@ -344,17 +344,17 @@ class Handshake(asyncio.Protocol):
         accepted = cast(asyncio.Transport, transport)
         address = get_remote_addr(accepted)
         try:
-            place = self._limiter.enter(self, "" if address is None else address[0])
+            place = self._limiter.add(self, "" if address is None else address[0])
             if place in (Place.NONE, Place.TOO_MANY):
                 self._limiter.refused[self._limiter.no_place(place).code] += 1
-                self._limiter.leave(self)
+                self._limiter.remove(self)
                 return
             self._limiter.turn(self, Doing.HANDSHAKE)
             try:
                 plain = socket.socket(fileno=os.dup(accepted.get_extra_info("socket").fileno()))
             except OSError:
                 # There is no free descriptor.
-                self._limiter.leave(self)
+                self._limiter.remove(self)
                 return
             self._task = self._tasks.start(self._shake_hands(plain), "handshake")
         finally:
@@ -375,7 +375,7 @@ class Handshake(asyncio.Protocol):
             # The client has left, or has no TLS version in common with this server.
             pass
         finally:
-            self._limiter.leave(self)
+            self._limiter.remove(self)
 
 
 # With fewer connections an operator could not ask for the status.

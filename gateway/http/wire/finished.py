@@ -57,15 +57,15 @@ class FinishedRequests:
 
     def __init__(self, most: int = _MOST) -> None:
         self.count = 0
-        self._kept: deque[FinishedRequest] = deque(maxlen=most)
+        self._requests: deque[FinishedRequest] = deque(maxlen=most)
 
     def add(self, finished: FinishedRequest) -> None:
         self.count += 1
-        self._kept.append(finished)
+        self._requests.append(finished)
 
     def recent(self, count: int) -> list[FinishedRequest]:
         """The last `count` of the kept requests, the latest first."""
-        return list(islice(reversed(self._kept), count))
+        return list(islice(reversed(self._requests), count))
 
 
 def phases(
@@ -78,8 +78,8 @@ def phases(
     if timings:
         entered = timings[0].phases
     return [
-        PhaseStatus(kind, round(at - began_at, 4), round(end_at - began_at, 4))
-        for kind, at, end_at in _ended(entered, ended_at)
+        PhaseStatus(kind, round(begin - began_at, 4), round(end - began_at, 4))
+        for kind, begin, end in _ended(entered, ended_at)
     ]
 
 
@@ -88,7 +88,7 @@ def tokens_per_s(usage: Usage | None, timings: Sequence[Timing]) -> float | None
     if usage is None or not timings or timings[0].last_token_at is None:
         return None
     entered = _ended(timings[0].phases, timings[0].last_token_at)
-    seconds = sum(max(0.0, end_at - at) for kind, at, end_at in entered if kind == "tokens")
+    seconds = sum(max(0.0, end - begin) for kind, begin, end in entered if kind == "tokens")
     # The first token of an answer comes at the beginning of that time.
     tokens = usage.completion_tokens - len(timings)
     return round(tokens / seconds, 2) if tokens > 0 and seconds > 0 else None
@@ -96,5 +96,5 @@ def tokens_per_s(usage: Usage | None, timings: Sequence[Timing]) -> float | None
 
 def _ended(entered: Moments, ended_at: float) -> Iterator[tuple[PhaseKind, float, float]]:
     """Each phase, with its begin and its end."""
-    ends = [*(at for _, at in entered[1:]), ended_at]
-    return ((kind, at, end_at) for (kind, at), end_at in zip(entered, ends, strict=False))
+    ends = [*(begin for _, begin in entered[1:]), ended_at]
+    return ((kind, begin, end) for (kind, begin), end in zip(entered, ends, strict=False))

@@ -311,18 +311,18 @@ def _stream(operation: Operation, known: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _by_status(codes: Iterable[Code]) -> dict[str, list[Code]]:
-    found: dict[str, list[Code]] = {}
+    by_status: dict[str, list[Code]] = {}
     for code in codes:
-        names = found.setdefault(str(status_of(code)), [])
+        names = by_status.setdefault(str(status_of(code)), [])
         if code not in names:
             names.append(code)
-    return found
+    return by_status
 
 
 def _of_path(path: str) -> Iterator[dict[str, Any]]:
-    for found in _PARAMETER.finditer(path):
+    for parameter in _PARAMETER.finditer(path):
         yield {
-            "name": found["name"],
+            "name": parameter["name"],
             "in": "path",
             "required": True,
             "description": "Ids of models may have slashes.",

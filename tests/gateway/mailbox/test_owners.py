@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.caller import Caller
 from gateway.config.settings import Settings
-from gateway.http.openai import kept, responses
+from gateway.http.openai import responses, stored_answers
 from gateway.http.openai.responses import ResponseFamily
 from gateway.http.wire.access_log import Record
 from gateway.http.wire.errors import on_refusal
@@ -56,14 +56,15 @@ class _Owners:
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     fleet: Any = SimpleNamespace(events=EventLog(), settings=Settings())
-    families = {"chat": kept.ChatFamily(), "responses": ResponseFamily()}
+    families = {"chat": stored_answers.ChatFamily(), "responses": ResponseFamily()}
     mailbox = Mailbox(tmp_path / "mailbox.sqlite", fleet, families, _Owners(), ByteBudget(1 << 30))
     mailbox.start()
     for owner in ("me", "you", ""):
         await _put(mailbox, owner, "responses")
         await _put(mailbox, owner, "chat")
     app = Starlette(
-        routes=[*responses.routes, *kept.kept_routes], exception_handlers={Refusal: on_refusal}
+        routes=[*responses.routes, *stored_answers.stored_chat_routes],
+        exception_handlers={Refusal: on_refusal},
     )
     app.state.mailbox = mailbox
 

@@ -1,0 +1,175 @@
+"""The way of a request for text, on every API:
+
+1. The route reads the body and decodes it once (`read_json`).
+2. The model and the caller are looked up (`ModelCall`).
+3. The API's own file drafts what a worker gets: the parameters, and the conversation or the texts.
+4. The pictures in the conversation are read (`PictureReader`).
+5. The headers and the body give the terms: deadline, priority, how long the model stays loaded.
+6. For each prompt and each answer to it a request is made, and the key's limits count it.
+7. The requests go into the model's queue.
+8. As their pieces come, the API's writer writes the answer (`Answer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.config.model import Model
+from gateway.http.generation.conversation import Conversation
+from gateway.http.generation.generation import MOST_ANSWERS, GenerationBody
+from gateway.http.generation.model_call import ModelCall, check_mailbox
+from gateway.http.generation.pictures import (
+    PictureReader,
+    Source,
+    left_out_header,
+    not_looked_at,
+)
+from gateway.http.wire.access_log import unique
+from gateway.http.wire.answer import EVENTS, Answer, Framing
+from gateway.http.wire.errors import invalid
+from gateway.requests.choices import Format, answers_to
+from gateway.requests.request import Request
+from protocol.answers import RequestField
+from protocol.requests import ChatPrompt, Generate
+
+# Fields that have the same name in bodies and in messages for workers.
+_SAME_NAMES: Final[tuple[RequestField, ...]] = (
+    "tools",
+    "suffix",
+    "logit_bias",
+    "allowed_token_ids",
+    "stop_token_ids",
+    "bad_words",
+)
+
+
+class Draft(Struct):
+    """What an API makes of a body: the parameters under the names of chat, and the message for a
+    worker for each prompt, without an id and without the bytes of pictures. The only prompt of a
+    chat is made from its `conversation`.
+    """
+
+    parameters: GenerationBody
+    generates: Sequence[Generate]
+    conversation: Conversation | None = None
+
+
+class TextRequest(Struct, frozen=True):
+    """A request for text that is ready for the model's queue. For each prompt there are as many
+    `requests` as answers are wanted.
+    """
+
+    call: ModelCall
+    requests: Sequence[Request]
+    left_out: set[str]
+
+    def answer(
+        self,
+        form: Format,
+        *,
+        stream: bool = False,
+        framing: Framing = EVENTS,
+        complete: Callable[[], Awaitable[None]] | None = None,
+    ) -> Answer:
+        """Put the requests into the model's queue. Returns the response that writes their answers.
+        `complete` is awaited before the end of the answer is sent.
+
+        Raises:
+            Refusal: the queue is full.
+        """
+        call = self.call
+        call.fleet.submit(call.compartment, *self.requests)  # 7
+        return Answer(  # 8
+            call.compartment,
+            self.requests,
+            form,
+            stream=stream,
+            framing=framing,
+            headers=left_out_header(self.left_out),
+            complete=complete,
+        )
+
+
+async def request_text(
+    call: ModelCall, draft: Callable[[Model], Draft], prompt_param: str
+) -> TextRequest:
+    """Steps 3 to 6. `prompt_param` names the body's field with the prompt.
+
+    Raises:
+        Refusal: the body, a picture or a header can't be used, or there are too many answers.
+    """
+    check_mailbox(call.http)
+    drafted = await call.beside_the_loop(draft, call.model)  # 3
+    conversation, generates = drafted.conversation, drafted.generates
+    if conversation is not None:
+        generates = [
+            with_pictures(generates[0], conversation, await read_pictures(call, conversation))
+        ]  # 4
+    requests = _requests(call, drafted.parameters, generates, prompt_param)  # 5, 6
+    return TextRequest(call, requests, set() if conversation is None else conversation.left_out)
+
+
+async def read_pictures(call: ModelCall, conversation: Conversation) -> dict[Source, bytes]:
+    """The bytes of all pictures of the conversation.
+
+    Raises:
+        Refusal: the model takes no pictures, or a picture can't be read.
+    """
+    if conversation.refused is not None:
+        raise not_looked_at(conversation.refused, call.model.id)
+    reader: PictureReader = call.http.app.state.pictures
+    unread = [source for source in conversation.sources if source not in call.pictures]
+    read = await reader.read(unread, call.fleet.settings.gateway, call.share)
+    call.pictures.update(zip(unread, read, strict=True))
+    return call.pictures
+
+
+def with_pictures(
+    generate: Generate, conversation: Conversation, pictures: dict[Source, bytes]
+) -> Generate:
+    """The message for a worker, with the bytes of its pictures."""
+    if not conversation.sources:
+        return generate
+    assert isinstance(generate.prompt, ChatPrompt)
+    prompt = msgspec.structs.replace(generate.prompt, messages=conversation.shown(pictures))
+    return msgspec.structs.replace(generate, prompt=prompt)
+
+
+def _requests(
+    call: ModelCall, parameters: GenerationBody, generates: Sequence[Generate], prompt_param: str
+) -> list[Request]:
+    answers = parameters.answers
+    if len(generates) * answers > MOST_ANSWERS:
+        raise invalid(
+            f"The request asks for {len(generates) * answers:,} answers, of {MOST_ANSWERS} at "
+            "most: send several requests.",
+            parameters.answers_param if answers > 1 else prompt_param,
+        )
+    salt = call.caller.cache_salt(
+        parameters.cache_salt or "", shared=call.fleet.settings.prompt_cache.shared
+    )
+    # A worker gets the prompt once for each answer.
+    call.share.take(call.share.size_bytes * (answers - 1))
+    params = _params(parameters, prompt_param)
+    terms = call.terms(parameters.priority, parameters.keep_alive, params)  # 5
+    requests: list[Request] = []
+    for generate in generates:  # 6
+        named = msgspec.structs.replace(generate, request_id=unique(terms.id), cache_salt=salt)
+        requests += answers_to(named, answers, terms, call.fleet.now())
+    call.count(requests)
+    return requests
+
+
+def _params(parameters: GenerationBody, prompt_param: str) -> dict[RequestField, str]:
+    """The body's names for the fields of `Generate`, for the errors of workers."""
+    return {
+        **{name: name for name in _SAME_NAMES},
+        "prompt": prompt_param,
+        "prompt_logprobs": "echo",
+        "template_arguments": "chat_template_kwargs",
+        "constraint": parameters.constraint_param,
+    }
