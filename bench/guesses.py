@@ -35,9 +35,8 @@ from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, measure
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, Context, measure
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths

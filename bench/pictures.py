@@ -29,8 +29,7 @@ from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampli
 from tests.support.picture_model import picture_model
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, measure
+from worker.engines.room import CacheRoom, Context, measure
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache

@@ -27,7 +27,7 @@ from gateway.config.model_folders import DEMO_FOLDER
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare

@@ -22,7 +22,7 @@ from protocol.prompt_store.payloads import KEY_BYTES, Entry
 # "BHPC".
 _APPLICATION_ID: Final = 0x42485043
 # Stores of version 3 and below may have blocks that were computed on a wrong cache: see
-# `worker.mlx_lm.array_size`.
+# `worker.system.memory`.
 _SCHEMA_VERSION: Final = 4
 _BUSY_S: Final = 2.0
 # SQLite cuts a longer log back to this size.

@@ -13,11 +13,11 @@ from worker.engines.pace import PrefillPace
 from worker.engines.room import Batch
 from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import Broken, Sequence, Token
+from worker.mlx_lm.added_caches import shift_row
 from worker.mlx_lm.caches import make_caches
 from worker.mlx_lm.decoding_row import RowCaches
 from worker.mlx_lm.generator import NewRow, Stepped
 from worker.mlx_lm.row_groups import Grouping, GroupSize
-from worker.mlx_lm.row_shifts import shift_row
 from worker.prompt_cache.cache import PromptCache, Taken
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import scored_chunk

@@ -20,9 +20,8 @@ from worker.engines.room import (
     step_bytes,
 )
 from worker.engines.row import Row
-from worker.engines.row_bound import MOST_ROWS, most_rows
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
-from worker.guesses.costs import StepCosts
+from worker.guesses.costs import MOST_ROWS, StepCosts, most_rows
 from worker.guesses.guesser import Shares
 from worker.mlx_lm.caches import takes_padding, takes_padding_again
 from worker.mlx_lm.company import takes_groups

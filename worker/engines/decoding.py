@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from worker.engines.sequence import Sequence
-from worker.mlx_lm import decoding as mlx_lm
+from worker.mlx_lm.added_caches import QuantizingModel
 from worker.mlx_lm.caches import (
     can_be_merged,
     can_be_quantized,
@@ -17,7 +17,7 @@ from worker.mlx_lm.caches import (
     make_caches,
 )
 from worker.mlx_lm.generator import Tap
-from worker.mlx_lm.quantized_cache import QuantizingModel
+from worker.mlx_lm.generator import decode as decode_tokens
 from worker.sampling.scores import Score
 from worker.structure.sampler import ConstrainedSampler
 from worker.system.errors import ModelError, may_pass, one_sentence
@@ -106,7 +106,7 @@ def decode(sequence: Sequence, caches: list[Any], sampler: RowSampler) -> Iterat
     too. `sampler` belongs to the sequence.
     """
     budget = [] if sequence.budget is None else [sequence.budget]
-    for token_id in mlx_lm.decode(
+    for token_id in decode_tokens(
         sequence.token_ids, sampler.tap, caches, sequence.max_tokens, sampler, budget
     ):
         yield Decoded(token_id, sampler.take_score())

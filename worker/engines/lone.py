@@ -13,8 +13,7 @@ from typing import Any
 from protocol.prompt_store.payloads import KEY_BYTES
 from worker.engines.row import Row
 from worker.engines.sequence import Sequence
-from worker.mlx_lm.decoding import stream
-from worker.mlx_lm.generator import LARGE_VOCABULARY
+from worker.mlx_lm.generator import LARGE_VOCABULARY, stream
 from worker.prompt_cache.cache import PromptCache
 from worker.sampling.scores import scored_chunk
 from worker.vision import Prompt, Remember, Vision

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from protocol.life import LARGEST_CHUNK_TOKENS
-from worker.mlx_lm.array_size import most_parts
+from worker.system.memory import most_parts
 
 _SMALLEST: Final = 16
 _FIRST: Final = 64

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from worker.engines.sequence import Sequence, Token
-from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.decoding_row import RowToken
+from worker.mlx_lm.generator import stream
 from worker.prompt_cache.path import BLOCK_TOKENS
 from worker.sampling.scores import Score, score_prompt
 

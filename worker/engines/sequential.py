@@ -19,9 +19,8 @@ from worker.engines.room import Batch, CacheRoom, compiles_kernels, largest_chun
 from worker.engines.row import CachedRow, Row
 from worker.engines.sequence import Broken, EngineNeed, Sequence, Token
 from worker.guesses.costs import StepCosts
-from worker.mlx_lm.decoding import stream
 from worker.mlx_lm.decoding_row import RowToken
-from worker.mlx_lm.generator import LARGE_VOCABULARY
+from worker.mlx_lm.generator import LARGE_VOCABULARY, stream
 from worker.prompt_cache.cache import PromptCache
 from worker.sampling.scores import scored_chunk
 from worker.system.errors import one_sentence, passing_kind

@@ -24,8 +24,7 @@ from protocol.life import (
 from protocol.messages import PROTOCOL_VERSION
 from protocol.process import grace_s
 from protocol.process_tree import held_bytes
-from worker.guard.bonds import adopt_orphans
-from worker.guard.server import CommandServer, PlaceError
+from worker.guard.server import CommandServer, PlaceError, adopt_orphans
 from worker.process.gateway import GatewayLink, ParentWatch, begin_process, end_process
 
 logger = logging.getLogger("guard")

@@ -1,8 +1,11 @@
-"""The server of a command: its start, its processes, its end, and its answers on a health path."""
+"""The server of a command: its start, its processes, its end, and its answers on a health path. The
+system binds its processes to their guard.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import logging
 import os
@@ -10,6 +13,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -27,7 +31,6 @@ from protocol.process_tree import (
     marked,
     send,
 )
-from worker.guard.bonds import bound_to
 from worker.guard.output import Output
 
 logger = logging.getLogger("guard")
@@ -225,3 +228,34 @@ def _spare_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
         return port
+
+
+if sys.platform == "linux":
+    _PDEATHSIG = 1
+    _CHILD_SUBREAPER = 36
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def adopt_orphans() -> None:
+        """Become the parent of descendants that lose theirs (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+        _prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def bound_to(guard_pid: int) -> Callable[[], None] | None:
+        """What a child calls before its program starts: it is killed when the guard is
+        (PR_SET_PDEATHSIG). The thread that starts the child must live as long as the guard.
+        """
+
+        def bind() -> None:
+            _prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != guard_pid:
+                os._exit(1)
+
+        return bind
+
+else:
+
+    def adopt_orphans() -> None:
+        """Do nothing: orphans become children of launchd, and are found by mark and session."""
+
+    def bound_to(guard_pid: int) -> Callable[[], None] | None:
+        """None: macOS binds no child to its parent. The gateway kills what a guard has left."""
+        return None

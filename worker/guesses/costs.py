@@ -110,3 +110,26 @@ def _nearest(rows: int) -> Iterator[int]:
     yield rows * 2
     while rows := rows >> 1:
         yield rows
+
+
+# The rows of a batch before anything was measured, and the most rows that are tried.
+_FIRST_ROWS: Final = 32
+MOST_ROWS: Final = 256
+# Twice as many rows must make this many times the tokens a second.
+_WORTH: Final = 1.05
+
+
+def most_rows(costs: StepCosts) -> int:
+    """The most rows that are worth a place in the batch. The number is doubled as long as this
+    makes more tokens a second; a doubling that was not measured is tried.
+    """
+    rows = _FIRST_ROWS
+    while rows < MOST_ROWS:
+        gain = costs.gain(2 * rows)
+        if gain is None:
+            before = costs.gain(rows)
+            return rows if before is None or before < _WORTH else 2 * rows
+        if gain < _WORTH:
+            return rows
+        rows *= 2
+    return rows

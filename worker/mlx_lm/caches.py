@@ -18,8 +18,8 @@ from mlx_lm.models.cache import (
 )
 
 from protocol.life import CACHE_STEP_TOKENS
+from worker.mlx_lm.added_caches import RowShifts
 from worker.mlx_lm.row_caches import RowsCache
-from worker.mlx_lm.row_shifts import RowShifts
 
 # The caches of layers with a recurrent state.
 RecurrentCache: TypeAlias = ArraysCache

@@ -18,10 +18,10 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from protocol.life import DRAFT_TOKENS
 from worker.mlx_lm.caches import make_caches
+from worker.mlx_lm.decoding_row import RowStates
 from worker.mlx_lm.guessing import Drafter, DrawGuesses
 from worker.mlx_lm.row_caches import RowLengths, RowsCache, reserve
 from worker.mlx_lm.row_groups import RowGroup
-from worker.mlx_lm.states import RowStates
 
 # A row begins with so many of its last tokens.
 _FIRST_TOKENS: Final = 512

@@ -14,7 +14,6 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from worker.mlx_lm.array_size import most_parts
 from worker.mlx_lm.caches import (
     fill,
     gather,
@@ -27,6 +26,7 @@ from worker.mlx_lm.caches import (
     tokens_of,
 )
 from worker.prompt_cache.path import BLOCK_TOKENS
+from worker.system.memory import most_parts
 
 # From so many blocks on it costs less to cut blocks together, which takes two operations for each
 # array.

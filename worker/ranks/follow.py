@@ -7,8 +7,7 @@ from typing import Any
 
 from protocol.life import Load
 from worker.engines.decoding import Caches
-from worker.engines.limits import MemoryLimits, limits_of
-from worker.engines.room import measure
+from worker.engines.room import MemoryLimits, limits_of, measure
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.decoding_row import RowCaches
 from worker.mlx_lm.generator import Generator, NewRow, Sampler, Tap

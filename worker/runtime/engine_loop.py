@@ -18,8 +18,7 @@ from protocol.life import (
     PromptCacheCleared,
 )
 from worker.engines.batch import PREFILL_ROWS
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheRoom, ContextInForce, MemoryLimits
 from worker.engines.sequence import Engine, Sequence
 from worker.ranks.lead import Lead
 from worker.runtime.engine_thread import (

@@ -17,11 +17,11 @@ from protocol.requests import (
     TokenPrompt,
     Tools,
 )
-from worker.engines.limits import Context, too_long
+from worker.engines.room import Context, too_long
 from worker.engines.sequence import Broken, Sequence
 from worker.load.loading import LoadedModel
-from worker.prompt_cache.path import Mark, Path, Paths
-from worker.runtime.boundaries import find_boundaries
+from worker.prompt_cache.path import BLOCK_TOKENS, Mark, Path, Paths
+from worker.prompt_cache.snapshots import spread
 from worker.sampling.adjustments import Adjustments, banned_sequences, make_adjustments
 from worker.sampling.scores import LogprobWriter
 from worker.sampling.settings import make_row_sampling
@@ -29,6 +29,7 @@ from worker.structure.budget import ReasoningBudget, reasoning_budget
 from worker.structure.grammar import ConstraintError
 from worker.structure.sampler import Constrained
 from worker.system.errors import PromptError, one_sentence
+from worker.template.chat_template import ChatTemplate
 from worker.text.stream import AnswerStream, answer_stream
 from worker.vision import PictureInputs, UndecodablePictureError, UnusablePicturesError
 
@@ -419,3 +420,33 @@ def _check_prompt_logprobs(tokens: int, alternatives: int) -> None:
             "shorten the prompt or ask for fewer alternatives.",
             "prompt_logprobs",
         )
+
+
+def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTemplate) -> list[int]:
+    """The places, in tokens: the end of the system prompt, the end of the part that the
+    conversation's next turn repeats, and before that the beginnings of some messages. The repeated
+    part may lack the tokens that ask for an answer.
+    """
+    if not isinstance(generate.prompt, ChatPrompt) or generate.prompt.pictures:
+        # A picture has more tokens in the prompt than the template writes for it.
+        return [len(prompt_ids)]
+    messages = generate.prompt.messages
+    beginnings = [messages]
+    if messages and messages[0].role in ("system", "developer"):
+        beginnings.append(messages[:1])
+    found = []
+    for each in beginnings:
+        try:
+            alike = template.tokens(generate.prompt, generate.tools, each, asking=False)
+        except PromptError:
+            continue  # Many templates need a message of the user.
+        found.append(_common(alike, prompt_ids))
+    found = found or [len(prompt_ids)]
+    depths = {at // BLOCK_TOKENS for at in template.message_starts(prompt_ids)}
+    chosen = spread(depths, max(found) // BLOCK_TOKENS)
+    return [*found, *(each * BLOCK_TOKENS for each in chosen)]
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

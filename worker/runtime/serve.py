@@ -22,9 +22,16 @@ from protocol.prompt_store.store import PromptStore
 from protocol.requests import Embed, Generate
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft, own_draft
-from worker.engines.limits import ContextInForce, MemoryLimits, limits_of
-from worker.engines.room import NO_CACHES, CacheRoom, CacheSizes, measure
+from worker.engines.drawing import make_draft, own_draft
+from worker.engines.room import (
+    NO_CACHES,
+    CacheRoom,
+    CacheSizes,
+    ContextInForce,
+    MemoryLimits,
+    limits_of,
+    measure,
+)
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.faults import reason_of

@@ -31,8 +31,7 @@ from protocol.requests import (
 from worker.engines.batch import AHEAD_TOKENS
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import Context
-from worker.engines.room import Batch, CacheRoom, compiles_kernels, measure
+from worker.engines.room import Batch, CacheRoom, Context, compiles_kernels, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.guesses.costs import WIDTHS, StepCosts
 from worker.load.loading import LoadedModel

@@ -16,8 +16,7 @@ from protocol.answers import RequestField
 from protocol.requests import CalledTool, ChatMessage, ChatPrompt, Tools
 from worker.mlx_lm.text import renderer_of
 from worker.system.errors import PromptError, one_sentence
-from worker.template.order import NO_MESSAGE
-from worker.template.writer import Message, MessageWriter
+from worker.template.writer import NO_MESSAGE, Message, MessageWriter
 from worker.text.families import find_format
 from worker.text.format import Tags
 from worker.transformers import template_parameters

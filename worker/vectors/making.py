@@ -11,8 +11,7 @@ from protocol.answers import Embedded, RequestFailed, RequestField
 from protocol.life import Ability
 from protocol.message import unpack
 from protocol.requests import Embed, TextPrompt
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom
+from worker.engines.room import CacheRoom, Context
 from worker.load.loading import LoadedModel
 from worker.mlx_embeddings import scores
 from worker.mlx_lm.text import tokenizer_inside

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from worker import mlx_vlm
-from worker.mlx_lm.row_shifts import RowShifts, shift_row
+from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.vision import PictureInputs
 
 _PIXELS: Final = "pixel_values"

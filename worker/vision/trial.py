@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from worker.mlx_lm.added_caches import RowShifts, shift_row
 from worker.mlx_lm.caches import can_be_merged, make_caches
 from worker.mlx_lm.decoding_row import DecodingRow
 from worker.mlx_lm.generator import Tap
 from worker.mlx_lm.guessing import RowGuesses
-from worker.mlx_lm.row_shifts import RowShifts, shift_row
 from worker.mlx_lm.rows import DecodingRows
 from worker.system.errors import one_sentence, passing_kind
 

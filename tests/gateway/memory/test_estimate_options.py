@@ -24,7 +24,7 @@ from protocol.requests import MOST_PIXELS, MOST_SEEN_PIXELS
 from tests.support import shapes
 from tests.support.own_heads import OwnHead, write
 from tests.support.shapes import DEMO
-from worker.engines.drafts import own_draft
+from worker.engines.drawing import own_draft
 from worker.engines.room import NO_CACHES
 from worker.load.loading import load_weights
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.prompt_store import home
-from protocol.prompt_store.backups import keep_out_of_backups
+from protocol.prompt_store.home import keep_out_of_backups
 from protocol.prompt_store.store import PromptStore
 from tests.support.stub import compile_stub
 

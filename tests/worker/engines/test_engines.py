@@ -18,8 +18,8 @@ from worker.engines.room import Batch, CacheRoom, CacheSizes, measure
 from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
-from worker.mlx_lm import array_size
 from worker.sampling.settings import RowSampling
+from worker.system import memory
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
 SHAPES: dict[str, Callable[[Path], Path]] = {
@@ -216,7 +216,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
     expected = _run(free)
     room = CacheRoom(measure(model.model))
     # Two rows, which need a second step of tokens on their way.
-    monkeypatch.setattr(array_size, "MOST_ELEMENTS", 3 * 256 * room.shape.token_elements)
+    monkeypatch.setattr(memory, "MOST_ELEMENTS", 3 * 256 * room.shape.token_elements)
     bounded = BatchedEngine(model.model, model.eos_token_ids, 8, room)
     for sequence in _asked(model, 3):
         bounded.add(sequence)
@@ -226,7 +226,7 @@ def test_batches_with_arrays_within_the_bound_give_the_same(
         for token in bounded.step():
             tokens.setdefault(token.request_id, []).append(token.token_id)
         caches = [leaf for each in bounded._batches for leaf in each._generator.answer_caches]
-        assert all(leaf.keys.size <= array_size.MOST_ELEMENTS for leaf in caches)
+        assert all(leaf.keys.size <= memory.MOST_ELEMENTS for leaf in caches)
         batches = max(batches, len(bounded._batches))
     assert tokens == expected
     assert batches > 1

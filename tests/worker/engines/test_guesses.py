@@ -20,9 +20,8 @@ from protocol.requests import Constraint, Generate, Sampling, TokenPrompt
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.drafting import DraftModel

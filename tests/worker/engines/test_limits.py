@@ -11,8 +11,7 @@ import pytest
 from mlx_lm.generate import generation_stream
 
 from protocol.life import Need
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, MemoryLimits
 from worker.engines.sequence import EngineNeed
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineFigures, Limit

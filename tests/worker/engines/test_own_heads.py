@@ -12,7 +12,7 @@ import pytest
 from tests.support.own_heads import CONFIGS, VOCABULARY, OwnHead, write
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import own_draft
+from worker.engines.drawing import own_draft
 from worker.engines.room import NO_CACHES, CacheRoom
 from worker.engines.sequence import Sequence, Token
 from worker.load.loading import load_weights

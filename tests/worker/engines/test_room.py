@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
 from protocol.life import DRAFT_TOKENS, LARGEST_CHUNK_TOKENS, LARGEST_CHUNK_TOKENS_ON_CPU
 from worker.engines import room as rooms
 from worker.engines.room import Batch, CacheRoom, CacheSizes
-from worker.mlx_lm.quantized_cache import QuantizedCache
+from worker.mlx_lm.added_caches import QuantizedCache
 
 # 10 bytes a token in steps of 256, 7 a row, and at most three times that while it changes.
 SHAPE = CacheSizes(10, 7, 3.0)

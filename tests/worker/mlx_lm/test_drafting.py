@@ -13,8 +13,8 @@ from mlx_lm.utils import load_model
 
 from protocol.life import DRAFT_TOKENS
 from tests.support import shapes
+from worker.mlx_lm.decoding_row import RowStates
 from worker.mlx_lm.drafting import DraftedRow, Drafting, DraftModel
-from worker.mlx_lm.states import RowStates
 
 
 @pytest.fixture(scope="module")

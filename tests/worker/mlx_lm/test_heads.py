@@ -18,10 +18,10 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from tests.support.own_heads import CONFIGS, LAYERS, OwnHead, write
 from worker.load.loading import load_weights
+from worker.mlx_lm.decoding_row import RowStates
 from worker.mlx_lm.drafting import DraftedRow, Drafting
 from worker.mlx_lm.heads import HeadDrafter
 from worker.mlx_lm.row_caches import rows_caches
-from worker.mlx_lm.states import RowStates
 
 TOKENS = mx.array([[7, 200, 31, 5, 99, 150, 8, 31, 5, 42, 260, 13]])
 

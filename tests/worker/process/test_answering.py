@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol.answers import Guesses
 from protocol.requests import Generate, Sampling, TextPrompt
 from tests.support import shapes
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.engines.sequence import Token
 from worker.load.loading import load
 from worker.process.answering import Answering

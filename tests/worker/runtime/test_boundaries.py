@@ -10,7 +10,7 @@ from protocol.requests import ChatMessage, ChatPrompt, Generate, Sampling, TextP
 from tests.support.templates import templated
 from tests.support.tokenizers import byte_level
 from worker.prompt_cache.path import BLOCK_TOKENS
-from worker.runtime.boundaries import find_boundaries
+from worker.runtime.prompts import find_boundaries
 from worker.template.chat_template import ChatTemplate
 
 USER = "".join(f" What do you say to number {number}?" for number in range(20))

@@ -14,8 +14,7 @@ from protocol.prompt_store.store import PromptStore
 from tests.support import shapes
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, measure
+from worker.engines.room import CacheRoom, ContextInForce, MemoryLimits, measure
 from worker.engines.sequence import Sequence
 from worker.load.loading import load
 from worker.prompt_cache.blocks import Cutter

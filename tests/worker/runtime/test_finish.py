@@ -6,8 +6,7 @@ import threading
 
 from gateway.config.model_folders import DEMO_FOLDER
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import ContextInForce, MemoryLimits
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, ContextInForce, MemoryLimits
 from worker.load.loading import load
 from worker.runtime.engine_loop import EngineLoop
 from worker.runtime.engine_thread import EngineCommand, EngineThread

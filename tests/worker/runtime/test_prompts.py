@@ -15,8 +15,7 @@ from protocol.requests import (
     TokenPrompt,
 )
 from tests.support import shapes
-from worker.engines.limits import Context, ContextInForce
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context, ContextInForce
 from worker.engines.sequence import Sequence
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths

@@ -30,8 +30,7 @@ from tests.support import shapes
 from tests.support.answers import text_of
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.files import fingerprint

@@ -15,7 +15,7 @@ from tests.support import shapes
 from tests.support.stepping import step
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.drafts import make_draft
+from worker.engines.drawing import make_draft
 from worker.engines.room import CacheRoom, measure
 from worker.engines.sequence import Engine, EngineNeed, Sequence
 from worker.engines.sequential import SequentialEngine

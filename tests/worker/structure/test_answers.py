@@ -17,9 +17,8 @@ from protocol.message import pack
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, TokenPrompt
 from tests.worker.structure.generators import random_regex, random_schema
 from worker.engines.batched import BatchedEngine
-from worker.engines.drafts import make_draft
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.drawing import make_draft
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel

@@ -11,8 +11,7 @@ from protocol.answers import RequestFailed
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt
 from tests.worker.structure.hostile import HOSTILE
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare

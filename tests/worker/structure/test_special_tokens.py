@@ -26,8 +26,7 @@ from tests.support.shapes import DEMO
 from tests.support.templates import templated
 from tests.worker.text.recorded import RECORDED
 from worker.engines.batched import BatchedEngine
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel

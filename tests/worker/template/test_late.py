@@ -8,7 +8,7 @@ import pytest
 
 from protocol.requests import CalledTool, ChatMessage, Picture
 from tests.support.templates import Templates
-from worker.template.order import as_users
+from worker.template.writer import as_users
 
 # Each message where it stands.
 TAKES: Final = """\

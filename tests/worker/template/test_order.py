@@ -12,8 +12,7 @@ from mlx_lm.utils import load_tokenizer
 from protocol.requests import CalledTool, ChatMessage
 from tests.support.shapes import DEMO
 from worker.mlx_lm.text import tokenizer_inside
-from worker.template.order import as_users
-from worker.template.writer import MessageWriter
+from worker.template.writer import MessageWriter, as_users
 
 END: Final = "<end>"
 _WRITE: Final = """\

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from protocol.answers import AnswerPart, Text, ToolCall, merged
 from worker.calls.assembly import Assembly
-from worker.calls.forms import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED
-from worker.calls.tagged import Form
-from worker.text.blocks import tagged_calls
+from worker.calls.tagged import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED, Form
+from worker.text.families import tagged_calls
 from worker.text.format import AnswerFormat, CallBlock
 from worker.text.splitter import TagSplitter
 

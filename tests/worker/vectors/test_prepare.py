@@ -14,7 +14,7 @@ from protocol.message import pack
 from protocol.requests import Embed, TextPrompt, TokenPrompt
 from tests.support.minilm import minilm
 from tests.support.shapes import DEMO
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.load.loading import read_tokenizer
 from worker.vectors.jobs import VectorJob
 from worker.vectors.making import VectorTokenizer

@@ -8,8 +8,7 @@ from protocol.message import pack
 from protocol.requests import ChatMessage, ChatPrompt, Generate, Picture, Sampling
 from worker.engines.batched import BatchedEngine
 from worker.engines.decoding import Caches
-from worker.engines.limits import Context
-from worker.engines.room import CacheRoom, CacheSizes
+from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.engines.sequence import Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel

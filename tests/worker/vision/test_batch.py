@@ -269,8 +269,8 @@ def test_the_trial(model: LoadedModel) -> None:
 def test_the_trial_finds_faults(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
+    from worker.mlx_lm.added_caches import RowShifts
     from worker.mlx_lm.row_caches import RowLengths
-    from worker.mlx_lm.row_shifts import RowShifts
     from worker.vision.trial import why_alone
 
     if fault == "shift" and not model.model._shifts:

@@ -12,7 +12,7 @@ from protocol.message import pack
 from protocol.requests import Generate
 from tests.support.pictures import BLACK, GREEN, RED, png
 from tests.worker.vision.serving import CONTEXT, Serving, ask, user
-from worker.engines.limits import Context
+from worker.engines.room import Context
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
 from worker.runtime.prompts import Prepared, prepare
