@@ -55,7 +55,7 @@ def scores(config: Mapping[str, Any]) -> bool:
     return any(str(each).endswith(_SCORING) for each in config.get("architectures") or ())
 
 
-def own_context_tokens(config: Mapping[str, Any]) -> int | None:
+def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """The most tokens of a text; None if the configuration doesn't say. RoBERTa's first position
     is `pad_token_id` + 1, so a text has so many positions fewer.
     """

@@ -63,7 +63,7 @@ class Home:
         self.payloads = Payloads(inside)
         if sys.platform == "darwin":
             with contextlib.suppress(OSError):
-                keep_out_of_backups(inside)
+                exclude_from_backups(inside)
 
 
 def drop(folder: Path, index: Index) -> None:
@@ -207,7 +207,7 @@ _ATTRIBUTE: Final = b"com.apple.metadata:com_apple_backup_excludeItem"
 _VALUE: Final = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
 
 
-def keep_out_of_backups(folder: Path, library: str | None = None) -> None:
+def exclude_from_backups(folder: Path, library: str | None = None) -> None:
     """`library` None: the system's, which must be that of macOS.
 
     Raises: OSError: the folder's file system has no attributes, or the folder may not be changed.

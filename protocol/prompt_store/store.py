@@ -120,9 +120,9 @@ class PromptStore:
         """The speeds that a worker noted last for this model."""
         return self._attempt(lambda home: home.index.speeds(model), Speeds())
 
-    def note_speeds(self, model: bytes, measured: Speeds) -> None:
+    def record_speeds(self, model: bytes, measured: Speeds) -> None:
         """Keep the speeds that a worker has measured, for later workers."""
-        self._attempt(lambda home: self._note_speeds(home, model, measured), None)
+        self._attempt(lambda home: self._record_speeds(home, model, measured), None)
 
     def used_bytes(self, owner: str | None = None) -> int:
         """The bytes on disk of one owner, or of all owners."""
@@ -140,7 +140,7 @@ class PromptStore:
         A block that two owners wrote belongs to the first owner. With very many files on a slow
         disk the call takes minutes.
         """
-        freed = _Freed()
+        freed = _FreedBytes()
         self._attempt(lambda home: self._clear(home, owner, freed), None)
         return freed.disk_bytes
 
@@ -150,7 +150,7 @@ class PromptStore:
 
         Only one process may sweep at a time. Other processes may use the store meanwhile.
         """
-        freed = _Freed()
+        freed = _FreedBytes()
         self._attempt(lambda home: self._sweep(home, freed), None)
         return freed.disk_bytes
 
@@ -222,7 +222,7 @@ class PromptStore:
             transaction.add(entry, owner, needed)
         return True
 
-    def _note_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
+    def _record_speeds(self, home: Home, model: bytes, measured: Speeds) -> None:
         if not self._rests():
             with home.index.transaction() as transaction:
                 transaction.set_speeds(model, measured)
@@ -273,7 +273,7 @@ class PromptStore:
             transaction.remove(victim.key)
         return True
 
-    def _clear(self, home: Home, owner: str | None, freed: _Freed) -> None:
+    def _clear(self, home: Home, owner: str | None, freed: _FreedBytes) -> None:
         last_number = home.index.last_number()
         while True:
             with home.index.transaction() as transaction:
@@ -288,7 +288,7 @@ class PromptStore:
             self._sweep(home, freed)
         home.index.shrink()
 
-    def _sweep(self, home: Home, freed: _Freed) -> None:
+    def _sweep(self, home: Home, freed: _FreedBytes) -> None:
         until = time.monotonic() + _SWEEP_S
         remove_set_aside(self._folder, until)
         freed.disk_bytes += sweep(home, until)
@@ -393,7 +393,7 @@ class PromptStore:
         logger.log(level, text, *values)
 
 
-class _Freed:
+class _FreedBytes:
     """A count of freed bytes. After a failure it has the bytes that were freed before."""
 
     def __init__(self) -> None:

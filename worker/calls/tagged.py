@@ -32,7 +32,7 @@ _MISSING: Final = r"(?:{}|\n[ \t]*+(?!\s)|(?!\s))"
 _END_TAG: Final = regex.compile(r"</([^<>]{3})")
 
 
-class Form(NamedTuple):
+class TagForm(NamedTuple):
     """How a family writes a block of calls. All but `start` and `end` are patterns.
 
     A block stands between `start` and `end`; "": it ends with its last call. A call begins with
@@ -61,7 +61,7 @@ _Has = Callable[[str, str], bool]
 class _Tags:
     """The compiled patterns of a form."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: TagForm) -> None:
         end, start = regex.escape(form.end), regex.escape(form.start)
         calls = f"{form.call}|" if form.call_end else ""
         # Nothing follows the last block but another one. Models leave out its end.
@@ -127,7 +127,7 @@ class _Argument(NamedTuple):
     text: str
 
 
-class _Reading(NamedTuple):
+class _BlockReading(NamedTuple):
     """The calls of a block that ends before character `end`."""
 
     calls: list[tuple[str, list[_Argument]]]
@@ -135,8 +135,8 @@ class _Reading(NamedTuple):
 
 
 def _read(
-    text: str, form: Form, find_ends: _FindEnds, has: _Has, *, complete: bool
-) -> _Reading | None:
+    text: str, form: TagForm, find_ends: _FindEnds, has: _Has, *, complete: bool
+) -> _BlockReading | None:
     """Read the text after the first tag of a block. `complete`: no more text follows, so the last
     tag may be missing. None: the text is no block of calls.
     """
@@ -184,8 +184,8 @@ def _read(
     if not calls or (solid == len(text) and form.end and not complete):
         return None
     if not form.end or (solid == len(text) and form.call_end):
-        return _Reading(calls, at)
-    return _Reading(calls, solid + len(form.end)) if text.startswith(form.end, solid) else None
+        return _BlockReading(calls, at)
+    return _BlockReading(calls, solid + len(form.end)) if text.startswith(form.end, solid) else None
 
 
 def _solid(text: str, at: int) -> int:
@@ -194,7 +194,7 @@ def _solid(text: str, at: int) -> int:
     return at if space is None else space.end()
 
 
-def _value(text: str, form: Form) -> str:
+def _value(text: str, form: TagForm) -> str:
     return text.removeprefix("\n").removesuffix("\n") if form.lines else text
 
 
@@ -203,7 +203,7 @@ class TaggedCalls:
     end may be a part of a value.
     """
 
-    def __init__(self, assembly: Assembly, form: Form, schemas: Schemas, *, known: bool) -> None:
+    def __init__(self, assembly: Assembly, form: TagForm, schemas: Schemas, *, known: bool) -> None:
         """`known`: only calls of known tools are calls."""
         self._assembly = assembly
         self._form = form
@@ -212,7 +212,7 @@ class TaggedCalls:
         self._known = known
         self._text = "" if form.end else form.start
         self._begun = False
-        self._reading: _Reading | None = None
+        self._reading: _BlockReading | None = None
         self._readings = 0
         self._last = form.end[-1:] or ">"
 
@@ -220,7 +220,7 @@ class TaggedCalls:
     def ended(self) -> bool:
         return self._reading is not None
 
-    def take(self, character: str) -> str | None:
+    def read(self, character: str) -> str | None:
         # With one reference to it the text grows in its place.
         text, self._text = self._text, ""
         text += character
@@ -269,7 +269,7 @@ class TaggedCalls:
     def _has(self, known: bool) -> _Has:
         return lambda tool, key: not known or self._schemas.has_argument(tool, key)
 
-    def _give(self, reading: _Reading) -> str:
+    def _give(self, reading: _BlockReading) -> str:
         calls = [(name, self._object(name, arguments)) for name, arguments in reading.calls]
         give_calls(self._assembly, calls, self._schemas if self._known else None)
         return self._text[reading.end :]
@@ -293,8 +293,8 @@ _NAME: Final = r"(?P<name>[\w.:/-]+)"
 _QUOTED: Final = r"[\"']?(?P<{}>[^\"'<>]+?)[\"']?"
 
 
-def _functions(start: str, end: str, call_end: str = "</function>") -> Form:
-    return Form(
+def _functions(start: str, end: str, call_end: str = "</function>") -> TagForm:
+    return TagForm(
         start,
         end,
         r"<function=[\"']?(?P<name>[^\s<>\"']+)[\"']?>",
@@ -305,18 +305,18 @@ def _functions(start: str, end: str, call_end: str = "</function>") -> Form:
     )
 
 
-def _pairs(prefix: str) -> Form:
+def _pairs(prefix: str) -> TagForm:
     value = (
         rf"<{prefix}arg_key>\s*(?P<key>[^<>]+?)\s*</{prefix}arg_key>"
         rf"(?:\\n|\s)*<{prefix}arg_value>"
     )
     start, end = f"<{prefix}tool_call>", f"</{prefix}tool_call>"
-    return Form(start, end, _NAME, "", value, f"</{prefix}arg_value>")
+    return TagForm(start, end, _NAME, "", value, f"</{prefix}arg_value>")
 
 
-def _invocations(start: str, end: str, mark: str, type_: str = "") -> Form:
+def _invocations(start: str, end: str, mark: str, type_: str = "") -> TagForm:
     name, key = _QUOTED.format("name"), _QUOTED.format("key")
-    return Form(
+    return TagForm(
         start,
         end,
         rf"<{mark}invoke\s(?:[^<>]*?\s)?name={name}>",
@@ -330,7 +330,7 @@ _DSML: Final = "｜DSML｜"
 _DSML_TYPE: Final = r"(?:\s+string=\"(?P<type>true|false)\")?"
 
 
-def _dsml(name: str) -> Form:
+def _dsml(name: str) -> TagForm:
     start, end = (f"<{_DSML}{name}>", f"</{_DSML}{name}>") if name else (f"<{_DSML}invoke", "")
     return _invocations(start, end, _DSML, _DSML_TYPE)
 
@@ -352,7 +352,7 @@ OF_MLX_LM: Final = {
     "minimax_m2": _invocations("<minimax:tool_call>", "</minimax:tool_call>", ""),
     "muse_spark": _invocations("<atem:function_calls>", "</atem:function_calls>", "atem:"),
     "qwen3_coder": FUNCTIONS,
-    "kimi_k3": Form(
+    "kimi_k3": TagForm(
         "<|open|>tools<|sep|>",
         "<|close|>tools<|sep|>",
         rf"<\|open\|>call\s(?:{_XTML}?\s)?tool=\"(?P<name>[^\"]+)\"{_XTML}<\|sep\|>",
@@ -361,7 +361,7 @@ OF_MLX_LM: Final = {
         rf"(?:{_XTML}?\stype=\"(?P<type>\w+)\")?{_XTML})<\|sep\|>",
         r"<\|close\|>(?:argument|json)<\|sep\|>",
     ),
-    "minicpm5": Form(
+    "minicpm5": TagForm(
         "<function name=",
         "",
         rf"<function\s+name\s*=\s*{_QUOTED.format('name')}\s*>",

@@ -21,7 +21,7 @@ from worker.structure.sampler import ConstrainedSampler
 from worker.system.errors import ModelError
 
 
-class Learned(NamedTuple):
+class EngineStatistics(NamedTuple):
     """What all batches of an engine learn: the costs of steps, and how many guesses are right, of
     those that are found and of those of the `draft`. `shares` None: nothing is guessed.
     """
@@ -41,7 +41,7 @@ class Drawing:
         self,
         model: Any,
         working_bytes: int = 0,
-        learned: Learned | None = None,
+        learned: EngineStatistics | None = None,
         grouping: Grouping = ONE_GROUP,
         make_generator: MakeGenerator | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Drawing:
         self.tap = Tap(model)
         self.working_bytes = working_bytes
         self.grouping = grouping
-        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.take)
+        self.sampler = ConstrainedSampler[int](self.tap.rows, self.tap.pop_logits)
         self.guesser: BatchGuesser | None = None
         self._numbers = count()
         self._make_generator = make_generator
@@ -116,7 +116,7 @@ def make_draft(model: Any, draft: Any, tokens: int) -> Draft:
     return Draft(DraftModel(draft), tokens)
 
 
-def own_draft(model: Any, tokens: int, sizes: CacheSizes) -> tuple[Draft | None, CacheSizes]:
+def make_head_draft(model: Any, tokens: int, sizes: CacheSizes) -> tuple[Draft | None, CacheSizes]:
     """A model's own head, which guesses at most `tokens` tokens at a time, if the model has one.
     Then the sizes of a sequence's caches include those of the head and of the states for it.
     """

@@ -41,7 +41,7 @@ class _Speed:
     context: int
     number: int
 
-    def at_least(self, context: int) -> float:
+    def lower_bound(self, context: int) -> float:
         """A lower bound of the speed behind `context` tokens. It assumes that a token's whole time
         is spent on looking at earlier tokens.
         """
@@ -149,7 +149,7 @@ class PrefillPace:
         fresh = self._fresh
         here = fresh.get(_magnitude(context))
         known = fresh.values() if here is None else (here,)
-        return max((each.at_least(context) for each in known), default=None)
+        return max((each.lower_bound(context) for each in known), default=None)
 
     @property
     def _fresh(self) -> dict[int, _Speed]:

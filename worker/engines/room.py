@@ -229,7 +229,7 @@ _LEAST_CACHE_BYTES: Final = 32_000_000
 _LARGEST_BYTES: Final = 1 << 62
 
 
-class MemoryLimits:
+class WorkerLimits:
     """The memory limits of a worker with a model. The engine keeps to `room`, and MLX's limits
     follow from `room`.
     """
@@ -238,7 +238,7 @@ class MemoryLimits:
         self.room = room
         self._least_beside_bytes = _LARGEST_BYTES
 
-    def take(self, limit_bytes: int, beside_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int, beside_bytes: int) -> None:
         """Set another limit of the process, which holds `beside_bytes` beside MLX's account."""
         self._least_beside_bytes = min(self._least_beside_bytes, beside_bytes)
         self.room.limit_bytes = limit_bytes
@@ -264,7 +264,7 @@ class MemoryLimits:
         mx.set_cache_limit(max(self.room.working_bytes, _LEAST_CACHE_BYTES) + peaks_bytes)
 
 
-def limits_of(command: Load, shape: CacheSizes, weight_bytes: int) -> MemoryLimits:
+def limits_of(command: Load, shape: CacheSizes, weight_bytes: int) -> WorkerLimits:
     """The limits that an order to load sets. `shape` has the sizes of the model's caches."""
     room = CacheRoom(
         shape,
@@ -272,9 +272,9 @@ def limits_of(command: Load, shape: CacheSizes, weight_bytes: int) -> MemoryLimi
         working_bytes=command.working_bytes,
         working_token_bytes=command.working_token_bytes,
     )
-    limits = MemoryLimits(room)
+    limits = WorkerLimits(room)
     if command.limit_bytes is not None:
-        limits.take(command.limit_bytes, command.beside_bytes)
+        limits.set_limit(command.limit_bytes, command.beside_bytes)
     return limits
 
 
@@ -298,7 +298,7 @@ class ContextInForce:
         self._reason = ""
         self.now = Context(own_tokens)
 
-    def take(self, bound: Bound | None) -> None:
+    def set_bound(self, bound: Bound | None) -> None:
         self._reason = "" if bound is None else bound.reason
         if bound is None or bound.tokens is None or bound.tokens >= self._own_tokens:
             self.now = Context(self._own_tokens)
@@ -309,9 +309,11 @@ class ContextInForce:
         """The error for a sequence that needs more memory than the process can ever get."""
         context = self._cut(room.longest_tokens(self.now.tokens))
         if not context.tokens:
-            return self._no_room(room).told(sequence.request_id)
+            return self._no_room(room).as_message(sequence.request_id)
         why = f": it has {len(sequence.token_ids)}"
-        return too_long(context, why, "Shorten the prompt.", "prompt").told(sequence.request_id)
+        return too_long(context, why, "Shorten the prompt.", "prompt").as_message(
+            sequence.request_id
+        )
 
     def _no_room(self, room: CacheRoom) -> PromptError:
         least_mb = -(-room.least_bytes // 1_000_000)

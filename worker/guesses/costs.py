@@ -41,7 +41,7 @@ class StepCosts:
         if at not in self._compiled:
             self._compiled.add(at)
             return
-        self._note(at, seconds)
+        self._record(at, seconds)
 
     def ratio(self, rows: int, width: int) -> float:
         """The seconds of a step as a ratio to those of a step of one token a row. Until this was
@@ -66,7 +66,7 @@ class StepCosts:
         """Begin with the seconds that another worker measured for this model."""
         for name, each in seconds.items():
             rows, width = map(int, name.split("x"))
-            self._note((rows, width), *[each] * _ENOUGH)
+            self._record((rows, width), *[each] * _ENOUGH)
 
     def is_measured(self, rows: int, width: int) -> bool:
         return len(self._steps.get((_rows(rows), width), ())) >= _ENOUGH
@@ -86,7 +86,7 @@ class StepCosts:
         alone, wide = (self._seconds.get((rows, each)) for each in (1, width))
         return None if alone is None or wide is None else wide / alone
 
-    def _note(self, at: tuple[int, int], *seconds: float) -> None:
+    def _record(self, at: tuple[int, int], *seconds: float) -> None:
         steps = self._steps.setdefault(at, deque(maxlen=_KEPT))
         steps.extend(seconds)
         self._seconds[at] = median(steps)

@@ -119,7 +119,7 @@ class Drafts(NamedTuple):
     shares: Shares
 
 
-class _Row:
+class _GuessedRow:
     """What is known of a row's guesses: those that are found, and those of the drafter."""
 
     def __init__(self, lookup: Lookup, shares: RowShares, drafted_shares: RowShares) -> None:
@@ -134,11 +134,11 @@ class _Row:
         self._compare(first)
         self._expected = deque([None, *guesses])
 
-    def take(self, token: int, *, rehearsed: bool) -> None:
+    def record(self, token: int, *, rehearsed: bool) -> None:
         self._compare(token)
         if self.lookup.next is not None and not rehearsed:
             self.shares.count(self.lookup.matched, right=self.lookup.next == token)
-        self.lookup.take(token)
+        self.lookup.add(token)
 
     def _compare(self, token: int) -> None:
         expected = self._expected.popleft() if self._expected else None
@@ -174,7 +174,7 @@ class BatchGuesser:
         self._forced = forced
         self._most_width = most_width
         self._expected = _Chance.tokens_redone if redoes else _Chance.tokens
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _GuessedRow] = {}
         # Steps for which guesses cost too much, the tries so far, and the next step if that is a
         # try. The same for the drafter.
         self._parked = 0
@@ -185,7 +185,7 @@ class BatchGuesser:
 
     def add(self, row: int, token_ids: Sequence[int], prediction: Sequence[int] = ()) -> None:
         """Add a row, whose prompt has these tokens."""
-        self._rows[row] = _Row(
+        self._rows[row] = _GuessedRow(
             Lookup(token_ids, prediction),
             RowShares(self._shares),
             RowShares(self._drafts.shares),
@@ -194,8 +194,8 @@ class BatchGuesser:
     def remove(self, row: int) -> None:
         del self._rows[row]
 
-    def take(self, row: int, token: int) -> None:
-        self._rows[row].take(token, rehearsed=self._costs.rehearsed is not None)
+    def record(self, row: int, token: int) -> None:
+        self._rows[row].record(token, rehearsed=self._costs.rehearsed is not None)
 
     def is_likely(self, rows: Sequence[int]) -> bool:
         """Whether guesses may pay in the next step. Its first token counts as a guess, too."""
@@ -214,7 +214,7 @@ class BatchGuesser:
         drafted = self._draft_chances(rows, [self._drafts.tokens] * len(rows))
         if self._best(chances, drafted).width > 1:
             return True
-        self._tried = self._found_try(chances) or self._draft_try(len(rows))
+        self._tried = self._lookup_try(chances) or self._draft_try(len(rows))
         return self._tried is not None
 
     def guess(
@@ -283,7 +283,7 @@ class BatchGuesser:
         self._draft_tries += known
         return _Plan(width, width - 1)
 
-    def _found_try(self, chances: list[_Chance]) -> _Plan | None:
+    def _lookup_try(self, chances: list[_Chance]) -> _Plan | None:
         """The next step, if it tries guesses that cost too much, or whose cost is not known; else
         None.
         """

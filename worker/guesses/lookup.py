@@ -36,7 +36,7 @@ class Lookup:
         """The guess for the next token; None: there is no guess."""
         return None if self._at is None else self._tokens[self._at]
 
-    def take(self, token_id: int) -> None:
+    def add(self, token_id: int) -> None:
         """Add a token to the text."""
         self._read()
         tokens = self._tokens

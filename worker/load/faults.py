@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from textwrap import shorten
-from traceback import walk_tb
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from protocol.model_files import read_config, read_table
 from protocol.model_folder import weight_files
+from worker.mlx_lm.models import argument_classes
 from worker.system.errors import one_sentence
 
 _WORDS: Final = {
@@ -176,21 +176,3 @@ def _words(hint: Any) -> str:
 
 def _written(value: Any) -> str:
     return shorten(json.dumps(value), _LONGEST_VALUE)
-
-
-_LIBRARIES: Final = ("mlx_lm.", "mlx_vlm.", "mlx_embeddings.")
-
-
-def argument_classes(error: Exception) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-    """The classes of arguments that functions in the traceback worked with. A class whose arguments
-    were being made comes with the table that they were made of.
-    """
-    for frame, _ in walk_tb(error.__traceback__):
-        values = list(frame.f_locals.values())
-        if frame.f_code.co_name == "from_dict" and is_dataclass(kind := values[0]):
-            yield kind, frame.f_locals.get("params")
-        # Layers keep their arguments.
-        kept = [getattr(each, "__dict__", {}).get("args") for each in values]
-        for kind in map(type, values + kept):
-            if is_dataclass(kind) and kind.__module__.startswith(_LIBRARIES):
-                yield kind, None

@@ -16,7 +16,7 @@ from protocol.life import STATE_TOKENS
 LogitsProcessor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 
 
-class _Part(NamedTuple):
+class _StatesPart(NamedTuple):
     """The states of `length` tokens from a number on: the first ones of the row at `place` in
     `states`, shape (rows, tokens, width).
     """
@@ -31,14 +31,14 @@ class RowStates:
     """The states of one row's last tokens. Tokens are known by their numbers."""
 
     def __init__(self) -> None:
-        self._parts: deque[_Part] = deque()
+        self._parts: deque[_StatesPart] = deque()
 
     @property
     def first(self) -> int:
         """The first token from which on all states are there. Call it once there are any."""
         return self._parts[0].number
 
-    def note(self, number: int, count: int, states: mx.array, place: int) -> None:
+    def record(self, number: int, count: int, states: mx.array, place: int) -> None:
         """Note the states of `count` tokens, from a number on, which a step over a batch made. Some
         of the tokens may have been computed before.
         """
@@ -48,7 +48,7 @@ class RowStates:
         if parts:
             last = parts.pop()
             parts.append(last._replace(length=number - last.number))
-        parts.append(_Part(number, count, states, place))
+        parts.append(_StatesPart(number, count, states, place))
         # The states of wrong guesses, which are in the same arrays, count too.
         while sum(each.states.shape[1] for each in parts) > STATE_TOKENS:
             parts.popleft()

@@ -70,7 +70,7 @@ class DraftedRow(NamedTuple):
     states: RowStates
 
 
-class Drafted(NamedTuple):
+class DraftResult(NamedTuple):
     """The guesses of each row, none for a row that is left out, and the number of passes; 0: rows
     began, too, so that the time says nothing about a pass.
     """
@@ -80,7 +80,7 @@ class Drafted(NamedTuple):
 
 
 @dataclass
-class _Row:
+class _KnownRow:
     """The caches have seen the first `seen` tokens of the row, but for those before their first
     one, and then its `guesses`.
     """
@@ -97,23 +97,23 @@ class Drafting:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._rows: list[_Row] = []
+        self._rows: list[_KnownRow] = []
         # The caches of these rows; None: there are no rows.
         self._group: RowGroup | None = None
 
-    def keep(self, uids: Iterable[int]) -> None:
+    def retain(self, uids: Iterable[int]) -> None:
         """Forget all other rows."""
         kept = set(uids)
         self._filter([place for place, own in enumerate(self._rows) if own.uid in kept])
 
-    def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> Drafted:
+    def guess(self, rows: Sequence[DraftedRow], choose: DrawGuesses) -> DraftResult:
         """Guess the next tokens of the rows. The drafter knows no other rows than these."""
         given = {each.uid: each for each in rows}
-        self._settle(given)
-        begun = self._begin([each for each in rows if each.guesses])
+        self._forget_wrong(given)
+        begun = self._start_rows([each for each in rows if each.guesses])
         places = [at for at, own in enumerate(self._rows) if given[own.uid].guesses]
         if not places:
-            return Drafted([[] for _ in rows], 0)
+            return DraftResult([[] for _ in rows], 0)
         most = max(given[self._rows[at].uid].guesses for at in places)
         all_rows = [given[own.uid] for own in self._rows]
         # The tokens that each row has not seen, by their numbers.
@@ -141,9 +141,9 @@ class Drafting:
             # The last guess is not seen.
             own.guesses = guesses[:-1]
             found[own.uid] = guesses[: given[own.uid].guesses]
-        return Drafted([found.get(each.uid, []) for each in rows], 0 if begun else most)
+        return DraftResult([found.get(each.uid, []) for each in rows], 0 if begun else most)
 
-    def _settle(self, given: dict[int, DraftedRow]) -> None:
+    def _forget_wrong(self, given: dict[int, DraftedRow]) -> None:
         """Forget wrong guesses, and rows that can't go on with what is known of them."""
         if self._group is None:
             return
@@ -170,7 +170,7 @@ class Drafting:
         self._group.advance([-each for each in gone])
         self._filter(keep)
 
-    def _begin(self, rows: Sequence[DraftedRow]) -> bool:
+    def _start_rows(self, rows: Sequence[DraftedRow]) -> bool:
         """Begin with rows that aren't known, as many as one step takes. Returns whether there are
         any.
         """
@@ -192,21 +192,21 @@ class Drafting:
             if self._drafter.needs_states:
                 hidden = row.states.between(first - 1, row.length - 2)[None]
             self._drafter(mx.array([tokens]), hidden, caches)
-            self._add(_Row(row.uid, row.length - 1), caches, len(tokens))
+            self._add(_KnownRow(row.uid, row.length - 1), caches, len(tokens))
         return left < _BEGUN_TOKENS
 
     def _first(self, row: DraftedRow) -> int:
         """The first token of a row that the drafter can see."""
         return row.states.first + 1 if self._drafter.needs_states else 0
 
-    def _add(self, row: _Row, caches: list[Any], tokens: int) -> None:
+    def _add(self, row: _KnownRow, caches: list[Any], tokens: int) -> None:
         """Add a row with its own caches, which have seen so many tokens."""
         lengths = RowLengths([tokens])
         new = RowGroup([RowsCache(lengths, each.keys, each.values) for each in caches], 1)
         if self._group is None:
             self._group = new
         else:
-            self._group.take_in(new, [0])
+            self._group.add_rows(new, [0])
         self._rows.append(row)
 
     def _filter(self, keep: list[int]) -> None:
@@ -215,8 +215,8 @@ class Drafting:
         if not keep:
             self._rows, self._group = [], None
             return
-        self._rows = [self._rows[place] for place in self._group.leave(keep)]
-        self._group.settle()
+        self._rows = [self._rows[place] for place in self._group.retain(keep)]
+        self._group.move_rows()
 
     def _chain(
         self,

@@ -40,7 +40,7 @@ class NewRow(NamedTuple):
     processors: Sequence[LogitsProcessor] = ()
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """The results of a step: `prompts` are mlx-lm's responses for rows in prefill. The step
     computed `prompt_tokens` tokens of prompts in `prompt_s` seconds.
     """
@@ -99,7 +99,7 @@ class Tap:
         """The logits of the last call, if they were kept and not taken yet."""
         return self._last
 
-    def take(self) -> mx.array:
+    def pop_logits(self) -> mx.array:
         """Take the logits of the last call.
 
         Raises:
@@ -194,19 +194,19 @@ class Generator:
         """Take rows out. Unknown rows are ignored."""
         self._generator.remove(rows)
 
-    def step(self, chunk: int = 0, *, watched: bool = False) -> Stepped:
+    def step(self, chunk: int = 0, *, watched: bool = False) -> StepResult:
         """Decode tokens of each row that decodes, and compute `chunk` tokens of each prompt; 0 if
         there are no prompts. With `watched` the tap keeps the logits of the prompts.
         """
         self.tap.watches_prompts = watched
         if not chunk:
-            return Stepped(*self._generator.next())
+            return StepResult(*self._generator.next())
         self._generator.prefill_step_size = chunk
         with self._generator.stats() as stats:
             prompts, tokens = self._generator.next()
-        return Stepped(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
+        return StepResult(prompts, tokens, stats.prompt_tokens, stats.prompt_time)
 
-    def take_over(self, other: Generator) -> None:
+    def merge(self, other: Generator) -> None:
         """Take in all rows of another generator, which decode. Both have the same sampler."""
         with mx.stream(self._generator._stream):
             self._decoding.extend(other._decoding)
@@ -265,7 +265,7 @@ class _Prompts(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untype
             )
         ]
         begun = DecodingRows(self.model, self.fallback_sampler, lends=False)
-        begun.begin(rows, self.prompt_cache)
+        begun.start(rows, self.prompt_cache)
         # The rows have their own lists and caches by now.
         self.filter([])
         return begun

@@ -47,7 +47,7 @@ def _name_in_nextn(name: str, arguments: Any) -> str | None:
     return found[2] if int(found[1]) == arguments.num_hidden_layers else ""
 
 
-class _Kind(NamedTuple):
+class _HeadKind(NamedTuple):
     """Models whose heads are alike.
 
     `name_in` gives the name that a weight has in the head; None: the weight isn't the head's.
@@ -63,7 +63,7 @@ class _Kind(NamedTuple):
     less_one: bool = False
 
 
-_OF_QWEN: Final = _Kind(
+_OF_QWEN: Final = _HeadKind(
     _name_in_qwen,
     {
         "fc": "joint",
@@ -75,7 +75,7 @@ _OF_QWEN: Final = _Kind(
     lambda arguments: arguments.full_attention_interval - 1,
     less_one=True,
 )
-_OF_GLM: Final = _Kind(
+_OF_GLM: Final = _HeadKind(
     _name_in_nextn,
     {
         "eh_proj": "joint",
@@ -169,7 +169,7 @@ def with_own_head(classes: tuple[type, Any], *, kept: bool) -> tuple[type, Any]:
     return classes if kind is None else (_taking_head(model, kind, kept=kept), arguments)
 
 
-def _taking_head(model: Any, kind: _Kind, *, kept: bool) -> type:
+def _taking_head(model: Any, kind: _HeadKind, *, kept: bool) -> type:
     class Model(model):
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             arguments = getattr(self, "language_model", self).args  # type: ignore[union-attr]
@@ -205,7 +205,7 @@ def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight") or name.startswith("pre_fc_norm")
 
 
-def _name_in_head(name: str, kind: _Kind) -> str:
+def _name_in_head(name: str, kind: _HeadKind) -> str:
     part, _, last = name.rpartition(".")
     return f"{kind.parts[part]}.{last}" if part in kind.parts else f"layer.{name}"
 

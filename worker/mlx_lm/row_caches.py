@@ -208,7 +208,7 @@ class RowsCache:
         """Forget so many tokens at the beginning of each row, and have `slots` slots then."""
         self.keys, self.values = (_shifted(each, tokens)[:, :, :slots] for each in self.state)
 
-    def take_in(self, other: RowsCache, rows: Sequence[int], places: int) -> None:
+    def add_rows(self, other: RowsCache, rows: Sequence[int], places: int) -> None:
         """Put these rows of another cache behind the own rows, in at least so many places. The
         lengths of both are still those from before.
         """

@@ -116,7 +116,7 @@ class RowGroup:
         for lengths in self.lengths:
             lengths.set([own + more for own, more in zip(lengths.tokens, tokens, strict=True)])
 
-    def take_in(self, other: RowGroup, rows: Sequence[int]) -> None:
+    def add_rows(self, other: RowGroup, rows: Sequence[int]) -> None:
         """Put these rows of another group behind the own rows. No row of both is about to move, and
         no step is being computed: only then MLX writes into the same memory.
         """
@@ -125,7 +125,7 @@ class RowGroup:
             self._room = places_for(count)
         for own, new in zip(self.leaves, other.leaves, strict=True):
             shape = own.keys.shape
-            own.take_in(new, rows, self._room)
+            own.add_rows(new, rows, self._room)
             if own.keys.shape != shape:
                 # One after another: else MLX would hold the old arrays of several layers.
                 mx.eval(own.state)
@@ -151,13 +151,13 @@ class RowGroup:
 
         return RowGroup(changed(of_layer, self.caches), len(rows))
 
-    def leave(self, keep: Sequence[int]) -> list[int]:
+    def retain(self, keep: Sequence[int]) -> list[int]:
         """Keep these rows alone, at least one. Returns the new order of the rows, by their old
-        numbers. Nothing is copied before `settle`, while others may read the arrays.
+        numbers. Nothing is copied before `move_rows`, while others may read the arrays.
         """
         if len(keep) == len(self):
             return list(range(len(self)))
-        self.settle()
+        self.move_rows()
         count, kept = len(keep), set(keep)
         behind = (each for each in keep if each >= count)
         self.places = [at if at in kept else next(behind) for at in range(count)]
@@ -168,7 +168,7 @@ class RowGroup:
             self._room = places_for(count)
         return list(self.places)
 
-    def settle(self) -> None:
+    def move_rows(self) -> None:
         """Move rows to the places of those that left. Give memory back if many left."""
         count, leaves = len(self), self.leaves
         if leaves and self._room < leaves[0].places:
@@ -189,7 +189,7 @@ class RowGroup:
 
     def extract(self, row: int) -> list[Any]:
         """The row's own caches, of a batch with one group, as mlx-lm's classes."""
-        self.settle()
+        self.move_rows()
         return [each.extract(row) for each in self.caches]
 
     def lent(self) -> list[Any]:

@@ -25,7 +25,7 @@ from worker.mlx_lm.row_groups import ONE_GROUP, Grouping, GroupSize, RowGroup, c
 
 
 @dataclass(eq=False)
-class _State:
+class _RecurrentState:
     """The recurrent state of each layer before a step."""
 
     caches: list[ArraysCache]
@@ -34,7 +34,7 @@ class _State:
     def __post_init__(self) -> None:
         self.arrays = [list(each.cache) for each in self.caches]
 
-    def put_back(self, rows: list[bool]) -> None:
+    def restore(self, rows: list[bool]) -> None:
         """Give the chosen rows their state from before the step."""
         chosen = mx.array(rows)
         for cache, arrays in zip(self.caches, self.arrays, strict=True):
@@ -109,7 +109,7 @@ class DecodingRows:
         found = (RowCaches(group.caches, at) for group in self._groups for at in group.places)
         return dict(zip(self.uids, found, strict=True))
 
-    def begin(self, rows: list[DecodingRow], caches: list[Any]) -> None:
+    def start(self, rows: list[DecodingRow], caches: list[Any]) -> None:
         """Take rows into an empty batch, and draw their first tokens. The caches are mlx-lm's, and
         lack the last token of each row.
         """
@@ -130,7 +130,7 @@ class DecodingRows:
             return
         drawn = mx.concatenate([self._read_later(), other._read_later()])
         for group in (*self._groups, *other._groups):
-            group.settle()
+            group.move_rows()
         # MLX writes rows into the same memory if no step reads it any more.
         mx.eval(drawn)
         shared = self._shared if self._rows else other._shared
@@ -146,7 +146,7 @@ class DecodingRows:
                     self._groups.append(new.part(rows, iter(shared)))
                     order.append([])
                 else:
-                    self._groups[at].take_in(new, rows)
+                    self._groups[at].add_rows(new, rows)
                 order[at] += [joined[row] for row in rows]
         self._rows = self._rows + other._rows
         self._drawn = drawn
@@ -157,7 +157,7 @@ class DecodingRows:
         if not keep:
             self._rows, self._groups, self._drawn = [], [], None
             if self._drafting is not None:
-                self._drafting.keep([])
+                self._drafting.retain([])
             return
         order: list[int] = []
         groups = []
@@ -167,12 +167,12 @@ class DecodingRows:
             own = [place - begin for place in keep if begin <= place < end]
             if own:
                 groups.append(group)
-                order += [begin + row for row in group.leave(own)]
+                order += [begin + row for row in group.retain(own)]
             begin = end
         self._order(order)
         self._groups = groups
         if self._drafting is not None:
-            self._drafting.keep(self.uids)
+            self._drafting.retain(self.uids)
 
     def extract_cache(self, place: int) -> list[Any]:
         group, row = self._find(place)
@@ -183,7 +183,7 @@ class DecodingRows:
         if not self._rows:
             return []
         for each in self._groups:
-            each.settle()
+            each.move_rows()
         began_at, last = perf_counter(), self._ended_at
         self._drafted_s = 0.0
         guesses = self._guesses()
@@ -316,7 +316,9 @@ class DecodingRows:
         """
         logits, states = self._forward(inputs[:, None])
         logits = logits[:, -1, :]
-        self._note(states, [each.length - begins for each in self._rows], [1] * len(self._rows))
+        self._record_states(
+            states, [each.length - begins for each in self._rows], [1] * len(self._rows)
+        )
         if any(each.processors for each in self._rows):
             parts = [
                 row.process(logits[at : at + 1], [] if begins else inputs[at : at + 1])
@@ -349,7 +351,7 @@ class DecodingRows:
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
         firsts = [row.length - row.unseen for row in rows]
         right, following = self._check(chosen, guesses)
-        self._note(
+        self._record_states(
             states,
             firsts,
             [
@@ -357,7 +359,7 @@ class DecodingRows:
                 for length, own, count in zip(lengths, guesses, right, strict=True)
             ],
         )
-        self._keep_right(state, lengths, guesses, right)
+        self._forget_wrong(state, lengths, guesses, right)
         given = [
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
             for row, count in zip(rows, right, strict=True)
@@ -385,7 +387,7 @@ class DecodingRows:
                 [row.process(logits[at : at + 1], own) for at, (row, own) in enumerate(parts)]
             )
         drawn: list[int] = checker.check(_logprobs(adjusted), logits, carried).tolist()
-        right: list[int] = checker.settle(drawn)
+        right: list[int] = checker.accept(drawn)
         following = []
         at = 0
         for row, own, count in zip(self._rows, guesses, right, strict=True):
@@ -394,8 +396,12 @@ class DecodingRows:
             at += len(own) + 1
         return right, following
 
-    def _keep_right(
-        self, state: _State | None, lengths: list[int], guesses: list[list[int]], right: list[int]
+    def _forget_wrong(
+        self,
+        state: _RecurrentState | None,
+        lengths: list[int],
+        guesses: list[list[int]],
+        right: list[int],
     ) -> None:
         """Let the caches forget what follows a wrong guess. A recurrent state can't forget single
         tokens: it goes back to before the step, and its row's tokens are computed again in the next
@@ -407,7 +413,7 @@ class DecodingRows:
             for row in self._rows:
                 row.unseen = 0
             return
-        state.put_back([gone > 0 for gone in wrong])
+        state.restore([gone > 0 for gone in wrong])
         self._advance([0 if gone else length for length, gone in zip(lengths, wrong, strict=True)])
         for row, gone, count in zip(self._rows, wrong, right, strict=True):
             row.unseen = row.unseen + count if gone else 0
@@ -423,7 +429,7 @@ class DecodingRows:
                 made = RowToken(row.uid, token, reason, None, at > 0, 0 if at else rejected[place])
                 found.append(made)
                 if self._guesser is not None:
-                    self._guesser.take(row.uid, token)
+                    self._guesser.record(row.uid, token)
                 if reason is None:
                     continue
                 group, own = self._find(place)
@@ -448,14 +454,14 @@ class DecodingRows:
         computed: tuple[mx.array, mx.array | None] = self.model.decode(tokens, caches)
         return computed
 
-    def _note(self, states: mx.array | None, firsts: list[int], counts: list[int]) -> None:
+    def _record_states(self, states: mx.array | None, firsts: list[int], counts: list[int]) -> None:
         """Note the states of a step, if there are any: of `counts` tokens of each row, from the
         numbers `firsts` on.
         """
         if states is None:
             return
         for place, (row, first, count) in enumerate(zip(self._rows, firsts, counts, strict=True)):
-            row.states.note(first, count, states, place)
+            row.states.record(first, count, states, place)
 
     def _advance(self, tokens: list[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
@@ -463,7 +469,7 @@ class DecodingRows:
         for group in self._groups:
             group.advance([next(left) for _ in group.places])
 
-    def _recurrent(self, lengths: list[int]) -> _State | None:
+    def _recurrent(self, lengths: list[int]) -> _RecurrentState | None:
         """The recurrent states before a step in which each row has so many tokens; None: there are
         none.
         """
@@ -473,7 +479,7 @@ class DecodingRows:
         if min(lengths) < max(lengths):
             for each in caches:
                 each.prepare(lengths=lengths)
-        return _State(caches)
+        return _RecurrentState(caches)
 
 
 def _logprobs(logits: mx.array) -> mx.array:

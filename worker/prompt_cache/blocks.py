@@ -168,7 +168,7 @@ class Cutter:
         """
         leaves = leaves_of(caches)
         arrays: list[mx.array] = []
-        structure = [_take_apart(state_of(leaves[at], row), arrays) for at in self._fixed]
+        structure = [_flatten(state_of(leaves[at], row), arrays) for at in self._fixed]
         # A rotating cache has its keys in the transposed memory order of the model. A plain copy
         # would have this order, too.
         copies = tuple(mx.array(mx.contiguous(each)) for each in arrays)
@@ -193,7 +193,7 @@ class Cutter:
             fill(leaves[at], [arrays[part] for part in sorted(arrays)])
         if snapshot is not None:
             for at, state in zip(self._fixed, snapshot.structure, strict=True):
-                set_state(leaves[at], _put_together(state, snapshot.arrays))
+                set_state(leaves[at], _unflatten(state, snapshot.arrays))
         return caches
 
 
@@ -201,21 +201,21 @@ def _blocks_in(spans: Iterable[Span]) -> int:
     return sum(each.last - each.first for each in spans)
 
 
-def _take_apart(value: Any, arrays: list[mx.array]) -> Any:
+def _flatten(value: Any, arrays: list[mx.array]) -> Any:
     if isinstance(value, mx.array):
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, list | tuple):
-        return [_take_apart(each, arrays) for each in value]
+        return [_flatten(each, arrays) for each in value]
     return value
 
 
-def _put_together(value: Any, arrays: Sequence[mx.array]) -> Any:
+def _unflatten(value: Any, arrays: Sequence[mx.array]) -> Any:
     if isinstance(value, dict):
         # A copy, since a model writes into the arrays of its cache.
         return mx.array(arrays[value["array"]])
     if isinstance(value, list):
-        return [_put_together(each, arrays) for each in value]
+        return [_unflatten(each, arrays) for each in value]
     return value
 
 

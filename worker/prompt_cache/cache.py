@@ -44,14 +44,14 @@ _CLOSING_S: Final = 0.02
 _MOST_OWED: Final = (1 << 20) // BLOCK_TOKENS
 
 
-class Taken(NamedTuple):
+class RestoredCaches(NamedTuple):
     """Caches of one row, for mlx-lm, that have seen `tokens` tokens."""
 
     caches: list[Any]
     tokens: int
 
 
-class Computed(NamedTuple):
+class ComputedRow(NamedTuple):
     """A row whose blocks are to be kept, from depth `first` to the end of its path. `row` is the
     index of the row in `caches`.
     """
@@ -63,7 +63,7 @@ class Computed(NamedTuple):
     first: int
 
 
-class _Coming(NamedTuple):
+class _PendingRead(NamedTuple):
     """A read of blocks for a request. The read is late after `late_at`, a time of the monotonic
     clock.
     """
@@ -73,14 +73,14 @@ class _Coming(NamedTuple):
     late_at: float
 
 
-class _Unstored(NamedTuple):
+class _UnstoredBlock(NamedTuple):
     """A block that goes to disk once it is computed."""
 
     entry: Entry
     payload: Payload
 
 
-class _Owed(NamedTuple):
+class _PendingBlock(NamedTuple):
     """A block that goes to disk once the disk has room for it."""
 
     parent: bytes
@@ -100,12 +100,12 @@ class PromptCache:
         self._disk = disk
         self._blocks: LruBlocks[Block] = LruBlocks()
         self._snapshots = Snapshots()
-        self._coming: dict[str, _Coming] = {}
+        self._coming: dict[str, _PendingRead] = {}
         # The last late read. The disk counts as hung until this read ends.
         self._late: Fetch | None = None
         # By key, in the order in which they are written: blocks behind a missing one are no use.
-        self._owed: dict[bytes, _Owed] = {}
-        self._unstored: list[_Unstored] = []
+        self._owed: dict[bytes, _PendingBlock] = {}
+        self._unstored: list[_UnstoredBlock] = []
         self._unstored_bytes = 0
 
     @property
@@ -167,7 +167,7 @@ class PromptCache:
         """The bytes in memory of a path's blocks and of its deepest snapshot."""
         return self._blocks.bytes_of(self._beginning(path))
 
-    def take(self, path: Path, tokens: int) -> Taken | None:
+    def restore(self, path: Path, tokens: int) -> RestoredCaches | None:
         """Caches that have seen the beginning of a sequence, from blocks in memory; None: there are
         no such blocks.
         """
@@ -184,7 +184,7 @@ class PromptCache:
             return None
         caches = self._cutter.join([self._blocks.get(each) for each in keys], snapshot)
         self._use(path.to_depth(depth))
-        return Taken(caches, depth * BLOCK_TOKENS)
+        return RestoredCaches(caches, depth * BLOCK_TOKENS)
 
     def fetch(self, request_id: str, path: Path, tokens: int, room_bytes: int) -> bool:
         """Read blocks of a request if that is faster than computing them. Returns whether a read
@@ -203,7 +203,7 @@ class PromptCache:
         # The disk reads blocks for other requests first.
         expected_s = self.speeds.read_s(self.coming_bytes + bytes_) or 0.0
         late_at = time.monotonic() + max(_LEAST_LATE_S, _LATE * expected_s)
-        self._coming[request_id] = _Coming(disk.fetch(keys), bytes_, late_at)
+        self._coming[request_id] = _PendingRead(disk.fetch(keys), bytes_, late_at)
         return True
 
     def is_worth_fetching(self, path: Path, tokens: int, room_bytes: int) -> bool:
@@ -287,7 +287,7 @@ class PromptCache:
         self.forget(request_id)
         return False
 
-    def keep(self, rows: Sequence[Computed]) -> None:
+    def add(self, rows: Sequence[ComputedRow]) -> None:
         """Keep the blocks of these rows. A block that several rows share is kept once."""
         coming: set[bytes] = set()
         spans = []
@@ -302,10 +302,10 @@ class PromptCache:
                 self._put(each.path, at, each.path.keys[at], block, each.token_ids)
             self._use(each.path)
         disk = None if self.rehearses else self._disk
-        if disk is not None and (news := self.speeds.take_news()) is not None:
-            disk.note(news)
+        if disk is not None and (news := self.speeds.changed_speeds()) is not None:
+            disk.write_speeds(news)
 
-    def keep_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
+    def add_snapshot(self, path: Path, caches: list[Any], row: int) -> None:
         """Keep a snapshot of a row that has seen exactly the blocks of `path`: the state of caches
         that can't be cut. Then drop snapshots of the path that this one makes superfluous.
         """
@@ -315,8 +315,8 @@ class PromptCache:
             self._blocks.put(key, snapshot, snapshot.nbytes)
         self._use(path)
         if self._is_to_be_stored(path, key):
-            self._want_stored(key, _Owed(path.keys[-1], b"", "snapshot"))
-            self._snapshots.note_stored(key)
+            self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
+            self._snapshots.mark_stored(key)
         found = self._snapshots_of(path.keys)
         spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
         for at in superfluous(list(found), spared):
@@ -357,7 +357,7 @@ class PromptCache:
         """Hand kept blocks to the disk. Waits until they are computed."""
         if self._disk is not None:
             self._hand_over(self._disk)
-        for each in self._take_unstored():
+        for each in self._remove_unstored():
             parts = each.payload.parts()
             if self._disk is not None and not self.rehearses:
                 self._disk.write(each.entry, parts)
@@ -381,7 +381,7 @@ class PromptCache:
         """Drop all blocks in memory, and all blocks on their way to or from the disk. Returns the
         bytes that were in memory.
         """
-        self._take_unstored()
+        self._remove_unstored()
         if self._disk is not None:
             self._disk.clear()
         return self._let_go()
@@ -397,7 +397,7 @@ class PromptCache:
         if self._disk is not None:
             self._disk.close(max(0.0, until - time.monotonic()))
 
-    def _take_unstored(self) -> list[_Unstored]:
+    def _remove_unstored(self) -> list[_UnstoredBlock]:
         unstored, self._unstored, self._unstored_bytes = self._unstored, [], 0
         return unstored
 
@@ -413,9 +413,9 @@ class PromptCache:
             return
         parent = path.keys[at - 1] if at else path.root
         tokens = pack(list(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
-        self._want_stored(key, _Owed(parent, tokens, "block"))
+        self._want_stored(key, _PendingBlock(parent, tokens, "block"))
 
-    def _want_stored(self, key: bytes, owed: _Owed) -> None:
+    def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
         if self._disk is not None and len(self._owed) < _MOST_OWED:
             self._owed[key] = owed
             self._hand_over(self._disk)
@@ -432,7 +432,7 @@ class PromptCache:
                     return
                 payload = Payload(block)
                 entry = Entry(key, owed.parent, owed.tokens, payload.nbytes, owed.kind)
-                self._unstored.append(_Unstored(entry, payload))
+                self._unstored.append(_UnstoredBlock(entry, payload))
                 self._unstored_bytes += payload.nbytes
             del self._owed[key]
 

@@ -76,11 +76,11 @@ class ConstrainedSampler(Generic[Key]):
         adjustments: Adjustments | None = None,
         token_ids: Sequence[int] = (),
         logprobs: int | None = None,
-        constrained: Constrained | None = None,
+        constrained: SequenceConstraint | None = None,
     ) -> None:
         self._sampler.add(key, sampling, adjustments, token_ids, logprobs)
         if constrained is not None:
-            self._matchings[key] = constrained.begin()
+            self._matchings[key] = constrained.make_matching()
             if sampling is not None and sampling.top_p < 1.0:
                 self._summed.add(key)
 
@@ -92,10 +92,10 @@ class ConstrainedSampler(Generic[Key]):
         self._broken.pop(key, None)
         self._forced.pop(key, None)
 
-    def take_score(self, key: Key) -> Score | None:
-        return self._sampler.take_score(key)
+    def next_score(self, key: Key) -> Score | None:
+        return self._sampler.next_score(key)
 
-    def take_broken(self) -> dict[Key, str]:
+    def remove_broken(self) -> dict[Key, str]:
         """Rows that can't go on, and why. All tokens of such a row match, except the token chosen
         last, which mlx-lm has not given out.
         """
@@ -171,7 +171,7 @@ class ConstrainedSampler(Generic[Key]):
         mask = self._mask(keys, places, self._fill(keys, matchings))
         return self._sampler.check(logprobs, logits, rows, mask)
 
-    def settle(self, drawn: list[int]) -> list[int]:
+    def accept(self, drawn: list[int]) -> list[int]:
         """Take the tokens that `check` chose. Returns for each row how many guesses are right."""
         tokens = mx.array(drawn)
         right = []
@@ -187,7 +187,7 @@ class ConstrainedSampler(Generic[Key]):
                 self._forced[key] = ahead[count].forced
                 self._chosen[key] = (tokens, begin + count)
             begin += len(guesses) + 1
-        self._sampler.settle(self._checked, right, drawn)
+        self._sampler.accept(self._checked, right, drawn)
         self._checked = ()
         return right
 
@@ -284,7 +284,7 @@ class Thinking:
 
 
 @dataclass(frozen=True)
-class Constrained:
+class SequenceConstraint:
     """A sequence's constraint. `before` are the tokens that the answer had when an engine took the
     sequence.
     """
@@ -296,10 +296,10 @@ class Constrained:
     # Keywords of the client's schemas that aren't enforced.
     unenforced: tuple[str, ...] = ()
 
-    def after(self, generated: list[int]) -> Constrained:
+    def after(self, generated: list[int]) -> SequenceConstraint:
         return replace(self, before=(*self.before, *generated))
 
-    def begin(self) -> Matching:
+    def make_matching(self) -> Matching:
         """A new matching that has taken in the tokens `before`. The copy of the matcher takes
         microseconds, and so does each token.
         """

@@ -108,7 +108,7 @@ def _bytes(value: str | int | None) -> int | None:
     return None if value is None else int(value)
 
 
-def leave_imports_alone() -> None:
+def freeze_imports() -> None:
     """Exempt all present objects from Python's garbage collection, since they live as long as the
     process. Otherwise the collector searches them during some answer of each worker, for 30 ms,
     the time of several tokens.

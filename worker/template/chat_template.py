@@ -184,7 +184,7 @@ class ChatTemplate:
             return render(messages)
         except Exception as error:
             # A template is a program, which fails in any way that programs do.
-            raise _refused(one_sentence(error), blamed(messages, render)) from error
+            raise _refused(one_sentence(error), advice_about(messages, render)) from error
 
     def _text(self, definitions: list[Any] | None) -> str:
         if self._is_program or not self._tokenizer.chat_template:
@@ -282,7 +282,9 @@ def _refused(why: str, advice: str = "") -> PromptError:
     return PromptError("invalid_request_error", message, "prompt")
 
 
-def blamed(messages: Sequence[ChatMessage], render: Callable[[list[ChatMessage]], Any]) -> str:
+def advice_about(
+    messages: Sequence[ChatMessage], render: Callable[[list[ChatMessage]], Any]
+) -> str:
     """Advice about the message that makes `render` fail: with another text it would be taken."""
     plain = [
         ChatMessage(

@@ -40,7 +40,7 @@ class MessageWriter:
         """
         self._template = template
         self._render = render
-        self.order = Order(lambda messages: render(self.messages(messages)))
+        self.order = MessageOrder(lambda messages: render(self.messages(messages)))
 
     def messages(self, messages: Iterable[ChatMessage]) -> list[Message]:
         ids = _CallIds(self._template)
@@ -161,7 +161,7 @@ _TOOLS: Final = [*_ASKED, ChatMessage("assistant", "", tool_calls=(_CALL,)), _RE
 _EMPTY: Final = [*_ASKED, ChatMessage("assistant", ""), *_ASKED]
 
 
-class Order:
+class MessageOrder:
     """The order that one template takes: probes tell, each when it is first needed."""
 
     def __init__(self, render: RenderMessages) -> None:

@@ -22,9 +22,9 @@ from worker.calls.parsers import (
     python_objects,
 )
 from worker.calls.readers import EitherCalls, HeadedCalls, Parse, WholeCalls
-from worker.calls.tagged import BARE_FUNCTIONS, DSML, OF_MLX_LM, SEED, Form, TaggedCalls
+from worker.calls.tagged import BARE_FUNCTIONS, DSML, OF_MLX_LM, SEED, TagForm, TaggedCalls
 from worker.mlx_lm.text import parser_name
-from worker.text.format import AnswerFormat, Bare, CallBlock, MakeReader, Tags
+from worker.text.format import AnswerFormat, BareCalls, CallBlock, MakeReader, Tags
 
 _MISTRAL_NAME: Final = r"(?P<name>[\w.:/-]+)\s*"
 _MISTRAL_HEAD: Final = (
@@ -100,7 +100,7 @@ def whole_calls(end: str, parse: Parse, begins: str, *, known: bool = False) -> 
     )
 
 
-def tagged_calls(form: Form, *, known: bool = False) -> MakeReader:
+def tagged_calls(form: TagForm, *, known: bool = False) -> MakeReader:
     return lambda assembly, schemas: TaggedCalls(assembly, form, schemas, known=known)
 
 
@@ -115,8 +115,8 @@ def objects_or_headed(start: str, end: str, head: str, tail: str = r"\s*") -> Ca
     return CallBlock(start, either((r"\s*[\[{]", object_calls(end)), (r"\s*\S", headed)))
 
 
-def bare(begins: str, make: MakeReader) -> Bare:
-    return Bare(regex.compile(begins), make)
+def bare(begins: str, make: MakeReader) -> BareCalls:
+    return BareCalls(regex.compile(begins), make)
 
 
 BARE_FUNCTION_CALLS: Final = CallBlock(
@@ -130,7 +130,7 @@ CLOSED_OBJECTS: Final = bare(
 
 def calls_of_mlx_lm(
     tokenizer: Any,
-) -> tuple[str, tuple[CallBlock, ...], tuple[Bare, ...], tuple[str, ...]]:
+) -> tuple[str, tuple[CallBlock, ...], tuple[BareCalls, ...], tuple[str, ...]]:
     """The name of a family for which mlx-lm has chosen a parser, its blocks, its calls without a
     tag, and its tags that mean nothing.
     """
@@ -219,7 +219,7 @@ def template_text(tokenizer: Any) -> str:
     return template if isinstance(template, str) else ""
 
 
-class Family(NamedTuple):
+class ModelFamily(NamedTuple):
     """Models whose template, or vocabulary, has the `mark`. `before_mlx_lm`: the family goes before
     mlx-lm's choice, which takes its template for another family's. `around` are tags around text.
     """
@@ -227,19 +227,19 @@ class Family(NamedTuple):
     name: str
     mark: str
     blocks: tuple[CallBlock, ...]
-    bare: tuple[Bare, ...] = ()
+    bare: tuple[BareCalls, ...] = ()
     before_mlx_lm: bool = False
     around: tuple[str, ...] = ()
 
 
-HERMES: Final = Family(
+HERMES: Final = ModelFamily(
     "hermes", "<tool_call>", (objects("<tool_call>", "</tool_call>"),), (CLOSED_OBJECTS,)
 )
 
 
 # The order counts: the template of an earlier family may have the mark of a later one.
 FAMILIES: Final = (
-    Family(
+    ModelFamily(
         "deepseek_v32",
         "｜DSML｜",
         tuple(
@@ -247,7 +247,7 @@ FAMILIES: Final = (
             for form in DSML
         ),
     ),
-    Family(
+    ModelFamily(
         "deepseek",
         "<｜tool▁calls▁begin｜>",
         (
@@ -257,35 +257,35 @@ FAMILIES: Final = (
             ),
         ),
     ),
-    Family(
+    ModelFamily(
         "seed_oss",
         "<seed:tool_call>",
         (CallBlock(SEED.start, tagged_calls(SEED)),),
     ),
-    Family(
+    ModelFamily(
         "command",
         "<|START_ACTION|>",
         (objects("<|START_ACTION|>", "<|END_ACTION|>"),),
         around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
-    Family(
+    ModelFamily(
         "phi4",
         "<|/tool_call|>",
         (objects("<|tool_call|>", "<|/tool_call|>"), objects("functools")),
     ),
-    Family("granite", "<|tool_call|>", (objects("<|tool_call|>"),)),
-    Family("nemotron", "<TOOLCALL>", (objects("<TOOLCALL>", "</TOOLCALL>"),)),
-    Family(
+    ModelFamily("granite", "<|tool_call|>", (objects("<|tool_call|>"),)),
+    ModelFamily("nemotron", "<TOOLCALL>", (objects("<TOOLCALL>", "</TOOLCALL>"),)),
+    ModelFamily(
         "internlm", "<|action_start|>", (objects("<|action_start|><|plugin|>", "<|action_end|>"),)
     ),
-    Family(
+    ModelFamily(
         "hunyuan",
         "<tool_calls>",
         (objects_or_headed("<tool_calls>", "</tool_calls>", _HUNYUAN_HEAD, _HUNYUAN_TAIL),),
         before_mlx_lm=True,
         around=("<answer>", "</answer>"),
     ),
-    Family(
+    ModelFamily(
         "olmo3",
         "<function_calls>",
         (
@@ -296,13 +296,13 @@ FAMILIES: Final = (
         ),
     ),
     HERMES,
-    Family(
+    ModelFamily(
         "llama4",
         "<|python_start|>",
         (CallBlock("<|python_start|>", whole_calls("<|python_end|>", python_calls, r"\s*\[")),),
         (bare(_LLAMA4_BEGINS, whole_calls("", python_calls, _LLAMA4_BEGINS)),),
     ),
-    Family(
+    ModelFamily(
         "llama3",
         "<|python_tag|>",
         (
@@ -317,7 +317,7 @@ FAMILIES: Final = (
 )
 
 
-def _family(template: str, vocabulary: Container[str]) -> Family:
+def _family(template: str, vocabulary: Container[str]) -> ModelFamily:
     # The template comes first, since many models have the vocabulary of another model.
     for marks in (template, vocabulary):
         for family in FAMILIES:

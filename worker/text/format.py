@@ -41,7 +41,7 @@ class CallBlock:
 
 
 @dataclass(frozen=True)
-class Bare:
+class BareCalls:
     """Tool calls without a tag. An answer whose beginning matches `begins` may be such calls;
     `make` makes their reader.
     """
@@ -60,7 +60,7 @@ class AnswerFormat:
     family: str = ""
     reasoning: Tags | None = None
     blocks: tuple[CallBlock, ...] = ()
-    bare: tuple[Bare, ...] = ()
+    bare: tuple[BareCalls, ...] = ()
     dropped: tuple[str, ...] = ()
     turns: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
     first: str = "normal"

@@ -49,7 +49,7 @@ class Splitter:
         """Whether the next characters are reasoning."""
         return self._state == "reasoning"
 
-    def settle(self) -> None:
+    def expect_text(self) -> None:
         """If no tag is open, take everything from here on for text, even if it looks like a tag."""
 
     def expect_reasoning(self) -> None:
@@ -133,7 +133,7 @@ class TagSplitter(Splitter):
         if self._openers is not None:
             self._openers += 1
 
-    def settle(self) -> None:
+    def expect_text(self) -> None:
         if self._state == "normal" and self._reader is None and not self._assembly.calls:
             self._markers["normal"] = markers(())
             self._bare = ()
@@ -170,7 +170,7 @@ class TagSplitter(Splitter):
                 if match is not None and not match.partial:
                     self._give(self._pending[: -len(solid)])
                     self._pending = solid
-                    self._begin("", bare.make)
+                    self._start_block("", bare.make)
                     return True
             if any(match is not None for match in matches):
                 return False
@@ -196,7 +196,7 @@ class TagSplitter(Splitter):
         if self._long >= _MOST_LONG or (block.loose and (self._fence or self._line.strip())):
             self._give(tag)
         else:
-            self._begin(tag, block.make)
+            self._start_block(tag, block.make)
 
     def _opens_reasoning(self) -> bool:
         """Whether a tag that begins reasoning isn't quoted. Within a text only a token of its own
@@ -231,7 +231,7 @@ class TagSplitter(Splitter):
             self._unclosed = True
             self._pending, self._draft = (self._draft or "") + text, None
 
-    def _begin(self, tag: str, make: MakeReader) -> None:
+    def _start_block(self, tag: str, make: MakeReader) -> None:
         self._fresh = False
         if self._state != "reasoning":
             # If the block is no call it is text, though it stands in a header.
@@ -245,7 +245,7 @@ class TagSplitter(Splitter):
             committed = self._assembly.committed
             self._raw.append(character)
             try:
-                rest = reader.take(character)
+                rest = reader.read(character)
             except BrokenCallError:
                 self._give_up(text[at + 1 :])
                 return True
@@ -295,14 +295,14 @@ class TagSplitter(Splitter):
                 *lines, line = (self._line + text).split("\n")
                 self._line = line[:_MOST_LINE_CHARACTERS]
                 for each in lines:
-                    self._note_fence(each)
+                    self._record_fence(each)
                 self._assembly.text(text)
             case "reasoning" if self._draft is not None:
                 self._draft += text
             case "reasoning":
                 self._assembly.reasoning(text)
 
-    def _note_fence(self, line: str) -> None:
+    def _record_fence(self, line: str) -> None:
         fence = _FENCE.match(line)
         if fence is None:
             return
@@ -355,7 +355,7 @@ class HarmonySplitter(Splitter):
         if header is not None:
             self.feed(header)
 
-    def settle(self) -> None:
+    def expect_text(self) -> None:
         """If the final message has begun, take everything from here on for its text."""
         self._settled = self._final
 
@@ -371,7 +371,7 @@ class HarmonySplitter(Splitter):
             self._header += pending
             quoted = complete and self._final and self._header.startswith("<|channel|>")
             if quoted or not _HEADER.fullmatch(self._header, partial=True):
-                self._assembly.text(self._take_header())
+                self._assembly.text(self._pop_header())
         else:
             self._give(pending)
             self._end_message()
@@ -383,11 +383,11 @@ class HarmonySplitter(Splitter):
             match = _HEADER.fullmatch(self._header, partial=True)
             if match is None or len(self._header) > _MOST_HEADER_CHARACTERS:
                 self._to("text")
-                self._pending = self._take_header() + text[at + 1 :]
+                self._pending = self._pop_header() + text[at + 1 :]
                 return self._give_first()
             if not match.partial:
                 self._pending = text[at + 1 :]
-                self._begin_message(match)
+                self._start_message(match)
                 return True
         return False
 
@@ -398,7 +398,7 @@ class HarmonySplitter(Splitter):
         self._pending = self._pending[1:]
         return True
 
-    def _begin_message(self, match: regex.Match[str]) -> None:
+    def _start_message(self, match: regex.Match[str]) -> None:
         recipient = match["early"] or match["late"]
         if recipient is not None and self._calls:
             self._name = recipient.removeprefix("functions.")
@@ -406,13 +406,13 @@ class HarmonySplitter(Splitter):
             return
         if recipient is not None:
             self._to("text")
-            self._assembly.text(self._take_header())
+            self._assembly.text(self._pop_header())
             return
-        self._take_header()
+        self._pop_header()
         self._final = match["channel"] == "final"
         self._to("reasoning" if match["channel"] == "analysis" else "text")
 
-    def _take_header(self) -> str:
+    def _pop_header(self) -> str:
         header = self._header[self._prompted :]
         self._header, self._prompted = "", 0
         return header
@@ -458,9 +458,9 @@ class HarmonySplitter(Splitter):
             if text[0] != "{":
                 self._give_up(text)
                 return
-            self._assembly.begin(self._name)
+            self._assembly.start_call(self._name)
             self._name = None
-            self._take_header()
+            self._pop_header()
             self._assembly.arguments("{")
             self._arguments = span("{", self._assembly.arguments, "")
             next(self._arguments)
@@ -477,7 +477,7 @@ class HarmonySplitter(Splitter):
     def _give_up(self, text: str) -> None:
         self._name = None
         self._state = "text"
-        self._assembly.text(self._take_header() + text)
+        self._assembly.text(self._pop_header() + text)
 
     def _end_message(self) -> None:
         if self._assembly.in_call:

@@ -19,7 +19,7 @@ from worker import mlx_vlm
 from worker.mlx_lm.added_caches import RowShifts
 from worker.vision import PictureInputs, Remember
 from worker.vision.pictures import PictureProcessor
-from worker.vision.prompt import SHIFT, Prompted
+from worker.vision.prompt import SHIFT, EmbeddedPrompt
 
 _PARTS: Final = ("vision_config", "vision_tower", "mm_vision_tower")
 # The names that models give to the part that looks at pictures.
@@ -66,7 +66,7 @@ def load_vision(folder: Path) -> tuple[VisionModel, dict[str, Any], PictureProce
 
 class VisionModel:
     """A model that looks at pictures. As mlx-lm's models do, it computes rows of texts together.
-    Prompts with pictures are computed one by one, by what `begin` gives.
+    Prompts with pictures are computed one by one, by what `start_prompt` gives.
 
     The language model may keep the positions of one sequence in itself, from call to call. Here it
     gets the shift of each row's positions with every call.
@@ -113,13 +113,13 @@ class VisionModel:
         logits: mx.array = self._language(tokens, cache=cache, **beside).logits
         return logits
 
-    def begin(
+    def start_prompt(
         self,
         token_ids: list[int],
         pictures: PictureInputs | None,
         seen_tokens: int,
         remember: Remember | None = None,
-    ) -> Prompted:
+    ) -> EmbeddedPrompt:
         """The model for a sequence that begins with these tokens. Its caches have `seen_tokens` of
         them. What is computed of pictures alone is kept by `remember`.
 
@@ -129,22 +129,22 @@ class VisionModel:
         mlx_vlm.forget_positions(self._language)
         prompted = None
         if pictures is not None:
-            prompted = self._begin_behind(token_ids, pictures, seen_tokens, remember)
+            prompted = self._start_behind(token_ids, pictures, seen_tokens, remember)
         if prompted is None:
             digests = () if pictures is None else pictures.digests()
             with self._tower.showing(digests, remember):
-                prompted = Prompted.of(self._model, token_ids, pictures, seen_tokens)
+                prompted = EmbeddedPrompt.of(self._model, token_ids, pictures, seen_tokens)
         if pictures is not None and prompted.shift is not None:
             self._know(pictures.digests(), prompted.shift)
         return prompted
 
-    def _begin_behind(
+    def _start_behind(
         self,
         token_ids: list[int],
         pictures: PictureInputs,
         seen_tokens: int,
         remember: Remember | None,
-    ) -> Prompted | None:
+    ) -> EmbeddedPrompt | None:
         """The same without a look at the pictures that the caches have seen; None: there are no
         such pictures, or this can't be done.
         """
@@ -153,7 +153,9 @@ class VisionModel:
         if not 0 < first < len(pictures.seen) or shift is None:
             return None
         with self._tower.showing(pictures.digests(first), remember):
-            return Prompted.behind(self._model, token_ids, pictures, seen_tokens, first, shift)
+            return EmbeddedPrompt.behind(
+                self._model, token_ids, pictures, seen_tokens, first, shift
+            )
 
     def shift_behind(self, pictures: PictureInputs, tokens: int) -> int | None:
         """By how much positions behind the pictures are shifted, if these are among the first
@@ -183,7 +185,7 @@ class Tower:
         for name in _NAMES:
             part = getattr(model, name, None)
             if isinstance(part, nn.Module):
-                setattr(model, name, _Remembered(part, self))
+                setattr(model, name, _RememberingPart(part, self))
 
     @contextmanager
     def showing(self, digests: tuple[bytes, ...], remember: Remember | None) -> Iterator[None]:
@@ -204,7 +206,7 @@ class Tower:
         return self._remember(digests, lambda: part(*arguments, **options))
 
 
-class _Remembered(nn.Module):  # type: ignore[misc]  # MLX leaves its types out
+class _RememberingPart(nn.Module):  # type: ignore[misc]  # MLX leaves its types out
     """A part of a model in the place of the part itself."""
 
     def __init__(self, part: nn.Module, tower: Tower) -> None:

@@ -59,7 +59,7 @@ def _agrees(model: Any) -> bool:
     for each in batch:
         if isinstance(each, RowShifts):
             each.set(_SHIFTS)
-    rows.begin(begun, batch)
+    rows.start(begun, batch)
     rows.next()
     narrow, wide = recorder.seen
     # One token a row, if the caches can't forget wrong guesses.
@@ -107,10 +107,12 @@ def _compute_alone(
     caches = make_caches(model)
     token_ids = [*prompt, *following]
     if not shift or not any(isinstance(each, RowShifts) for each in caches):
-        logits: mx.array = model.begin(token_ids, None, 0)(mx.array([token_ids]), cache=caches)
+        logits: mx.array = model.start_prompt(token_ids, None, 0)(
+            mx.array([token_ids]), cache=caches
+        )
         return logits[0]
     before = len(prompt) - 1
-    logits = model.begin(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
+    logits = model.start_prompt(token_ids, None, 0)(mx.array([token_ids[:before]]), cache=caches)
     shift_row(caches, shift)
     rest = model(mx.array([token_ids[before:]]), cache=caches)[0]
     return mx.concatenate([logits[0], rest])
@@ -173,8 +175,8 @@ class _Recorder:
         self.seen.append(logprobs)
         return mx.argmax(logprobs, axis=-1)
 
-    def settle(self, drawn: list[int]) -> list[int]:
+    def accept(self, drawn: list[int]) -> list[int]:
         return [0] * len(_PROMPTS)
 
-    def take(self, row: int, token: int) -> None:
+    def record(self, row: int, token: int) -> None:
         """The guesses are the same whatever comes."""

@@ -19,7 +19,7 @@ from worker.engines.sequence import Engine, Sequence
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.adjustments import banned_sequences
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
@@ -86,7 +86,7 @@ def _prepare(
     delivered: list[int] | None = None,
     max_tokens: int = 20,
     ignore_eos: bool = True,
-) -> Prepared | RequestFailed:
+) -> PreparedRequest | RequestFailed:
     generate = Generate(
         request_id=name,
         prompt=TokenPrompt(pack(PROMPT)),
@@ -115,7 +115,7 @@ def _sequence(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
     )
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared.sequence
 
 

@@ -343,12 +343,12 @@ def test_who_waits_for_what_cannot_be_had_is_taken_out(
         for each in (long, maybe):
             engine.add(each)
         room.most_bytes = None
-        assert engine.take_hopeless() == [], "nobody knows"
+        assert engine.remove_hopeless() == [], "nobody knows"
         room.most_bytes = room.needed_bytes([Batch(1, 1024)])
-        assert engine.take_hopeless() == []
+        assert engine.remove_hopeless() == []
         room.most_bytes = room.needed_bytes([Batch(1, 512)])
         assert room.longest_tokens(4000) == 512
-        assert engine.take_hopeless() == [long]
+        assert engine.remove_hopeless() == [long]
         assert engine.waiting == 1
     assert room.longest_tokens(100) == 100
     room.most_bytes = 0

@@ -27,7 +27,7 @@ from worker.load.loading import LoadedModel, load
 from worker.mlx_lm.drafting import DraftModel
 from worker.mlx_lm.guessing import Draft
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling.settings import RowSampling
 
 UNBOUNDED = CacheRoom(CacheSizes(0, 0, 1.0))
@@ -132,7 +132,7 @@ def _sequence(model: LoadedModel, generate: Generate, delivered: list[int]) -> S
         delivered=pack(delivered),
     )
     prepared = prepare(resumed, model, Context(4096), Paths(b"", None, needs_snapshots=False))
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared.sequence
 
 
@@ -196,7 +196,7 @@ def _anew(
         if chance.random() < 0.03 and engine._rows:
             batch = engine._batches[0]
             if len(batch):
-                engine._add_first(batch.put_aside(batch.least_missed()[0]))
+                engine._add_first(batch.put_aside(batch.next_to_put_aside()[0]))
         if chance.random() < 0.02:
             # As when the worker dies: another one goes on behind what was delivered.
             going = {row.sequence.request_id for batch in engine._batches for row in batch.rows}

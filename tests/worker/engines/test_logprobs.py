@@ -33,7 +33,7 @@ from worker.engines.sequence import Engine, Sequence, Token
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.sampling import scores as prompt_scores
 from worker.sampling.scores import LogprobWriter, Score, Scores, scored_chunk
 from worker.sampling.settings import RowSampling
@@ -249,7 +249,7 @@ def test_those_of_a_long_prompt_come_in_several_parts(demo: LoadedModel) -> None
 
 def _prepare(
     model: LoadedModel, tokens: int, alternatives: int, delivered: tuple[int, ...] = ()
-) -> Prepared | RequestFailed:
+) -> PreparedRequest | RequestFailed:
     generate = Generate(
         request_id="r",
         prompt=TokenPrompt(pack([5] * tokens)),
@@ -264,10 +264,10 @@ def _prepare(
 
 def test_prompts_whose_tokens_are_scored(demo: LoadedModel) -> None:
     prepared = _prepare(demo, 200, 5)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert (prepared.sequence.path, prepared.sequence.prompt_logprobs) == (None, 5)
     resumed = _prepare(demo, 200, 5, delivered=(7,))
-    assert isinstance(resumed, Prepared)
+    assert isinstance(resumed, PreparedRequest)
     assert resumed.sequence.path is not None
     assert resumed.sequence.prompt_logprobs is None
     refused = _prepare(demo, 20_000, 20)

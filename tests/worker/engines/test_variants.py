@@ -32,10 +32,10 @@ from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.runtime.engine_thread import EngineEnded, EngineStep, EngineThread, ModelReady
-from worker.runtime.prompts import Prepared
+from worker.runtime.engine_thread import EngineEnd, EngineStep, EngineThread, ModelReady
+from worker.runtime.prompts import PreparedRequest
 from worker.runtime.serve import prompt_root, serve
-from worker.runtime.warm import Warming
+from worker.runtime.warm import WarmUp
 from worker.sampling.adjustments import make_adjustments
 from worker.sampling.settings import make_row_sampling
 from worker.system.errors import ModelError
@@ -349,14 +349,14 @@ class TestLoaded:
         thread.start()
         thread.post(load)
         seen: list[object] = []
-        while not any(isinstance(each, LoadFailed | EngineEnded) for each in seen):
+        while not any(isinstance(each, LoadFailed | EngineEnd) for each in seen):
             events.get(timeout=60)
             event = thread.next_event()
             seen.append(event)
             if isinstance(event, ModelReady):
                 generate = Generate("r", TokenPrompt(pack(PROMPT)), GREEDY, 4, ignore_eos=True)
                 prepared = event.prepare(generate)
-                assert isinstance(prepared, Prepared)
+                assert isinstance(prepared, PreparedRequest)
                 thread.post(prepared.sequence)
             if isinstance(event, EngineStep) and event.tokens[-1].finish_reason:
                 thread.finish()
@@ -381,7 +381,7 @@ class TestLoaded:
         assert progress[-1].loaded_bytes == progress[-1].total_bytes == ready.weight_bytes
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
-        assert events[-1] == EngineEnded(failed=False)
+        assert events[-1] == EngineEnd(failed=False)
 
     def test_quantized_caches_are_batched(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("full_attention")), 4, 4096, kv_bits=4))
@@ -432,7 +432,7 @@ class TestLoaded:
         if part == "measure":
             monkeypatch.setattr(Model, "__call__", fail)
         else:
-            monkeypatch.setattr(Warming, "begin", fail)
+            monkeypatch.setattr(WarmUp, "begin", fail)
         events = self.events(Load(str(folders("full_attention")), 4, 4096))
         assert isinstance(events[-1], LoadFailed)
         assert events[-1].permanent is lasts

@@ -63,7 +63,7 @@ def test_rows_come_and_go_and_go_on_by_right_and_wrong_guesses(model: Any) -> No
         for each in list(texts):
             if chance.random() < 0.15 or len(texts[each]) > 400:
                 del texts[each]
-        drafting.keep(texts)
+        drafting.retain(texts)
 
 
 def test_a_row_goes_on_by_one_token_that_was_guessed(model: Any) -> None:

@@ -73,9 +73,9 @@ class Bench:
         self.gateway.send(encode(Drain()))
         assert isinstance(eventually(self.link.receive, every_s=0.0), Drain)
 
-    def settle(self, following: zmq.Socket[bytes]) -> None:
+    def switch(self, following: zmq.Socket[bytes]) -> None:
         following.send(encode(Settle()))
-        assert eventually(self.link.settle, every_s=0.0) == os.getpid()
+        assert eventually(self.link.switch_gateway, every_s=0.0) == os.getpid()
         self.gateway = following
 
     def hear(self) -> Message | None:
@@ -124,7 +124,7 @@ def test_nothing_is_lost_and_nothing_said_twice(ways: list[Literal["stays", "set
             if way == "stays":
                 bench.stay()
             else:
-                bench.settle(following)
+                bench.switch(following)
             bench.say()
         said = bench.hear_all()
         assert bench.heard == said
@@ -140,7 +140,7 @@ def test_what_a_gateway_has_not_read_goes_to_it_and_to_no_other(bench: Bench) ->
     assert not following.poll(0)
     eventually(lambda: isinstance(bench.hear(), Moved), every_s=0.0)
     assert bench.heard == list(range(MANY))
-    bench.settle(following)
+    bench.switch(following)
     said = bench.hear_all()
     assert bench.heard == said
 
@@ -164,7 +164,7 @@ def test_a_second_order_to_move_takes_the_place_of_the_first(bench: Bench) -> No
     following = bench.order_move()
     for _ in range(2):
         eventually(lambda: isinstance(bench.hear(), Moved), every_s=0.0)
-    bench.settle(following)
+    bench.switch(following)
     bench.say()
     said = bench.hear_all()
     assert bench.heard == said
@@ -174,4 +174,4 @@ def test_the_next_gateway_must_settle_first(bench: Bench) -> None:
     following = bench.move()
     following.send(encode(Drain()))
     with pytest.raises(RuntimeError, match="before it had settled"):
-        eventually(bench.link.settle)
+        eventually(bench.link.switch_gateway)

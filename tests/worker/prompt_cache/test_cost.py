@@ -52,18 +52,18 @@ def test_what_is_too_small_tells_nothing() -> None:
 def test_what_an_earlier_worker_has_measured_is_known() -> None:
     speeds = MeasuredSpeeds(Speeds(50.0 * MB, 1000.0))
     assert not speeds.worth_reading(100 * MB, 1000)
-    assert speeds.take_news() is None
+    assert speeds.changed_speeds() is None
 
 
 def test_news_is_what_differs_from_what_was_told() -> None:
     speeds = MeasuredSpeeds()
-    assert speeds.take_news() is None
+    assert speeds.changed_speeds() is None
     speeds.observe_prefill(1000, 1.0)
-    assert speeds.take_news() == Speeds(None, 1000.0)
+    assert speeds.changed_speeds() == Speeds(None, 1000.0)
     speeds.observe_prefill(1500, 1.0)
-    assert speeds.take_news() is None
+    assert speeds.changed_speeds() is None
     speeds.observe_prefill(3000, 1.0)
-    assert speeds.take_news() == Speeds(None, pytest.approx(1705.0))
+    assert speeds.changed_speeds() == Speeds(None, pytest.approx(1705.0))
 
 
 def test_a_disk_that_was_slow_is_tried_again() -> None:

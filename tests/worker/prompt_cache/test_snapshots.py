@@ -129,7 +129,7 @@ def test_those_that_are_spared_stay() -> None:
 
 def test_what_is_on_disk_is_known() -> None:
     snapshots = _kept("abcDefgH")
-    snapshots.note_stored(b"abcD")
+    snapshots.mark_stored(b"abcD")
     assert [snapshots.is_stored(each) for each in (b"abcD", b"abcDefgH")] == [True, False]
 
 

@@ -36,7 +36,7 @@ from worker.engines.sequential import SequentialEngine
 from worker.load.files import fingerprint
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 PATHS = Paths(b"", None, needs_snapshots=False)
 CONTEXT = Context(4096)
@@ -87,13 +87,13 @@ def _engine(model: LoadedModel) -> Engine:
     return SequentialEngine(model.model, model.eos_token_ids, CacheRoom(CacheSizes(0, 0, 1.0)))
 
 
-def _prepare(model: LoadedModel, generate: Generate) -> Prepared:
+def _prepare(model: LoadedModel, generate: Generate) -> PreparedRequest:
     prepared = prepare(generate, model, CONTEXT, PATHS)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared
 
 
-def _run(model: LoadedModel, generate: Generate) -> tuple[Prepared, Answer]:
+def _run(model: LoadedModel, generate: Generate) -> tuple[PreparedRequest, Answer]:
     prepared = _prepare(model, generate)
     engine = _engine(model)
     engine.add(prepared.sequence)

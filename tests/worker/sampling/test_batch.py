@@ -168,7 +168,7 @@ def test_bounds_are_those_of_mlx_lm(seed: int, vocabulary: int, scale: float) ->
     bounds = []
     for on_cpu in (True, False):
         filters = Filters(samplings, vocabulary, on_cpu=on_cpu)
-        bounds.append(filters.least_kept(logprobs, largest)[:, 0].tolist())  # type: ignore[index]
+        bounds.append(filters.least_allowed(logprobs, largest)[:, 0].tolist())  # type: ignore[index]
     for row, sampling in enumerate(samplings):
         expected = (filtered(logprobs[row], sampling) > -math.inf).tolist()
         values: list[float] = logprobs[row].tolist()  # type: ignore[assignment]

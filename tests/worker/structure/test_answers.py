@@ -23,7 +23,7 @@ from worker.engines.sequence import Engine
 from worker.engines.sequential import SequentialEngine
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 ROWS = 16
 SHORT, SCHEMAS, REGEXES = 16, 500, 200
@@ -57,9 +57,9 @@ def _request(
     )
 
 
-def _prepared(model: LoadedModel, generate: Generate) -> Prepared:
+def _prepared(model: LoadedModel, generate: Generate) -> PreparedRequest:
     prepared = prepare(generate, model, Context(4096), PATHS)
-    assert isinstance(prepared, Prepared), prepared
+    assert isinstance(prepared, PreparedRequest), prepared
     return prepared
 
 
@@ -86,7 +86,7 @@ def _answers(
                 answer.text += _text(stream.add(token.token_id))
             if token.finish_reason is not None:
                 answer.text += _text(stream.finish(complete=token.finish_reason == "stop"))
-        assert engine.take_broken() == []
+        assert engine.remove_broken() == []
     engine.close()
     return answers
 
@@ -241,7 +241,7 @@ def test_one_that_grows_too_complex_ends_and_its_neighbours_go_on(model: LoadedM
     while engine.active + engine.waiting:
         for token in engine.step():
             made[token.request_id] += 1
-        broken += engine.take_broken()
+        broken += engine.remove_broken()
     assert [each.request_id for each in broken] == ["r"]
     assert "lexer" in broken[0].reason
     assert 0 < made["r"] < 2000

@@ -14,8 +14,8 @@ from worker.engines.batched import BatchedEngine
 from worker.engines.room import CacheRoom, CacheSizes, Context
 from worker.load.loading import LoadedModel
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
-from worker.structure.constraints import Compiled
+from worker.runtime.prompts import PreparedRequest, prepare
+from worker.structure.constraints import GrammarCache
 from worker.structure.grammar import ConstraintError
 
 PATHS = Paths(b"", None, needs_snapshots=False)
@@ -62,7 +62,7 @@ def test_what_matches(constraint: Constraint, text: str, matches: bool, model: L
     assert (taken == len(token_ids) and matcher.is_accepting()) == matches
 
 
-def _prepare(model: LoadedModel, constraint: Constraint) -> Prepared | RequestFailed:
+def _prepare(model: LoadedModel, constraint: Constraint) -> PreparedRequest | RequestFailed:
     generate = Generate(
         request_id="r",
         prompt=TextPrompt("Hello"),
@@ -133,7 +133,7 @@ ONE_OF = '{"oneOf":[{"type":"string"},{"minLength":1}]}'
 )
 def test_what_is_not_enforced_is_said(schema: str, named: set[str], model: LoadedModel) -> None:
     prepared = _prepare(model, Constraint("json_schema", schema))
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedRequest)
     assert prepared.sequence.constrained is not None
     assert set(prepared.sequence.constrained.unenforced) == named
 
@@ -158,7 +158,7 @@ def test_hostile_ones_are_refused_or_run(name: str, model: LoadedModel) -> None:
     ended = 0
     while engine.active + engine.waiting:
         ended += sum(each.finish_reason is not None for each in engine.step())
-        ended += len(engine.take_broken())
+        ended += len(engine.remove_broken())
     engine.close()
     assert ended == 1
 
@@ -170,7 +170,7 @@ def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:
 
         _tokenizer = object()
 
-    compiled = Compiled(Slow(), 10, [2])
+    compiled = GrammarCache(Slow(), 10, [2])
     with pytest.raises(ConstraintError, match="tokenizer can't be used"):
         compiled.find(OBJECT)
 
@@ -178,8 +178,8 @@ def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:
 def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
     """Large ones count for more than small ones."""
 
-    def compiled(most_bytes: int) -> Compiled:
-        return Compiled(
+    def compiled(most_bytes: int) -> GrammarCache:
+        return GrammarCache(
             model.tokenizer, model.vocabulary, model.eos_token_ids, most_bytes=most_bytes
         )
 
@@ -213,7 +213,7 @@ def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
 
 
 def test_the_last_ones_are_kept(model: LoadedModel) -> None:
-    compiled = Compiled(model.tokenizer, model.vocabulary, model.eos_token_ids, most_kept=2)
+    compiled = GrammarCache(model.tokenizer, model.vocabulary, model.eos_token_ids, most_grammars=2)
     first = compiled.find(OBJECT)
     bad = Constraint("regex", "(")
     with pytest.raises(ConstraintError) as refused:

@@ -16,7 +16,7 @@ from worker.load.loading import LoadedModel
 from worker.mlx_lm.guessing import RowGuesses
 from worker.sampling.settings import RowSampling
 from worker.structure import sampler as sampler_module
-from worker.structure.sampler import Constrained, ConstrainedSampler, Thinking, masked
+from worker.structure.sampler import ConstrainedSampler, SequenceConstraint, Thinking, masked
 
 OBJECT = Constraint(
     "json_schema",
@@ -81,9 +81,9 @@ def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
 
 def _constrained(
     model: LoadedModel, thinking: Thinking | None = None, constraint: Constraint = YES
-) -> Constrained:
+) -> SequenceConstraint:
     compiled = model.constraints._compiled
-    return Constrained(compiled.find(constraint), compiled.tokenizer, thinking=thinking)
+    return SequenceConstraint(compiled.find(constraint), compiled.tokenizer, thinking=thinking)
 
 
 def _thinking(model: LoadedModel, *, open_: bool) -> Thinking:
@@ -169,7 +169,7 @@ def test_rows_come_and_leave(model: LoadedModel) -> None:
     for key in ("b", "c"):
         assert made[key][-1] in eos
         assert model.tokenizer.decode([each for each in made[key] if each not in eos]) == "yes"
-    assert sampler.take_broken() == {}
+    assert sampler.remove_broken() == {}
 
 
 def _flat(rows: int) -> mx.array:
@@ -230,12 +230,12 @@ def test_guesses_are_checked_as_if_they_had_come_one_by_one(
         rows = [RowGuesses("row", guesses)]
         logprobs = _flat(len(guesses) + 1)
         drawn = checked.check(logprobs, logprobs, rows).tolist()
-        (right,) = checked.settle(drawn)
+        (right,) = checked.accept(drawn)
         made += [*guesses[:right], drawn[right]]
         forced = checked.forced("row")
         assert plain[len(made) - 1 :][: len(forced)] == forced
     assert made == plain
-    assert checked.take_broken() == {}
+    assert checked.remove_broken() == {}
 
 
 def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
@@ -250,7 +250,7 @@ def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
     assert sampler.possible("row", [10, 9]) == [10, 9]
     drawn = sampler.check(logits, logits, rows).tolist()
     assert drawn == [10, 11, 12, 20, 21]
-    assert sampler.settle(drawn) == [1, 1]
+    assert sampler.accept(drawn) == [1, 1]
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
@@ -270,7 +270,7 @@ def test_reasoning_may_be_guessed_to_its_end(model: LoadedModel, right: int) -> 
     for at, token_id in enumerate([*guesses, inner][:right]):
         logits[at, token_id] = 50.0
     drawn = sampler.check(logits, logits, [RowGuesses("row", guesses)]).tolist()
-    assert sampler.settle(drawn) == [right]
+    assert sampler.accept(drawn) == [right]
     made = [*guesses[:right], drawn[right]]
     if right == 0:
         assert inner not in made
@@ -298,5 +298,5 @@ def test_a_row_whose_masks_are_all_too_slow_ends_alone(
     monkeypatch.setattr(sampler_module, "_SLOW_S", -1.0)
     rows = [RowGuesses("row", guesses), RowGuesses("free", [0])]
     drawn = again.check(_flat(6), _flat(6), rows).tolist()
-    assert again.settle(drawn) == [3, 1]
-    assert list(again.take_broken()) == ["row"]
+    assert again.accept(drawn) == [3, 1]
+    assert list(again.remove_broken()) == ["row"]

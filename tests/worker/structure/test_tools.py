@@ -25,9 +25,9 @@ from protocol.answers import (
 )
 from protocol.requests import Constraint, Generate, Sampling, TextPrompt, Tools
 from tests.worker.text.recorded import RECORDED, Recorded
-from worker.structure.constraints import Compiled, Constraints
+from worker.structure.constraints import Constraints, GrammarCache
 from worker.structure.grammar import ConstraintError
-from worker.structure.sampler import Constrained, Stage
+from worker.structure.sampler import SequenceConstraint, Stage
 from worker.text.families import find_format
 from worker.text.stream import answer_stream
 
@@ -71,7 +71,7 @@ class Model:
         """Its text and parts, and whether it is whole."""
         chance = random.Random(seed)
         constrained = self.constrained(tools)
-        matching = constrained.begin()
+        matching = constrained.make_matching()
         format_ = find_format(self.tokenizer)
         stream = answer_stream(_generate(tools), self.prompt_ids, self.tokenizer, format_)
         parts: list[AnswerPart] = []
@@ -104,7 +104,7 @@ class Model:
     def prompt_ids(self) -> list[int]:
         return self.ids(f"<|im_start|>user\nHi<|im_end|>\n{self.recorded.opening}")
 
-    def constrained(self, tools: Tools) -> Constrained:
+    def constrained(self, tools: Tools) -> SequenceConstraint:
         constrained = self.constraints.of(_generate(tools), self.prompt_ids, [])
         assert constrained is not None
         return constrained
@@ -116,7 +116,7 @@ class Model:
 
 def _model(recorded: Recorded, folder: Path) -> Model:
     tokenizer = recorded.tokenizer(folder / "model")
-    compiled = Compiled(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
+    compiled = GrammarCache(tokenizer, len(tokenizer), tokenizer.eos_token_ids)
     return Model(recorded, tokenizer, Constraints(compiled, tokenizer, find_format(tokenizer)))
 
 
@@ -236,7 +236,7 @@ def test_strict_arguments_of_a_call_that_may_be(name: str, tmp_path: Path) -> No
         assert matcher.is_accepting() == matches
 
 
-def _first(constrained: Constrained) -> Any:
+def _first(constrained: SequenceConstraint) -> Any:
     """Which tokens it may begin with, as bits."""
     mask = allocate_token_bitmask(1, constrained.tokenizer.vocab_size)
     fill_next_token_bitmask(constrained.compiled.deep_copy(), mask)

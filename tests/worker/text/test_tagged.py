@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.answers import AnswerPart, Text, ToolCall, merged
 from worker.calls.assembly import Assembly
-from worker.calls.tagged import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED, Form
+from worker.calls.tagged import BARE_FUNCTIONS, DSML, FUNCTIONS, OF_MLX_LM, SEED, TagForm
 from worker.text.families import tagged_calls
 from worker.text.format import AnswerFormat, CallBlock
 from worker.text.splitter import TagSplitter
@@ -32,7 +32,7 @@ Write = Callable[[str, Mapping[str, str]], str]
 
 
 class Family(NamedTuple):
-    form: Form
+    form: TagForm
     write: Write
     tags: tuple[str, ...]
     # The text between two calls of a block; None: a block has one call.
@@ -118,7 +118,7 @@ FAMILIES = {
 }
 
 
-def _parts(form: Form, text: str, size: int, *, complete: bool = True) -> list[AnswerPart]:
+def _parts(form: TagForm, text: str, size: int, *, complete: bool = True) -> list[AnswerPart]:
     assembly = Assembly(())
     known = not form.end
     block = CallBlock(form.start, tagged_calls(form, known=known), loose=known)
@@ -128,10 +128,10 @@ def _parts(form: Form, text: str, size: int, *, complete: bool = True) -> list[A
     parts = list[AnswerPart]()
     for at in range(0, len(text), size):
         splitter.feed(text[at : at + size])
-        parts += assembly.take()
+        parts += assembly.collect()
     splitter.finish(complete=complete)
     assembly.finish()
-    return merged(parts + assembly.take())
+    return merged(parts + assembly.collect())
 
 
 def _calls(parts: list[AnswerPart]) -> list[tuple[str | None, dict[str, Any]]]:

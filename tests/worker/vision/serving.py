@@ -15,7 +15,7 @@ from worker.load.loading import LoadedModel
 from worker.prompt_cache.blocks import Cutter
 from worker.prompt_cache.cache import PromptCache
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 
 CONTEXT = Context(4096)
 GREEDY = Sampling(seed=1, temperature=0.0)
@@ -72,12 +72,12 @@ class Serving:
             )
         else:
             self.engine = SequentialEngine(
-                model.model, (), room, caches, self.cache, begin=model.model.begin
+                model.model, (), room, caches, self.cache, make_prompt=model.start_prompt
             )
 
-    def prepare(self, generate: Generate) -> Prepared:
+    def prepare(self, generate: Generate) -> PreparedRequest:
         prepared = prepare(generate, self.model, CONTEXT, self.paths)
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, PreparedRequest)
         return prepared
 
     def sequence(self, generate: Generate) -> Sequence:
@@ -105,7 +105,7 @@ class Serving:
                     break
             for token in self.engine.step():
                 made[token.request_id].append(token)
-            self.engine.keep()
-            assert self.engine.take_broken() == []
+            self.engine.store_blocks()
+            assert self.engine.remove_broken() == []
             steps += 1
         return made

@@ -15,7 +15,7 @@ from tests.worker.vision.serving import CONTEXT, Serving, ask, user
 from worker.engines.room import Context
 from worker.load.loading import LoadedModel, load
 from worker.prompt_cache.path import Paths
-from worker.runtime.prompts import Prepared, prepare
+from worker.runtime.prompts import PreparedRequest, prepare
 from worker.system.errors import ModelError
 
 pytest.importorskip("mlx_vlm", reason="the extra vision is not installed")
@@ -56,7 +56,7 @@ def _generate(text: str, *files: bytes, delivered: tuple[int, ...] = ()) -> Gene
     return ask("r", user(text, *files), tokens=TOKENS, delivered=delivered)
 
 
-def _by_mlx_vlm(folder: Path, prepared: Prepared) -> list[int]:
+def _by_mlx_vlm(folder: Path, prepared: PreparedRequest) -> list[int]:
     import mlx.core as mx
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load_model

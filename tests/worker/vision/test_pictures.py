@@ -16,7 +16,7 @@ from protocol.requests import (
     Picture,
 )
 from tests.support.pictures import GREEN, RED, bomb, png
-from worker.vision import PictureInputs, Seen, UndecodablePictureError
+from worker.vision import PictureInputs, PictureSpan, UndecodablePictureError
 from worker.vision.pictures import decode_pictures, find_pictures
 
 
@@ -120,7 +120,7 @@ def test_pictures_whose_tokens_are_not_told_apart(token: int | None, begin: int,
 
 
 def _inputs(**arrays: Any) -> PictureInputs:
-    return PictureInputs(arrays, 9, (Seen(1, 3, b"a"), Seen(4, 7, b"b")))
+    return PictureInputs(arrays, 9, (PictureSpan(1, 3, b"a"), PictureSpan(4, 7, b"b")))
 
 
 def test_the_pictures_before_a_place() -> None:
