@@ -94,20 +94,22 @@ class _Tags:
         the block.
         """
 
-        def closed(text: str, at: int) -> Iterator[regex.Match[str]]:
-            return self._balanced(self._before_last, text, at)
+        def closed(text: str, begin: int) -> Iterator[regex.Match[str]]:
+            return self._balanced(self._before_last, text, begin)
 
         yield closed, True
         yield closed, False
         yield self._missing_last.finditer, True
         yield self._before_last.finditer, False
-        yield (lambda text, at: self._balanced(self._before_any, text, at)), False
+        yield (lambda text, begin: self._balanced(self._before_any, text, begin)), False
         yield self._missing_any.finditer, True
         yield self._before_any.finditer, False
 
-    def _balanced(self, end: regex.Pattern[str], text: str, at: int) -> Iterator[regex.Match[str]]:
+    def _balanced(
+        self, end: regex.Pattern[str], text: str, begin: int
+    ) -> Iterator[regex.Match[str]]:
         depth = 0
-        for tag in self._tag.finditer(text, at):
+        for tag in self._tag.finditer(text, begin):
             if tag["open"] is not None:
                 depth += 1
             elif depth:
@@ -141,11 +143,11 @@ def _read(
     tag may be missing. None: the text is no block of calls.
     """
     tags, calls = _tags(form), list[tuple[str, list[_Argument]]]()
-    at = 0
-    while head := tags.call.match(text, _solid(text, at)):
-        arguments, at = list[_Argument](), _solid(text, head.end())
+    place = 0
+    while head := tags.call.match(text, _solid(text, place)):
+        arguments, place = list[_Argument](), _solid(text, head.end())
         calls.append((name := head["name"], arguments))
-        while tag := tags.value.match(text, at):
+        while tag := tags.value.match(text, place):
             groups = tag.groupdict()
             given = [each.key for each in arguments] + [groups["key"]]
             if tags.cdata is not None and (end := tags.cdata.match(text, tag.end())):
@@ -166,32 +168,32 @@ def _read(
                     return None
                 value = _value(text[tag.end() : end.start()], form)
             arguments.append(_Argument(groups["key"], groups.get("type"), value))
-            at = _solid(text, end.end())
-        if text.startswith("{", at) and not arguments:
+            place = _solid(text, end.end())
+        if text.startswith("{", place) and not arguments:
             try:
-                _, end_of_object = _OBJECT.raw_decode(text, at)
+                _, end_of_object = _OBJECT.raw_decode(text, place)
             except (ValueError, RecursionError):
                 return None
-            arguments.append(_Argument(None, None, text[at:end_of_object]))
-            at = _solid(text, end_of_object)
-        closed = tags.call_end.match(text, at)
+            arguments.append(_Argument(None, None, text[place:end_of_object]))
+            place = _solid(text, end_of_object)
+        closed = tags.call_end.match(text, place)
         if closed is None:
             return None
-        at = closed.end()
+        place = closed.end()
         if not form.call_end:
             break
-    solid = _solid(text, at)
+    solid = _solid(text, place)
     if not calls or (solid == len(text) and form.end and not complete):
         return None
     if not form.end or (solid == len(text) and form.call_end):
-        return _BlockReading(calls, at)
+        return _BlockReading(calls, place)
     return _BlockReading(calls, solid + len(form.end)) if text.startswith(form.end, solid) else None
 
 
-def _solid(text: str, at: int) -> int:
+def _solid(text: str, place: int) -> int:
     """The place of the first character from `at` on that is no white space."""
-    space = _SPACE.match(text, at)
-    return at if space is None else space.end()
+    space = _SPACE.match(text, place)
+    return place if space is None else space.end()
 
 
 def _value(text: str, form: TagForm) -> str:

@@ -123,8 +123,8 @@ def make_head_draft(model: Any, tokens: int, sizes: CacheSizes) -> tuple[Draft |
     drafter = HeadDrafter.of(model, tokens)
     if drafter is None or not can_be_merged(make_caches(model)) or not takes_padding(model):
         return None, sizes
-    own = measure(partial(drafter, hidden=None), drafter.make_cache)
+    head_sizes = measure(partial(drafter, hidden=None), drafter.make_cache)
     return Draft(drafter, tokens), sizes._replace(
         row_bytes=sizes.row_bytes + STATE_TOKENS * drafter.state_bytes,
-        draft_token_bytes=own.token_bytes,
+        draft_token_bytes=head_sizes.token_bytes,
     )

@@ -154,7 +154,7 @@ class PrefillPace:
     @property
     def _fresh(self) -> dict[int, _Speed]:
         oldest = self._observed - _FRESH
-        return {at: each for at, each in self._speeds.items() if each.number > oldest}
+        return {magnitude: each for magnitude, each in self._speeds.items() if each.number > oldest}
 
 
 def _magnitude(context: int) -> int:

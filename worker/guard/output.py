@@ -36,11 +36,11 @@ class OutputBound:
             self._dropped += len(output)
             return b""
         self._left -= cost_bytes
-        said = b""
+        notice = b""
         if self._dropped:
-            said = b"\n-- %d KiB of output were too much at once --\n" % (self._dropped >> 10)
+            notice = b"\n-- %d KiB of output were too much at once --\n" % (self._dropped >> 10)
             self._dropped = 0
-        return said + output
+        return notice + output
 
 
 class CommandOutput:

@@ -166,8 +166,8 @@ class CommandServer:
         """How the command has ended, and what it said last."""
         code = self._first.returncode or 0
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-        said = self._output.last_line()
-        return f"The command ended {how}" + (f" and said last: {said}" if said else "")
+        last_line = self._output.last_line()
+        return f"The command ended {how}" + (f" and said last: {last_line}" if last_line else "")
 
     def end(self, hurry: Callable[[], bool]) -> None:
         """End all processes: by SIGTERM, and after a while, or in a hurry, by SIGKILL. Returns when

@@ -47,13 +47,13 @@ class Shares:
         self._made = [_FIRST_WEIGHT] * len(_FIRST_SHARES)
 
     def count(self, matched: int, *, right: bool) -> None:
-        at = matched.bit_length()
-        self._right[at] = self._right[at] * _FADING + right
-        self._made[at] = self._made[at] * _FADING + 1.0
+        length_bits = matched.bit_length()
+        self._right[length_bits] = self._right[length_bits] * _FADING + right
+        self._made[length_bits] = self._made[length_bits] * _FADING + 1.0
 
     def share(self, matched: int) -> float:
-        at = matched.bit_length()
-        return self._right[at] / self._made[at]
+        length_bits = matched.bit_length()
+        return self._right[length_bits] / self._made[length_bits]
 
 
 class RowShares:
@@ -203,13 +203,13 @@ class BatchGuesser:
             return self._costs.rehearsed > 1
         chances = []
         for each in rows:
-            own, forced = self._rows[each], self._forced(each)
+            row, forced = self._rows[each], self._forced(each)
             if len(forced) > 1:
                 chances.append(_Chance(len(forced) - 1, _FORCED_SHARE, 1.0))
-            elif own.lookup.next is None:
+            elif row.lookup.next is None:
                 chances.append(_NONE)
             else:
-                share = own.shares.share(own.lookup.matched)
+                share = row.shares.share(row.lookup.matched)
                 chances.append(_Chance(WIDTHS[-1], share, share))
         drafted = self._draft_chances(rows, [self._drafts.tokens] * len(rows))
         if self._best(chances, drafted).width > 1:
@@ -225,14 +225,14 @@ class BatchGuesser:
         guesses: list[list[int]] = []
         chances: list[_Chance] = []
         for each, token, count in zip(rows, first, most, strict=True):
-            own, forced = self._rows[each], self._forced(each)
+            row, forced = self._rows[each], self._forced(each)
             if len(forced) > 1 and forced[0] == token:
                 guesses.append(forced[1 : count + 1])
                 chances.append(_Chance(len(guesses[-1]), _FORCED_SHARE, 1.0))
                 continue
-            found, matched = own.lookup.after(token, min(count, WIDTHS[-1] - 1))
-            guesses.append(found)
-            chances.append(_Chance(len(found), own.shares.share(matched), 1.0))
+            matching, matched = row.lookup.after(token, min(count, WIDTHS[-1] - 1))
+            guesses.append(matching)
+            chances.append(_Chance(len(matching), row.shares.share(matched), 1.0))
         drafted = self._draft_chances(rows, most)
         plan = self._tried or self._best(chances, drafted)
         if plan.drafted and self._tried is None:
@@ -240,14 +240,14 @@ class BatchGuesser:
         self._tried = None
         guesses = [each[: plan.width - 1] for each in guesses]
         counts = [
-            min(plan.drafted, own.guesses) if plan.drafts(found, own) else 0
-            for found, own in zip(chances, drafted, strict=True)
+            min(plan.drafted, draft_chance.guesses) if plan.drafts(chance, draft_chance) else 0
+            for chance, draft_chance in zip(chances, drafted, strict=True)
         ]
         if any(counts):
-            for at, made in enumerate(draft(counts)):
+            for index, made in enumerate(draft(counts)):
                 if made:
-                    guesses[at] = made
-                    self._rows[rows[at]].expect(first[at], made)
+                    guesses[index] = made
+                    self._rows[rows[index]].expect(first[index], made)
         return guesses
 
     def _rehearse(self, most: Sequence[int], draft: DraftGuesses) -> list[list[int]]:
@@ -316,8 +316,11 @@ class BatchGuesser:
             drafting = _Plan(width, min(width - 1, self._drafts.tokens))
             for plan in (_Plan(width), drafting) if drafting.drafted else (drafting,):
                 made = sum(
-                    max(self._expected(found, width), self._expected(own, 1 + plan.drafted))
-                    for found, own in zip(chances, drafted, strict=True)
+                    max(
+                        self._expected(chance, width),
+                        self._expected(draft_chance, 1 + plan.drafted),
+                    )
+                    for chance, draft_chance in zip(chances, drafted, strict=True)
                 )
                 made /= self._costs.ratio(rows, width) + plan.drafted * self._costs.ratio(
                     rows, DRAFTED

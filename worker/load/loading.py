@@ -268,16 +268,16 @@ def _load_draft(source: str, words: _TextParts) -> Any:
         folder = find_folder(source)
         check_files(folder)
         model, config = load_weights(folder)
-        own = read_tokenizer(folder)
+        tokenizer = read_tokenizer(folder)
     except ModelError as error:
         raise ModelError(f"The draft model: {error.reason}", permanent=error.permanent) from error
-    if own.get_vocab() != words.tokenizer.get_vocab():
+    if tokenizer.get_vocab() != words.tokenizer.get_vocab():
         raise ModelError(f"The draft model in {folder} has other tokens than the model.")
-    if _vocabulary(config, own) > words.vocabulary:
+    if _vocabulary(config, tokenizer) > words.vocabulary:
         # The draft model could guess a token that has no embedding in the model.
         raise ModelError(
-            f"The draft model in {folder} has {_vocabulary(config, own)} embeddings, the model "
-            f"{words.vocabulary}."
+            f"The draft model in {folder} has {_vocabulary(config, tokenizer)} embeddings, the "
+            f"model {words.vocabulary}."
         )
     return model
 
@@ -331,7 +331,7 @@ def classes_of(
         return encoders.classes_of(config)
     if headless:
         return models.with_head(config)
-    classes = with_own_head(models.classes_of(config), kept=own_head)
+    classes = with_own_head(models.classes_of(config), with_head=own_head)
     return models.without_spare_head(classes, config)
 
 

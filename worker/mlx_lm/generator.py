@@ -79,8 +79,8 @@ class Tap:
         logits: mx.array = self._model(tokens, *arguments, **options)
         self.vocabulary = logits.shape[-1]
         # The logits of a chunk would keep alive the arrays from which they are computed.
-        kept = tokens.shape[1] == 1 or self.watches_prompts
-        self._last = logits if kept else None
+        wanted = tokens.shape[1] == 1 or self.watches_prompts
+        self._last = logits if wanted else None
         return logits
 
     def decode(self, tokens: mx.array, cache: list[Any]) -> tuple[mx.array, mx.array | None]:
@@ -217,8 +217,10 @@ class Generator:
         between two steps.
         """
         prompts = self._prompts
-        found = {row: RowCaches(prompts.prompt_cache, at) for at, row in enumerate(prompts.uids)}
-        return found | self._decoding.places
+        prompt_places = {
+            row: RowCaches(prompts.prompt_cache, place) for place, row in enumerate(prompts.uids)
+        }
+        return prompt_places | self._decoding.places
 
     @property
     def groups(self) -> list[tuple[GroupSize, list[int]]]:

@@ -74,7 +74,9 @@ def joined(groups: Sequence[Sequence[Any]]) -> list[Any]:
             return first
         shared = id(first.lengths)
         if shared not in offsets:
-            offsets[shared] = mx.array([own for each in caches for own in each.lengths.tokens])
+            offsets[shared] = mx.array(
+                [tokens for each in caches for tokens in each.lengths.tokens]
+            )
         return GroupsCache(caches, offsets[shared])
 
     return changed(of_layer, *groups)
@@ -87,8 +89,8 @@ def attention(
     if not isinstance(keys, GroupParts):
         return _attention(queries, keys, values, mask=mask, **options)
 
-    def of_group(queries: mx.array, at: int, mask: Any) -> mx.array:
-        return _attention(queries, keys.parts[at], values.parts[at], mask=mask, **options)
+    def of_group(queries: mx.array, group: int, mask: Any) -> mx.array:
+        return _attention(queries, keys.parts[group], values.parts[group], mask=mask, **options)
 
     return _by_group(of_group, queries, keys, mask)
 
@@ -102,9 +104,11 @@ def quantized_attention(
     if not isinstance(q_keys[0], GroupParts):
         return _quantized_attention(queries, q_keys, q_values, scale, mask, **options)
 
-    def of_group(queries: mx.array, at: int, mask: Any) -> mx.array:
-        own = [tuple(each.parts[at] for each in arrays) for arrays in (q_keys, q_values)]
-        return _quantized_attention(queries, *own, scale, mask, **options)
+    def of_group(queries: mx.array, group: int, mask: Any) -> mx.array:
+        keys_and_values = [
+            tuple(each.parts[group] for each in arrays) for arrays in (q_keys, q_values)
+        ]
+        return _quantized_attention(queries, *keys_and_values, scale, mask, **options)
 
     return _by_group(of_group, queries, q_keys[0], mask)
 
@@ -116,14 +120,14 @@ def _by_group(
     mask: Any,
 ) -> mx.array:
     masks = mask.parts if isinstance(mask, GroupParts) else [mask] * len(keys.parts)
-    own = _split(queries, [each.shape[0] for each in keys.parts])
-    parts = zip(own, masks, strict=True)
-    return mx.concatenate([of_group(each, at, part) for at, (each, part) in enumerate(parts)])
+    split_queries = _split(queries, [each.shape[0] for each in keys.parts])
+    parts = zip(split_queries, masks, strict=True)
+    return mx.concatenate([of_group(each, group, part) for group, (each, part) in enumerate(parts)])
 
 
 def _split(array: mx.array, rows: Sequence[int]) -> list[mx.array]:
     ends = list(accumulate(rows))
-    return [array[end - own : end] for own, end in zip(rows, ends, strict=True)]
+    return [array[end - count : end] for count, end in zip(rows, ends, strict=True)]
 
 
 mx.fast.scaled_dot_product_attention = attention  # type: ignore[assignment]  # as MLX's

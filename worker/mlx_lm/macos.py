@@ -88,8 +88,8 @@ def _by_operation(arrays: list[mx.array]) -> dict[str, mx.array]:
     found = {}
     for begin in range(0, len(arrays), _NAMED_AT_ONCE):
         part = arrays[begin : begin + _NAMED_AT_ONCE]
-        graph = _graph(**{f"a{at}": each for at, each in enumerate(part)})
-        found.update({operation: part[int(at)] for operation, at in _READ_AS.findall(graph)})
+        graph = _graph(**{f"a{index}": each for index, each in enumerate(part)})
+        found.update({operation: part[int(index)] for operation, index in _READ_AS.findall(graph)})
     return found
 
 

@@ -65,9 +65,9 @@ class Grouping(NamedTuple):
 
     def placed(self, groups: Sequence[GroupSize], tokens: int) -> list[GroupSize]:
         """The sizes of the groups once such a row has joined."""
-        at = self.place(groups, tokens)
-        own = groups[at] if at < len(groups) else GroupSize(0, 0, 0)
-        return [*groups[:at], own.with_row(tokens), *groups[at + 1 :]]
+        place = self.place(groups, tokens)
+        group = groups[place] if place < len(groups) else GroupSize(0, 0, 0)
+        return [*groups[:place], group.with_row(tokens), *groups[place + 1 :]]
 
 
 ONE_GROUP: Final = Grouping()
@@ -114,7 +114,9 @@ class RowGroup:
     def advance(self, tokens: Sequence[int]) -> None:
         """Note how many tokens more of each row the caches have seen."""
         for lengths in self.lengths:
-            lengths.set([own + more for own, more in zip(lengths.tokens, tokens, strict=True)])
+            lengths.set(
+                [before + more for before, more in zip(lengths.tokens, tokens, strict=True)]
+            )
 
     def add_rows(self, other: RowGroup, rows: Sequence[int]) -> None:
         """Put these rows of another group behind the own rows. No row of both is about to move, and
@@ -123,12 +125,12 @@ class RowGroup:
         count = len(self) + len(rows)
         if count > self._room:
             self._room = places_for(count)
-        for own, new in zip(self.leaves, other.leaves, strict=True):
-            shape = own.keys.shape
-            own.add_rows(new, rows, self._room)
-            if own.keys.shape != shape:
+        for leaf, new_leaf in zip(self.leaves, other.leaves, strict=True):
+            shape = leaf.keys.shape
+            leaf.add_rows(new_leaf, rows, self._room)
+            if leaf.keys.shape != shape:
                 # One after another: else MLX would hold the old arrays of several layers.
-                mx.eval(own.state)
+                mx.eval(leaf.state)
         for lengths, more in zip(self.lengths, other.lengths, strict=True):
             lengths.extend(more.of(rows))
         self.places = list(range(count))
@@ -158,9 +160,9 @@ class RowGroup:
         if len(keep) == len(self):
             return list(range(len(self)))
         self.move_rows()
-        count, kept = len(keep), set(keep)
+        count, retained = len(keep), set(keep)
         behind = (each for each in keep if each >= count)
-        self.places = [at if at in kept else next(behind) for at in range(count)]
+        self.places = [place if place in retained else next(behind) for place in range(count)]
         for lengths in self.lengths:
             ordered = lengths.of(self.places)
             lengths.set(ordered.tokens, ordered.dropped)
@@ -177,7 +179,11 @@ class RowGroup:
                 each.choose(places)
                 mx.eval(each.state)
         else:
-            moves = [(at, place) for at, place in enumerate(self.places) if at != place]
+            moves = [
+                (new_place, old_place)
+                for new_place, old_place in enumerate(self.places)
+                if new_place != old_place
+            ]
             if moves:
                 to, places = map(list, zip(*moves, strict=True))
                 rows = [each.rows(places) for each in leaves]

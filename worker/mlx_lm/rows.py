@@ -106,8 +106,10 @@ class DecodingRows:
     @property
     def places(self) -> dict[int, RowCaches]:
         """The caches of each row. For use between two steps."""
-        found = (RowCaches(group.caches, at) for group in self._groups for at in group.places)
-        return dict(zip(self.uids, found, strict=True))
+        places = (
+            RowCaches(group.caches, place) for group in self._groups for place in group.places
+        )
+        return dict(zip(self.uids, places, strict=True))
 
     def start(self, rows: list[DecodingRow], caches: list[Any]) -> None:
         """Take rows into an empty batch, and draw their first tokens. The caches are mlx-lm's, and
@@ -135,19 +137,19 @@ class DecodingRows:
         mx.eval(drawn)
         shared = self._shared if self._rows else other._shared
         if self._rows:
-            for own, more in zip(shared, other._shared, strict=True):
-                own.extend(more)
+            for cache, more in zip(shared, other._shared, strict=True):
+                cache.extend(more)
         count = iter(range(len(self._rows) + len(other._rows)))
         order = [[next(count) for _ in group.places] for group in self._groups]
         for new in other._groups:
             joined = [next(count) for _ in new.places]
-            for at, rows in self._joining(new).items():
-                if at == len(self._groups):
+            for number, rows in self._joining(new).items():
+                if number == len(self._groups):
                     self._groups.append(new.part(rows, iter(shared)))
                     order.append([])
                 else:
-                    self._groups[at].add_rows(new, rows)
-                order[at] += [joined[row] for row in rows]
+                    self._groups[number].add_rows(new, rows)
+                order[number] += [joined[row] for row in rows]
         self._rows = self._rows + other._rows
         self._drawn = drawn
         self._order([row for rows in order for row in rows])
@@ -164,10 +166,10 @@ class DecodingRows:
         begin = 0
         for group in self._groups:
             end = begin + len(group)
-            own = [place - begin for place in keep if begin <= place < end]
-            if own:
+            rows = [place - begin for place in keep if begin <= place < end]
+            if rows:
                 groups.append(group)
-                order += [begin + row for row in group.retain(own)]
+                order += [begin + row for row in group.retain(rows)]
             begin = end
         self._order(order)
         self._groups = groups
@@ -192,7 +194,7 @@ class DecodingRows:
         if guesses is not None:
             # Rows whose state went back have several known tokens.
             fed = zip(self._rows, guesses, strict=True)
-            width = max(row.unseen + len(own) for row, own in fed)
+            width = max(row.unseen + len(row_guesses) for row, row_guesses in fed)
         tokens = self._plain() if guesses is None else self._wide(guesses)
         self._ended_at = perf_counter()
         if self._observe is not None and began_at - last < _PAUSE_S:
@@ -281,8 +283,8 @@ class DecodingRows:
             return None
         checker: Any = self._draw
         return [
-            checker.possible(each.uid, own) if own else []
-            for each, own in zip(self._rows, guesses, strict=True)
+            checker.possible(row.uid, row_guesses) if row_guesses else []
+            for row, row_guesses in zip(self._rows, guesses, strict=True)
         ]
 
     def _draft(self, counts: list[int]) -> list[list[int]]:
@@ -321,8 +323,8 @@ class DecodingRows:
         )
         if any(each.processors for each in self._rows):
             parts = [
-                row.process(logits[at : at + 1], [] if begins else inputs[at : at + 1])
-                for at, row in enumerate(self._rows)
+                row.process(logits[index : index + 1], [] if begins else inputs[index : index + 1])
+                for index, row in enumerate(self._rows)
             ]
             logits = mx.concatenate(parts)
         with self.model.sampling(self.uids):
@@ -332,8 +334,8 @@ class DecodingRows:
     def _wide(self, guesses: list[list[int]]) -> list[RowToken]:
         rows = self._rows
         fed = [
-            [*row.tokens[len(row.tokens) - row.unseen :], *own]
-            for row, own in zip(rows, guesses, strict=True)
+            [*row.tokens[len(row.tokens) - row.unseen :], *row_guesses]
+            for row, row_guesses in zip(rows, guesses, strict=True)
         ]
         lengths = [len(each) for each in fed]
         width = max(lengths)
@@ -344,9 +346,9 @@ class DecodingRows:
                 cache.finalize()
         flat = logits.reshape(-1, logits.shape[-1])
         places = [
-            at * width + place
-            for at, (length, own) in enumerate(zip(lengths, guesses, strict=True))
-            for place in range(length - len(own) - 1, length)
+            index * width + place
+            for index, (length, row_guesses) in enumerate(zip(lengths, guesses, strict=True))
+            for place in range(length - len(row_guesses) - 1, length)
         ]
         chosen = flat if len(places) == flat.shape[0] else flat[mx.array(places)]
         firsts = [row.length - row.unseen for row in rows]
@@ -355,8 +357,8 @@ class DecodingRows:
             states,
             firsts,
             [
-                length - len(own) + count
-                for length, own, count in zip(lengths, guesses, right, strict=True)
+                length - len(row_guesses) + count
+                for length, row_guesses, count in zip(lengths, guesses, right, strict=True)
             ],
         )
         self._forget_wrong(state, lengths, guesses, right)
@@ -364,7 +366,9 @@ class DecodingRows:
             [row.tokens[-1 - count], *row.tokens[len(row.tokens) - count :]]
             for row, count in zip(rows, right, strict=True)
         ]
-        rejected = [len(own) - count for own, count in zip(guesses, right, strict=True)]
+        rejected = [
+            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
+        ]
         for row, token in zip(rows, following, strict=True):
             row.tokens.append(token)
             row.unseen += 1
@@ -375,25 +379,31 @@ class DecodingRows:
         guesses to the row.
         """
         checker: Any = self._draw
-        carried = [RowGuesses(row.uid, own) for row, own in zip(self._rows, guesses, strict=True)]
+        carried = [
+            RowGuesses(row.uid, row_guesses)
+            for row, row_guesses in zip(self._rows, guesses, strict=True)
+        ]
         adjusted = logits
         if any(each.processors for each in self._rows):
             parts = [
-                (row, own[:count])
-                for row, own in zip(self._rows, guesses, strict=True)
-                for count in range(len(own) + 1)
+                (row, row_guesses[:count])
+                for row, row_guesses in zip(self._rows, guesses, strict=True)
+                for count in range(len(row_guesses) + 1)
             ]
             adjusted = mx.concatenate(
-                [row.process(logits[at : at + 1], own) for at, (row, own) in enumerate(parts)]
+                [
+                    row.process(logits[index : index + 1], row_guesses)
+                    for index, (row, row_guesses) in enumerate(parts)
+                ]
             )
         drawn: list[int] = checker.check(_logprobs(adjusted), logits, carried).tolist()
         right: list[int] = checker.accept(drawn)
         following = []
-        at = 0
-        for row, own, count in zip(self._rows, guesses, right, strict=True):
-            row.tokens += own[:count]
-            following.append(drawn[at + count])
-            at += len(own) + 1
+        begin = 0
+        for row, row_guesses, count in zip(self._rows, guesses, right, strict=True):
+            row.tokens += row_guesses[:count]
+            following.append(drawn[begin + count])
+            begin += len(row_guesses) + 1
         return right, following
 
     def _forget_wrong(
@@ -407,7 +417,9 @@ class DecodingRows:
         tokens: it goes back to before the step, and its row's tokens are computed again in the next
         step.
         """
-        wrong = [len(own) - count for own, count in zip(guesses, right, strict=True)]
+        wrong = [
+            len(row_guesses) - count for row_guesses, count in zip(guesses, right, strict=True)
+        ]
         if state is None or not any(wrong):
             self._advance([length - gone for length, gone in zip(lengths, wrong, strict=True)])
             for row in self._rows:
@@ -424,21 +436,23 @@ class DecodingRows:
         keep: list[int] = []
         lent: dict[int, list[Any]] = {}
         for place, (row, tokens) in enumerate(zip(self._rows, given, strict=True)):
-            for at, token in enumerate(tokens):
+            for index, token in enumerate(tokens):
                 reason = row.give(token)
-                made = RowToken(row.uid, token, reason, None, at > 0, 0 if at else rejected[place])
+                made = RowToken(
+                    row.uid, token, reason, None, index > 0, 0 if index else rejected[place]
+                )
                 found.append(made)
                 if self._guesser is not None:
                     self._guesser.record(row.uid, token)
                 if reason is None:
                     continue
-                group, own = self._find(place)
+                group, number = self._find(place)
                 if not self._lends:
-                    made.prompt_cache = RowCaches(group.extract(own), 0)
+                    made.prompt_cache = RowCaches(group.extract(number), 0)
                 else:
                     if id(group) not in lent:
                         lent[id(group)] = group.lent()
-                    made.prompt_cache = RowCaches(lent[id(group)], group.places[own])
+                    made.prompt_cache = RowCaches(lent[id(group)], group.places[number])
                 break
             else:
                 keep.append(place)

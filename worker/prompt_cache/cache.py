@@ -298,8 +298,8 @@ class PromptCache:
             coming.update(keys[first:])
             spans.append(Span(each.caches, each.row, first, len(keys)))
         for each, span, blocks in zip(rows, spans, self._cutter.cut_all(spans), strict=True):
-            for at, block in enumerate(blocks, start=span.first):
-                self._put(each.path, at, each.path.keys[at], block, each.token_ids)
+            for depth, block in enumerate(blocks, start=span.first):
+                self._put(each.path, depth, each.path.keys[depth], block, each.token_ids)
             self._use(each.path)
         disk = None if self.rehearses else self._disk
         if disk is not None and (news := self.speeds.changed_speeds()) is not None:
@@ -317,10 +317,10 @@ class PromptCache:
         if self._is_to_be_stored(path, key):
             self._want_stored(key, _PendingBlock(path.keys[-1], b"", "snapshot"))
             self._snapshots.mark_stored(key)
-        found = self._snapshots_of(path.keys)
-        spared = {at for at, each in found.items() if self._snapshots.is_at_message(each)}
-        for at in superfluous(list(found), spared):
-            self._drop_snapshot(found[at])
+        snapshots = self._snapshots_of(path.keys)
+        spared = {depth for depth, each in snapshots.items() if self._snapshots.is_at_message(each)}
+        for depth in superfluous(list(snapshots), spared):
+            self._drop_snapshot(snapshots[depth])
 
     def _is_to_be_stored(self, path: Path, key: bytes) -> bool:
         """Whether the snapshot at the end of `path` goes to disk. The snapshot at the last boundary
@@ -329,8 +329,8 @@ class PromptCache:
         depth = len(path.keys)
         if depth in path.boundaries[-1:]:
             return not self._snapshots.is_stored(key)
-        found = self._snapshots_of(path.keys)
-        stored = [at for at, each in found.items() if self._snapshots.is_stored(each)]
+        snapshots = self._snapshots_of(path.keys)
+        stored = [place for place, each in snapshots.items() if self._snapshots.is_stored(each)]
         blocks = depth - max([*stored, *path.stored_snapshots], default=0)
         enough_bytes = self._blocks.bytes_of([key]) if self.block_bytes else 0
         if blocks * self.block_bytes < enough_bytes:
@@ -369,10 +369,10 @@ class PromptCache:
         The inner snapshots that are missed least go first, as far as inner snapshots take more than
         their share. Then the least recently used blocks and snapshots go.
         """
-        kept = frozenset[bytes]().union(*map(self._beginning, paths))
+        spared = frozenset[bytes]().union(*map(self._beginning, paths))
         before_bytes = self._blocks.bytes_
-        self._thin(max(0, most_bytes), kept)
-        self._blocks.shrink(max(0, most_bytes), kept)
+        self._thin(max(0, most_bytes), spared)
+        self._blocks.shrink(max(0, most_bytes), spared)
         gone_bytes = before_bytes - self._blocks.bytes_
         self.refused_bytes += gone_bytes
         return gone_bytes
@@ -407,12 +407,14 @@ class PromptCache:
         self._owed.clear()
         return self._blocks.shrink(0)
 
-    def _put(self, path: Path, at: int, key: bytes, block: Block, token_ids: Sequence[int]) -> None:
+    def _put(
+        self, path: Path, depth: int, key: bytes, block: Block, token_ids: Sequence[int]
+    ) -> None:
         self._blocks.put(key, block, block.nbytes)
-        if at < path.stored:
+        if depth < path.stored:
             return
-        parent = path.keys[at - 1] if at else path.root
-        tokens = pack(list(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]))
+        parent = path.keys[depth - 1] if depth else path.root
+        tokens = pack(list(token_ids[depth * BLOCK_TOKENS : (depth + 1) * BLOCK_TOKENS]))
         self._want_stored(key, _PendingBlock(parent, tokens, "block"))
 
     def _want_stored(self, key: bytes, owed: _PendingBlock) -> None:
@@ -436,7 +438,7 @@ class PromptCache:
                 self._unstored_bytes += payload.nbytes
             del self._owed[key]
 
-    def _thin(self, most_bytes: int, kept: frozenset[bytes]) -> None:
+    def _thin(self, most_bytes: int, spared: frozenset[bytes]) -> None:
         """Drop the inner snapshots that are missed least, but none in `kept`, until at most
         `most_bytes` are left or inner snapshots have their share.
         """
@@ -444,7 +446,7 @@ class PromptCache:
             self._snapshots.drop(each)
         inner_bytes = self._blocks.bytes_of(self._snapshots.inner)
         while self._blocks.bytes_ > most_bytes and inner_bytes > _INNER_SHARE * most_bytes:
-            key = self._snapshots.least(kept)
+            key = self._snapshots.least(spared)
             if key is None:
                 return
             inner_bytes -= self._drop_snapshot(key)
@@ -463,8 +465,8 @@ class PromptCache:
 
     def _snapshots_of(self, keys: Sequence[bytes]) -> dict[int, bytes]:
         """The snapshots in memory at the ends of these blocks, by their depths."""
-        found = ((at, snapshot_key(each)) for at, each in enumerate(keys, start=1))
-        return {at: each for at, each in found if each in self._blocks}
+        keys_by_depth = ((depth, snapshot_key(each)) for depth, each in enumerate(keys, start=1))
+        return {depth: each for depth, each in keys_by_depth if each in self._blocks}
 
     def _beginning(self, path: Path) -> frozenset[bytes]:
         """The keys of a path's blocks, and the key of its deepest snapshot in memory."""

@@ -127,8 +127,8 @@ def chain(
     keys = list(known)
     marked: dict[int, bytes] = {}
     for each in marks:
-        at = each.place // BLOCK_TOKENS
-        marked[at] = marked.get(at, b"") + each.digest
+        block = each.place // BLOCK_TOKENS
+        marked[block] = marked.get(block, b"") + each.digest
     for begin in range(len(keys) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         parent = keys[-1] if keys else root
         content = pack(list(token_ids[begin : begin + BLOCK_TOKENS])) + marked.get(len(keys), b"")

@@ -333,8 +333,8 @@ def _advice(generate: Generate) -> tuple[str, RequestField]:
     """Advice to shorten the larger part of a prompt, and the name of that part."""
     prompt, tools = generate.prompt, generate.tools
     if isinstance(prompt, ChatPrompt) and tools is not None:
-        said = sum(len(each.content) for each in prompt.messages)
-        if len(tools.definitions) > said:
+        message_characters = sum(len(each.content) for each in prompt.messages)
+        if len(tools.definitions) > message_characters:
             return "Most of it are tools: send fewer, or describe them shorter.", "tools"
     return "Shorten the prompt.", "prompt"
 
@@ -444,11 +444,11 @@ def find_boundaries(generate: Generate, prompt_ids: list[int], template: ChatTem
             continue  # Many templates need a message of the user.
         found.append(_common(alike, prompt_ids))
     found = found or [len(prompt_ids)]
-    depths = {at // BLOCK_TOKENS for at in template.message_starts(prompt_ids)}
+    depths = {start // BLOCK_TOKENS for start in template.message_starts(prompt_ids)}
     chosen = spread(depths, max(found) // BLOCK_TOKENS)
     return [*found, *(each * BLOCK_TOKENS for each in chosen)]
 
 
 def _common(one: list[int], other: list[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

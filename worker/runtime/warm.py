@@ -250,8 +250,8 @@ def _parts(
         prompt = [0] * tokens
         greedy = Sequence("greedy", prompt, _ANSWER_TOKENS, None, ignore_eos=True)
         sampled = [
-            Sequence(f"sampled {at}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
-            for at, each in enumerate(settings)
+            Sequence(f"sampled {index}", prompt, _ANSWER_TOKENS, each, ignore_eos=True)
+            for index, each in enumerate(settings)
         ]
         if tokens == _PROMPT_TOKENS[0]:
             for each in sampled:
@@ -277,8 +277,8 @@ def _widths(most_tokens: int, costs: StepCosts | None) -> Generator[WarmPart, fl
     for rows in _MEASURED_ROWS:
         for width in WIDTHS:
             sequences = [
-                Sequence(f"row {at}", prompt, _MEASURED_TOKENS, None, ignore_eos=True)
-                for at in range(rows)
+                Sequence(f"row {index}", prompt, _MEASURED_TOKENS, None, ignore_eos=True)
+                for index in range(rows)
             ]
             if costs.is_measured(rows, width):
                 continue

@@ -238,8 +238,8 @@ class _Repetition:
         # A shorter window is filled with copies of its last token.
         ids = self._windows.ids
         token_ids = mx.where(self._windows.within, ids, ids[:, -1:])
-        own = self._rows.of(logits)
-        before = mx.take_along_axis(own, token_ids, axis=-1).astype(mx.float32)
+        row_logits = self._rows.of(logits)
+        before = mx.take_along_axis(row_logits, token_ids, axis=-1).astype(mx.float32)
         after = mx.where(before < 0, before * self._penalties, before / self._penalties)
         rows = self._rows.of(adjusted)
         changed = mx.take_along_axis(rows, token_ids, axis=-1) + (after - before)

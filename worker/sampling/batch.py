@@ -159,7 +159,7 @@ class BatchSampler(Generic[Key]):
             if history is not None:
                 self._histories[key] = history.after(drawn[last])
             if key in self._scores:
-                self._scores[key] += [scores[at] for at in range(begin, last + 1)]
+                self._scores[key] += [scores[place] for place in range(begin, last + 1)]
             begin += len(guesses) + 1
 
     def draw_guesses(self, keys: Sequence[Key]) -> Callable[[mx.array], mx.array]:
@@ -279,11 +279,11 @@ class _Pass(Generic[Key]):
         excluded = self._xtc.apply(logprobs, least_allowed, self._streams, positions)
         if excluded is not None:
             logprobs, largest = excluded, excluded.max(axis=-1, keepdims=True)
-        kept = masses(
+        token_masses = masses(
             logprobs, largest, self._inverse_temperatures, least_allowed, on_cpu=self._on_cpu
         )
         numbers = [uniforms(*each) for each in zip(self._streams, positions, strict=True)]
-        return draw(kept, mx.array(numbers))
+        return draw(token_masses, mx.array(numbers))
 
 
 def _exact(logprobs: mx.array) -> mx.array:

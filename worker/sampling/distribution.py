@@ -182,10 +182,10 @@ def without_top_choices(
     `least_allowed`, `log_thresholds`: (rows, 1). `spared`: (rows, vocabulary), true for tokens that
     are never excluded.
     """
-    kept = logprobs
+    allowed = logprobs
     if least_allowed is not None:
-        kept = mx.where(logprobs >= least_allowed, logprobs, -math.inf)
-    likely = kept - mx.logsumexp(kept, axis=-1, keepdims=True) > log_thresholds
+        allowed = mx.where(logprobs >= least_allowed, logprobs, -math.inf)
+    likely = allowed - mx.logsumexp(allowed, axis=-1, keepdims=True) > log_thresholds
     least_likely = mx.where(likely, logprobs, math.inf).min(axis=-1, keepdims=True)
     excluded = logprobs > least_likely
     if spared is not None:
@@ -209,8 +209,8 @@ def masses(
     if least_allowed is None:
         all_of = _all_on_cpu if on_cpu else _all
         return all_of(logprobs, largest, inverse_temperatures)
-    kept_of = _filtered_on_cpu if on_cpu else _filtered
-    return kept_of(logprobs, largest, inverse_temperatures, least_allowed)
+    filter_of = _filtered_on_cpu if on_cpu else _filtered
+    return filter_of(logprobs, largest, inverse_temperatures, least_allowed)
 
 
 @partial(mx.compile, shapeless=True)

@@ -75,7 +75,9 @@ class ChatTemplate:
         each message has this token; in the others only messages of users have it.
         """
         mark = self._message_mark
-        return [] if mark is None else [at for at, each in enumerate(token_ids) if each == mark]
+        return (
+            [] if mark is None else [place for place, each in enumerate(token_ids) if each == mark]
+        )
 
     @cached_property
     def _message_mark(self) -> int | None:
@@ -200,9 +202,9 @@ class ChatTemplate:
 
             def render(conversation: list[Message]) -> str:
                 # A tokenizer may have several templates, of which this is one.
-                own = {"chat_template": template} if template else {}
+                template_option = {"chat_template": template} if template else {}
                 apply = self._renderer.apply_chat_template
-                return str(apply(conversation, tokenize=False, **own))
+                return str(apply(conversation, tokenize=False, **template_option))
 
             found = self._writers[template] = MessageWriter(template, render)
         return found

@@ -183,7 +183,7 @@ class MessageOrder:
         return self._in_turns(messages)
 
     def _in_turns(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        begin = next((at for at, each in enumerate(messages) if each.role != "system"), None)
+        begin = next((place for place, each in enumerate(messages) if each.role != "system"), None)
         if begin is None:
             fill = messages and not self._takes_roles("system")
             return [*messages, NO_MESSAGE] if fill else messages
@@ -226,12 +226,12 @@ class MessageOrder:
         except Exception:
             # The template refuses the probe, in whatever way.
             return False
-        at = 0
+        place = 0
         for text in texts:
-            at = rendered.find(text, at)
-            if at < 0:
+            place = rendered.find(text, place)
+            if place < 0:
                 return False
-            at += len(text)
+            place += len(text)
         return True
 
 

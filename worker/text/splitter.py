@@ -202,10 +202,10 @@ class TagSplitter(Splitter):
         """Whether a tag that begins reasoning isn't quoted. Within a text only a token of its own
         at the beginning of a line begins reasoning, if the tag is a token.
         """
-        own = bool(self._openers)
+        is_token = bool(self._openers)
         if self._openers:
             self._openers -= 1
-        return self._fresh or (own and not self._fence and not self._line.strip())
+        return self._fresh or (is_token and not self._fence and not self._line.strip())
 
     @property
     def _drafts(self) -> bool:
@@ -241,23 +241,23 @@ class TagSplitter(Splitter):
 
     def _read(self, reader: Reader) -> bool:
         text, self._pending = self._pending, ""
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             committed = self._assembly.committed
             self._raw.append(character)
             try:
                 rest = reader.read(character)
             except BrokenCallError:
-                self._give_up(text[at + 1 :])
+                self._give_up(text[index + 1 :])
                 return True
             if rest is not None:
-                self._end_block(rest, text[at + 1 :])
+                self._end_block(rest, text[index + 1 :])
                 return True
             if self._assembly.committed != committed:
                 self._raw.clear()
             if self._assembly.over:
                 return False
             if len(self._raw) > _MOST_RAW_CHARACTERS:
-                self._give_up(text[at + 1 :])
+                self._give_up(text[index + 1 :])
                 return True
         return False
 
@@ -378,15 +378,15 @@ class HarmonySplitter(Splitter):
 
     def _read_header(self) -> bool:
         text, self._pending = self._pending, ""
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             self._header += character
             match = _HEADER.fullmatch(self._header, partial=True)
             if match is None or len(self._header) > _MOST_HEADER_CHARACTERS:
                 self._to("text")
-                self._pending = self._pop_header() + text[at + 1 :]
+                self._pending = self._pop_header() + text[index + 1 :]
                 return self._give_first()
             if not match.partial:
-                self._pending = text[at + 1 :]
+                self._pending = text[index + 1 :]
                 self._start_message(match)
                 return True
         return False
@@ -465,13 +465,13 @@ class HarmonySplitter(Splitter):
             self._arguments = span("{", self._assembly.arguments, "")
             next(self._arguments)
             text = text[1:]
-        for at, character in enumerate(text):
+        for index, character in enumerate(text):
             try:
                 self._arguments.send(character)
             except StopIteration:
                 self._assembly.end()
                 self._state = "behind"
-                self._give(text[at + 1 :])
+                self._give(text[index + 1 :])
                 return
 
     def _give_up(self, text: str) -> None:

@@ -115,9 +115,9 @@ class WaitingTexts:
         del self._all[begin:end]
         for each in taken:
             self._orders[each.job] = self._orders[each.job].after(each.tokens)
-            own = self._by_job[each.job]
-            del own[bisect_left(own, each)]
-            if not own:
+            job_texts = self._by_job[each.job]
+            del job_texts[bisect_left(job_texts, each)]
+            if not job_texts:
                 del self._by_job[each.job]
         return taken
 

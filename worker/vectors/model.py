@@ -82,10 +82,10 @@ def read_recipe(folder: Path, config: Mapping[str, Any], default: Pooling) -> Re
 
 
 def _read(folder: Path, config: Mapping[str, Any], default: Pooling) -> Recipe:
-    own = _json(folder / "config_sentence_transformers.json")
+    top_settings = _json(folder / "config_sentence_transformers.json")
     shared: dict[str, Any] = {
-        "prompts": {k: str(v) for k, v in (own.get("prompts") or {}).items()},
-        "default_prompt": own.get("default_prompt_name"),
+        "prompts": {k: str(v) for k, v in (top_settings.get("prompts") or {}).items()},
+        "default_prompt": top_settings.get("default_prompt_name"),
         "most_tokens": _json(folder / "sentence_bert_config.json").get("max_seq_length"),
         "dimensions": _dimensions(config),
     }
@@ -179,8 +179,8 @@ class ClassHead:
     def __init__(self, model: Any, config: Mapping[str, Any]) -> None:
         self.poolings = (getattr(model, "scored_pooling", "cls"),)
         self._model = model
-        own = config.get("sentence_transformers") or {}
-        name = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
+        settings = config.get("sentence_transformers") or {}
+        name = settings.get("activation_fn") or config.get("sbert_ce_default_activation_function")
         # By default sentence-transformers and vLLM turn the logit of one label into a probability.
         self._activation = _activation(name or "Sigmoid")
 

@@ -133,13 +133,13 @@ def find_pictures(
     isn't known.
     """
     runs: list[list[int]] = []
-    for at, token_id in enumerate(token_ids):
+    for place, token_id in enumerate(token_ids):
         if token_id != picture_token:
             continue
-        if runs and runs[-1][1] == at:
-            runs[-1][1] = at + 1
+        if runs and runs[-1][1] == place:
+            runs[-1][1] = place + 1
         else:
-            runs.append([at, at + 1])
+            runs.append([place, place + 1])
     if len(runs) != len(pictures):
         # Models that cut a picture into tiles or rows have other tokens between these.
         begin, end = (runs[0][0], runs[-1][1]) if runs else (0, len(token_ids))

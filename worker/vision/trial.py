@@ -53,8 +53,8 @@ def _agrees(model: Any) -> bool:
     recorder = _Recorder()
     rows = DecodingRows(Tap(model), recorder, recorder, lends=False)
     begun = [
-        DecodingRow(at, list(prompt), len(_GUESSES) + 2, frozenset())
-        for at, prompt in enumerate(_PROMPTS)
+        DecodingRow(row, list(prompt), len(_GUESSES) + 2, frozenset())
+        for row, prompt in enumerate(_PROMPTS)
     ]
     for each in batch:
         if isinstance(each, RowShifts):
@@ -64,14 +64,14 @@ def _agrees(model: Any) -> bool:
     narrow, wide = recorder.seen
     # One token a row, if the caches can't forget wrong guesses.
     steps = len(wide) // len(_PROMPTS)
-    for at, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
-        following = [recorder.first[at], *_GUESSES][:steps]
+    for row, (prompt, shift) in enumerate(zip(_PROMPTS, _SHIFTS, strict=True)):
+        following = [recorder.first[row], *_GUESSES][:steps]
         logits = _compute_alone(model, prompt, following, shift)
         size = len(prompt)
         pairs = [
-            (prompts[at, : size - 1], logits[: size - 1]),
-            (narrow[at : at + 1], logits[size - 1 : size]),
-            (wide[at * steps : (at + 1) * steps], logits[size:]),
+            (prompts[row, : size - 1], logits[: size - 1]),
+            (narrow[row : row + 1], logits[size - 1 : size]),
+            (wide[row * steps : (row + 1) * steps], logits[size:]),
         ]
         if not all(_alike(*pair) for pair in pairs):
             return False

@@ -432,7 +432,7 @@ class TestLoaded:
         if part == "measure":
             monkeypatch.setattr(Model, "__call__", fail)
         else:
-            monkeypatch.setattr(WarmUp, "begin", fail)
+            monkeypatch.setattr(WarmUp, "start", fail)
         events = self.events(Load(str(folders("full_attention")), 4, 4096))
         assert isinstance(events[-1], LoadFailed)
         assert events[-1].permanent is lasts

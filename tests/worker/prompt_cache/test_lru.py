@@ -58,7 +58,7 @@ def test_what_is_kept_is_passed_over() -> None:
     blocks: LruBlocks[str] = LruBlocks()
     blocks.put(b"a", "", 100)
     blocks.put(b"b", "", 100)
-    blocks.shrink(0, kept={b"a"})
+    blocks.shrink(0, spared={b"a"})
     assert b"a" in blocks
     assert b"b" not in blocks
 

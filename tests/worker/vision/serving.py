@@ -72,7 +72,7 @@ class Serving:
             )
         else:
             self.engine = SequentialEngine(
-                model.model, (), room, caches, self.cache, make_prompt=model.start_prompt
+                model.model, (), room, caches, self.cache, make_prompt=model.model.start_prompt
             )
 
     def prepare(self, generate: Generate) -> PreparedRequest:
