@@ -36,6 +36,7 @@ _SWEEP_S: Final = 10.0
 # lost.
 _MOST_MARKS: Final = 10_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FAILURES: Final = (OSError, sqlite3.Error, UnicodeDecodeError)
 
 
 class PromptStore:
@@ -191,7 +192,7 @@ class PromptStore:
             return
         try:
             marked = home.index.try_to_mark(keys)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if is_damage(error):
                 raise
             # The mark is lost, but the payload has been read.
@@ -302,7 +303,7 @@ class PromptStore:
             try:
                 home = self._open()
                 return otherwise if home is None else work(home)
-            except (OSError, sqlite3.Error, UntrustedError, MemoryError) as error:
+            except (*_FAILURES, UntrustedError, MemoryError) as error:
                 if not (self._failed(error, home) and may_retry):
                     break
         return otherwise
@@ -317,7 +318,7 @@ class PromptStore:
         self._log(kind, "The prompts stored in %s can't be used: %s.", self._folder, error)
         if code in _FULL if isinstance(error, OSError) else code == sqlite3.SQLITE_FULL:
             self._full_at = self._clock()
-        if home is None or not isinstance(error, sqlite3.Error) or not is_damage(error):
+        if home is None or not is_damage(error):
             return False
         try:
             drop(self._folder, home.index)
@@ -345,7 +346,7 @@ class PromptStore:
                 return None
             try:
                 home = self._home = Home(self._folder)
-            except (UntrustedError, OSError, sqlite3.Error) as error:
+            except (UntrustedError, *_FAILURES) as error:
                 self._failed_at, self._obstacle = self._clock(), str(error)
                 raise
             self._failed_at = self._obstacle = None
@@ -365,8 +366,8 @@ class PromptStore:
                     transaction.set_bounds(self._bounds)
                     going = self._evict(home, transaction, 0, None)
             self._obeyed = True
-        except (OSError, sqlite3.Error) as error:
-            if isinstance(error, sqlite3.Error) and is_damage(error):
+        except _FAILURES as error:
+            if is_damage(error):
                 raise
             # Blocks can be read, although those beyond the bounds were not evicted.
             self._failed(error, None)

@@ -26,7 +26,7 @@ def test_a_flood_of_empty_lines_is_one_too() -> None:
         assert lines < 60_000, "their number counts too, as each takes time"
 
 
-def test_what_was_left_out_is_said_once() -> None:
+def test_dropped_output_is_reported_once() -> None:
     bound = OutputBound(0.0)
     assert bound.limit(b"x" * (2 << 20), 0.0) == b""
     later = bound.limit(b"on", 10.0)

@@ -89,7 +89,7 @@ def test_another_installation_is_looked_at_again(models: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"N", b"garbage" * 100])
-def test_what_is_damaged_is_found_out_again(content: bytes, models: Path) -> None:
+def test_a_damaged_structure_is_searched_again(content: bytes, models: Path) -> None:
     finder = Finder(models)
     found = finder.define(models)
     (file,) = (models / "__pycache__").iterdir()
@@ -107,7 +107,7 @@ def test_a_folder_that_takes_nothing_is_no_harm(models: Path) -> None:
     assert len(finder.asked) == 2
 
 
-def test_where_no_bytecode_is_wanted_nothing_is_kept(
+def test_the_structure_is_not_stored_without_bytecode(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

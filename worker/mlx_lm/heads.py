@@ -170,7 +170,7 @@ def with_own_head(classes: tuple[type, Any], *, with_head: bool) -> tuple[type, 
 
 
 def _taking_head(model: Any, kind: _HeadKind, *, with_head: bool) -> type:
-    class Model(model):
+    class ModelWithOwnHead(model):
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             arguments = getattr(self, "language_model", self).args  # type: ignore[union-attr]
             names = {name: kind.name_in(name, arguments) for name in weights}
@@ -210,7 +210,7 @@ def _taking_head(model: Any, kind: _HeadKind, *, with_head: bool) -> type:
             states: mx.array = self.model(tokens, cache=cache)
             return output_layer_of(self)(states), states
 
-    return Model
+    return ModelWithOwnHead
 
 
 def _is_norm(name: str) -> bool:

@@ -117,7 +117,7 @@ def evaluate_apart(model: Any) -> None:
         if not isinstance(operation, _SeparateOperation):
             setattr(mx.distributed, name, _SeparateOperation(operation))
 
-    class Model(type(model)):  # type: ignore[misc]  # mlx-lm is untyped
+    class SeparatingModel(type(model)):  # type: ignore[misc]  # mlx-lm is untyped
         def __call__(self, tokens: mx.array, *arguments: Any, **options: Any) -> Any:
             before, _prompt.computes = _prompt.computes, tokens.shape[1] > 1
             try:
@@ -125,7 +125,7 @@ def evaluate_apart(model: Any) -> None:
             finally:
                 _prompt.computes = before
 
-    model.__class__ = Model
+    model.__class__ = SeparatingModel
 
 
 class _SeparateOperation:

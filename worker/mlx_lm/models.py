@@ -93,7 +93,7 @@ def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tup
     if any(table.get(key) is False for table in tables for key in _TIES):
         return classes  # The head differs from the embedding.
 
-    class Model(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
+    class WithoutSpareHead(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             below = getattr(super(), "sanitize", None)
             found: dict[str, Any] = weights if below is None else below(weights)
@@ -103,7 +103,7 @@ def without_spare_head(classes: tuple[type, Any], config: dict[str, Any]) -> tup
                 heads = {name for name in heads if name.rpartition(".")[0] not in modules}
             return {name: each for name, each in found.items() if name not in heads}
 
-    return Model, arguments
+    return WithoutSpareHead, arguments
 
 
 def with_head(config: dict[str, Any]) -> tuple[type, Any]:
@@ -113,13 +113,13 @@ def with_head(config: dict[str, Any]) -> tuple[type, Any]:
     model, arguments = classes_of(config)
     config["tie_word_embeddings"] = True
 
-    class Model(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
+    class WithPrefix(model):  # type: ignore[misc, valid-type]  # mlx-lm is untyped
         def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
             named = {f"model.{name}": value for name, value in weights.items()}
             below = getattr(super(), "sanitize", None)
             return named if below is None else dict(below(named))
 
-    return Model, arguments
+    return WithPrefix, arguments
 
 
 def small_llama(vocabulary: int) -> Any:

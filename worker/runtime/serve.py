@@ -126,7 +126,7 @@ class TextServing(NamedTuple):
     alone: str = ""
 
 
-class ServedModel(NamedTuple):
+class ModelServing(NamedTuple):
     """A loaded model, its memory limits, its context in force, and the objects that make `text` and
     `vectors` with it. One of these may be None, since a model may make only text or only vectors.
     """
@@ -162,7 +162,7 @@ class ServedModel(NamedTuple):
 
 def _load(
     thread: EngineThread, command: Load, device: Device, leader: RankLeader | None
-) -> ServedModel:
+) -> ModelServing:
     """Raises: ModelError, LoadAbandonedError."""
     loaded = load(
         command.path,
@@ -186,7 +186,7 @@ def _try(
     device: Device,
     leader: RankLeader | None,
     loaded: LoadedModel,
-) -> ServedModel:
+) -> ModelServing:
     """Run tokens through a loaded model, and make its engines. Raises: ModelError, and any other
     error of the model's code.
     """
@@ -221,7 +221,7 @@ def _try(
     text = None
     if caches is not None:
         text = _make_text(thread, loaded, command, limits.room, caches, lead, draft, company)
-    return ServedModel(loaded, limits, context, text, vectors)
+    return ModelServing(loaded, limits, context, text, vectors)
 
 
 def _no_pass(folder: Path, error: Exception) -> str:
@@ -230,7 +230,7 @@ def _no_pass(folder: Path, error: Exception) -> str:
 
 def _run(
     thread: EngineThread,
-    served: ServedModel,
+    served: ModelServing,
     lead: Lead | None,
     started_at: float,
     *,

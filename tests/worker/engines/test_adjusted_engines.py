@@ -237,7 +237,7 @@ def test_an_answer_that_would_end_at_once(demo: LoadedModel) -> None:
         ("bad_words", Sampling(seed=1, bad_words=("abcdefgh" * 1000,))),
     ],
 )
-def test_what_is_refused(demo: LoadedModel, field: str, sampling: Sampling) -> None:
+def test_impossible_settings_are_refused(demo: LoadedModel, field: str, sampling: Sampling) -> None:
     refused = _prepare(demo, "r", sampling)
     assert isinstance(refused, RequestFailed)
     assert (refused.code, refused.field) == ("invalid_request_error", field)

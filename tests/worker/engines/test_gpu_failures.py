@@ -136,7 +136,7 @@ def test_no_token_is_lost_or_doubled_wherever_the_gpu_gives_up(
 
 
 @pytest.mark.parametrize("kind", ["batched", "sequential"])
-def test_chunks_are_a_quarter_and_nothing_kept_is_used(kind: str, model: LoadedModel) -> None:
+def test_chunks_are_a_quarter_and_no_cached_block_is_used(kind: str, model: LoadedModel) -> None:
     engine, cache = _engine(kind, model)
     engine.add(Sequence("r", PROMPT, 4, None, ignore_eos=True))
     engine.step()
@@ -171,14 +171,14 @@ def test_a_shortened_chunk_grows_slowly_again() -> None:
     "error",
     [failure(IGNORED), failure(FAULT), RuntimeError("[metal::malloc] Unable to allocate 9 bytes.")],
 )
-def test_what_does_not_pass_ends_the_process(error: RuntimeError, model: LoadedModel) -> None:
+def test_lasting_gpu_errors_end_the_process(error: RuntimeError, model: LoadedModel) -> None:
     engine, _ = _engine("batched", model)
     with pytest.raises(RuntimeError) as caught:
         GpuRecovery(engine.recompute_all).recover(error)
     assert caught.value is error
 
 
-def test_what_is_ignored_while_the_rest_is_waited_for_ends_it_too(
+def test_lasting_echoes_of_a_gpu_error_end_the_process(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = _engine("batched", model)
@@ -265,5 +265,5 @@ def test_a_load_that_fails_by_the_gpu_may_succeed_later(what: str) -> None:
         (AssertionError(), False),
     ],
 )
-def test_what_a_load_may_get_over(error: Exception, passes: bool) -> None:
+def test_errors_of_a_load_that_may_pass(error: Exception, passes: bool) -> None:
     assert may_pass(error) is passes

@@ -115,7 +115,7 @@ def test_other_threads_run_while_limits_wait_for_what_is_computed() -> None:
     assert after - before > 10
 
 
-def test_what_failed_holds_nothing_any_more() -> None:
+def test_a_failure_holds_no_memory() -> None:
     """Whoever prints the failure still has it, and with it the frames of its functions."""
 
     def fail() -> None:

@@ -204,7 +204,7 @@ def _writer(model: LoadedModel, prompt_ids: list[int]) -> LogprobWriter:
     return LogprobWriter(model.token_bytes, prompt_ids)
 
 
-def test_what_is_written_down(demo: LoadedModel) -> None:
+def test_scores_are_written_with_the_bytes_of_tokens(demo: LoadedModel) -> None:
     ids = demo.tokenizer.encode("船 a", add_special_tokens=False)
     writer = _writer(demo, ids)
     written = b""

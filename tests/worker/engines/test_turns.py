@@ -18,7 +18,7 @@ from worker.load.loading import load
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 500)), min_size=300, max_size=400))
-def test_who_always_waits_gets_work_by_its_share(pieces: list[tuple[str, int]]) -> None:
+def test_waiting_sharers_get_work_by_their_shares(pieces: list[tuple[str, int]]) -> None:
     turns, shares = Turns(), {"a": 1, "b": 2, "c": 5}
     waiting = sorted(
         (turns.reserve(sharer, shares[sharer], cost), place, sharer, cost)
@@ -44,7 +44,7 @@ def test_a_newcomer_is_next_and_what_comes_back_is_not_ahead_of_others() -> None
     assert turns.reserve("b", 1, 20) >= flood[20]
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_sharers_is_bounded() -> None:
     turns = Turns()
     for each in range(1000):
         turns.reserve(str(each), 1, each)

@@ -127,7 +127,7 @@ class TestQuantized:
             ("narrow", "quantize"),
         ],
     )
-    def test_who_cannot(self, shape: str, reason: str, folders: Callable[[str], Folder]) -> None:
+    def test_unfit_models(self, shape: str, reason: str, folders: Callable[[str], Folder]) -> None:
         model = _load(shapes.DEMO if shape == "narrow" else folders(shape))
         with pytest.raises(ModelError) as caught:
             Caches(model.model, kv_bits=8)
@@ -315,7 +315,7 @@ class TestDraft:
         assert drafted.weight_bytes == 2 * alone.weight_bytes
         assert drafted.fingerprint == alone.fingerprint
 
-    def test_who_cannot(self, folders: Callable[[str], Folder], tmp_path: Folder) -> None:
+    def test_unfit_models(self, folders: Callable[[str], Folder], tmp_path: Folder) -> None:
         full, states, chunked = (
             _load(folders(each)) for each in ("full_attention", "state_space", "chunked_attention")
         )
@@ -390,7 +390,7 @@ class TestLoaded:
         tokens = [each for step in events if isinstance(step, EngineStep) for each in step.tokens]
         assert len(tokens) == 4
 
-    def test_what_cannot_be_is_said(self, folders: Callable[[str], Folder]) -> None:
+    def test_impossible_options_are_explained(self, folders: Callable[[str], Folder]) -> None:
         events = self.events(Load(str(folders("sliding_window")), 4, 4096, kv_bits=4))
         (failed,) = [each for each in events if isinstance(each, LoadFailed)]
         assert failed.permanent
@@ -418,7 +418,7 @@ class TestLoaded:
             (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory"), False),
         ],
     )
-    def test_errors_behind_the_weights_are_told(
+    def test_errors_after_the_weights_are_reported(
         self,
         part: str,
         error: Exception,
@@ -438,7 +438,7 @@ class TestLoaded:
         assert events[-1].permanent is lasts
         assert str(error).rstrip(".") in events[-1].reason
 
-    def test_prompts_are_kept_apart(self, drafted: LoadedModel) -> None:
+    def test_prompts_of_different_models_share_no_blocks(self, drafted: LoadedModel) -> None:
         """What caches hold depends on how they are kept, and on whose they are: never on a draft
         model.
         """

@@ -132,7 +132,7 @@ def test_a_row_with_good_guesses_beside_many_without_any() -> None:
         guesser.record(0, token_id)
 
 
-def test_what_a_constraint_forces_is_guessed() -> None:
+def test_forced_tokens_are_guessed() -> None:
     forced = [5, 6, 7, 8, 9, 10]
     guesser = _guesser(_all_cost(1, 0.1), lambda _: forced)
     guesser.add(1, [1, 2, 3])
@@ -374,7 +374,7 @@ def test_fewer_guesses_pay_where_a_wrong_one_costs_a_step() -> None:
     assert passes[1] < passes[0] / 5
 
 
-def test_what_repeats_is_not_left_to_a_drafter() -> None:
+def test_repetitions_are_not_left_to_a_drafter() -> None:
     guesser, _ = _drafting(0.01, 0.3)
     drafter = Drafter(REPEATED * 20, right=True)
     _drafted(guesser, drafter)

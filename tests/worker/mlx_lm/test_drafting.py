@@ -106,7 +106,7 @@ def test_many_long_rows_begin_step_by_step(model: Any) -> None:
     assert having == [2, 4, 5]
 
 
-def test_windows_are_kept_by_the_masks(tmp_path: Any) -> None:
+def test_masks_apply_the_windows(tmp_path: Any) -> None:
     """A row that is longer than the window."""
     windowed, _ = load_model(shapes.sliding_window(tmp_path / "model"))
     chance = random.Random(6)

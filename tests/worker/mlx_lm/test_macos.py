@@ -191,7 +191,7 @@ def test_nothing_is_computed_of_what_is_not_read(
     assert any("switch_mlp" in each for each in names)
 
 
-def test_what_is_taken_is_held_by_nobody(tmp_path: Path) -> None:
+def test_given_sources_are_released(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     mx.save_safetensors(str(path), {name: mx.ones((1 << 20,)) for name in "abcd"})
     reads = Reads()
@@ -213,7 +213,7 @@ def test_what_is_taken_is_held_by_nobody(tmp_path: Path) -> None:
     assert held_bytes == pytest.approx(both.nbytes + again.nbytes, abs=1000)
 
 
-def test_many_arrays_are_told_apart(tmp_path: Path) -> None:
+def test_many_arrays_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     mx.save_safetensors(str(path), {f"w{at}": mx.array([at]) for at in range(2500)})
     reads = Reads()

@@ -339,7 +339,7 @@ def _decode(group: RowGroup) -> None:
 
 
 @pytest.mark.parametrize("unlike", [False, True])
-def test_who_joins_or_leaves_costs_a_row_and_not_the_batch(*, unlike: bool) -> None:
+def test_joining_and_leaving_cost_a_row_and_not_the_batch(*, unlike: bool) -> None:
     """A batch of 32 rows, measured by the peak of MLX's memory."""
     lengths = [ROW_TOKENS - (at % 2 if unlike else 0) for at in range(ROWS)]
     group, others = _dense(ROWS, lengths), [_dense(1) for _ in range(4)]

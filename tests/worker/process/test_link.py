@@ -113,7 +113,7 @@ def bench() -> Iterator[Bench]:
 
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["stays", "settles"]), max_size=5))
-def test_nothing_is_lost_and_nothing_said_twice(ways: list[Literal["stays", "settles"]]) -> None:
+def test_no_message_is_lost_or_sent_twice(ways: list[Literal["stays", "settles"]]) -> None:
     with short_folder() as folder:
         bench = Bench(Path(folder))
         for way in ways:
@@ -131,7 +131,7 @@ def test_nothing_is_lost_and_nothing_said_twice(ways: list[Literal["stays", "set
         bench.close()
 
 
-def test_what_a_gateway_has_not_read_goes_to_it_and_to_no_other(bench: Bench) -> None:
+def test_unread_messages_go_to_their_gateway_alone(bench: Bench) -> None:
     bench.say(MANY, LARGE_BYTES)
     assert bench.link.unsent
     following = bench.order_move()
@@ -145,7 +145,7 @@ def test_what_a_gateway_has_not_read_goes_to_it_and_to_no_other(bench: Bench) ->
     assert bench.heard == said
 
 
-def test_what_it_has_not_read_comes_first_if_the_worker_stays(bench: Bench) -> None:
+def test_unread_messages_come_first_if_the_worker_stays(bench: Bench) -> None:
     bench.say(MANY, LARGE_BYTES)
     bench.order_move()
     assert eventually(lambda: bench.link.receive() is None and not bench.link.unsent)

@@ -73,7 +73,7 @@ def test_a_template_without_special_tokens_has_no_starts_of_messages(tmp_path: P
     assert len(depths) == 2
 
 
-def test_a_prompt_without_messages_is_kept_up_to_its_end(chat: ChatTemplate) -> None:
+def test_a_prompt_without_messages_is_cached_whole(chat: ChatTemplate) -> None:
     generate = Generate("r", TextPrompt("Hi"), Sampling(seed=0))
     assert find_boundaries(generate, [5] * 90, chat) == [90]
 

@@ -88,7 +88,7 @@ def test_a_block_that_is_read_is_no_news(tmp_path: Folder) -> None:
     assert needs[-1].cache_bytes > 0
 
 
-def test_what_is_left_of_warming_up_is_done_at_rest(tmp_path: Folder) -> None:
+def test_the_rest_of_the_warm_up_runs_at_rest(tmp_path: Folder) -> None:
     model = shapes.full_attention(tmp_path / "model")
     worker = Worker(model, PromptStore(tmp_path / "store", 1 << 30, 1 << 30))
     worker.warming.compile(awaited=True)

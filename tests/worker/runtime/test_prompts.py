@@ -35,7 +35,7 @@ def test_it_follows_what_can_be_had() -> None:
         assert context.now == Context(4096)
 
 
-def test_who_waited_in_vain_is_told_why() -> None:
+def test_a_request_that_waited_in_vain_gets_the_reason() -> None:
     context = ContextInForce(4096)
     room = CacheRoom(CacheSizes(1, 0, 1.0), limit_bytes=10, most_bytes=512)
     context.set_bound(Bound(512, None, WHY))

@@ -182,7 +182,7 @@ def test_a_character_that_straddles_the_break(demo: LoadedModel) -> None:
         assert [resumed.add(each) for each in token_ids[cut:]] == pieces[cut:]
 
 
-def test_what_was_delivered_counts(demo: LoadedModel) -> None:
+def test_delivered_tokens_count(demo: LoadedModel) -> None:
     generate = Generate("r", TokenPrompt(pack([5, 6])), GREEDY, max_tokens=10)
     prepared = _prepare(demo, _resumed(generate, [5, 6], [7, 8, 9]))
     assert prepared.sequence.max_tokens == 7

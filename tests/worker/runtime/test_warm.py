@@ -101,7 +101,7 @@ def test_nothing_is_left(bench: Bench) -> None:
     assert bench.store.speeds(b"") == Speeds()
 
 
-def test_prompts_are_kept_afterwards(bench: Bench) -> None:
+def test_prompts_are_cached_afterwards(bench: Bench) -> None:
     bench.warm()
     bench.steps_to_first_token([5] * 110)
     assert bench.engine.need.cache_wanted_bytes > bench.cache.bytes_ > 0
@@ -109,7 +109,7 @@ def test_prompts_are_kept_afterwards(bench: Bench) -> None:
     assert bench.store.used_bytes() > 0
 
 
-def test_what_a_gpu_does(bench: Bench) -> None:
+def test_parts_of_the_warm_up_on_a_gpu(bench: Bench) -> None:
     warming = bench.warming(200)
     with bench.cache.rehearsal():
         warming.compile(awaited=False)
@@ -122,7 +122,7 @@ def test_what_a_gpu_does(bench: Bench) -> None:
     assert bench.store.used_bytes() == 0
 
 
-def test_what_is_left_is_done_later(bench: Bench) -> None:
+def test_the_rest_of_the_warm_up_runs_later(bench: Bench) -> None:
     """It leaves alone what is kept and known by then."""
     warming = bench.warming(200)
     warming.compile(awaited=True)
@@ -161,7 +161,7 @@ def test_an_unload_interrupts_it_in_the_load(bench: Bench) -> None:
     bench.write_all()
 
 
-def test_who_comes_interrupts_it(bench: Bench) -> None:
+def test_a_request_interrupts_the_warm_up(bench: Bench) -> None:
     warming = bench.warming(200)
     warming.compile(awaited=True)
     calls = iter([False, True])

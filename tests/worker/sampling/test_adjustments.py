@@ -198,7 +198,7 @@ def test_a_row_that_goes_on_elsewhere() -> None:
             assert drawn == whole[cut:], (row, cut)
 
 
-def test_what_is_said_once_is_not_said_again() -> None:
+def test_penalized_tokens_are_not_repeated() -> None:
     """With a bias for two tokens and a penalty for what came, they take turns."""
     sampler = BatchSampler[int](lambda: (0,))
     sampler.add(0, None, Adjustments(0, frequency_penalty=1.0, logit_bias=((3, 5.5), (8, 5.0))))

@@ -134,7 +134,7 @@ def _rows(draw: st.DrawFn) -> tuple[mx.array, list[RowSampling | None]]:
 
 @given(_rows(), st.booleans())
 @settings(deadline=None)
-def test_what_a_filter_drops_is_never_chosen(
+def test_filtered_tokens_are_never_chosen(
     given_rows: tuple[mx.array, list[RowSampling | None]], on_cpu: bool
 ) -> None:
     logprobs, samplings = given_rows

@@ -29,7 +29,7 @@ def test_of_all_magnitudes(on_cpu: bool, least_allowed: mx.array | None) -> None
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_what_cannot_be_has_none_to_speak_of(on_cpu: bool) -> None:
+def test_impossible_tokens_have_no_mass(on_cpu: bool) -> None:
     logprobs = mx.array([[0.0, -math.inf, -1e30]])
     one = mx.ones((1, 1))
     made = masses(logprobs, mx.zeros((1, 1)), one * 1e6, None, on_cpu=on_cpu)[0].tolist()

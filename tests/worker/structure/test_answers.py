@@ -220,7 +220,7 @@ def test_it_goes_on_after_every_token(model: LoadedModel) -> None:
             assert delivered + made == whole.token_ids, f"after {cut}"
 
 
-def test_what_was_delivered_and_does_not_match_is_refused(model: LoadedModel) -> None:
+def test_delivered_tokens_that_do_not_match_are_refused(model: LoadedModel) -> None:
     other = model.tokenizer.encode("hello", add_special_tokens=False)
     request = structs.replace(_request("r", PERSON), delivered=pack(other))
     refused = prepare(request, model, Context(4096), PATHS)
@@ -228,7 +228,7 @@ def test_what_was_delivered_and_does_not_match_is_refused(model: LoadedModel) ->
     assert refused.field == "constraint"
 
 
-def test_one_that_grows_too_complex_ends_and_its_neighbours_go_on(model: LoadedModel) -> None:
+def test_a_row_that_grows_too_complex_ends_alone(model: LoadedModel) -> None:
     # It is found out late: what it may take for one token is bounded, too.
     pattern = {"type": "string", "pattern": "(.{1,1000}x){1,1000}"}
     request = _request("r", Constraint("json_schema", json.dumps(pattern)), max_tokens=2000)

@@ -55,7 +55,9 @@ SUM = Constraint("grammar", 'start: N ("+" N)*\nN: /[0-9]+/')
         (SUM, "1+", False),
     ],
 )
-def test_what_matches(constraint: Constraint, text: str, matches: bool, model: LoadedModel) -> None:
+def test_matching_answers(
+    constraint: Constraint, text: str, matches: bool, model: LoadedModel
+) -> None:
     matcher = model.constraints._compiled.find(constraint).deep_copy()
     token_ids = model.tokenizer.encode(text, add_special_tokens=False)
     taken = matcher.try_consume_tokens(token_ids)
@@ -109,7 +111,7 @@ def _prepare(model: LoadedModel, constraint: Constraint) -> PreparedRequest | Re
         (Constraint("regex", "a" * 300_000), "300000 characters"),
     ],
 )
-def test_what_is_refused_is_named(constraint: Constraint, named: str, model: LoadedModel) -> None:
+def test_refusals_name_their_reason(constraint: Constraint, named: str, model: LoadedModel) -> None:
     refused = _prepare(model, constraint)
     assert isinstance(refused, RequestFailed)
     assert (refused.code, refused.field) == ("invalid_request_error", "constraint")
@@ -131,7 +133,7 @@ ONE_OF = '{"oneOf":[{"type":"string"},{"minLength":1}]}'
         ('{"type":"object","properties":{"a":{"format":"date"}}}', set()),
     ],
 )
-def test_what_is_not_enforced_is_said(schema: str, named: set[str], model: LoadedModel) -> None:
+def test_unenforced_keywords_are_named(schema: str, named: set[str], model: LoadedModel) -> None:
     prepared = _prepare(model, Constraint("json_schema", schema))
     assert isinstance(prepared, PreparedRequest)
     assert prepared.sequence.constrained is not None
@@ -175,7 +177,7 @@ def test_a_model_without_a_fast_tokenizer_refuses(model: LoadedModel) -> None:
         compiled.find(OBJECT)
 
 
-def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
+def test_cached_grammars_are_bounded_in_bytes(model: LoadedModel) -> None:
     """Large ones count for more than small ones."""
 
     def compiled(most_bytes: int) -> GrammarCache:
@@ -212,7 +214,7 @@ def test_what_is_kept_is_bounded_in_bytes(model: LoadedModel) -> None:
     assert nothing.bytes_ == 0
 
 
-def test_the_last_ones_are_kept(model: LoadedModel) -> None:
+def test_the_last_grammars_stay(model: LoadedModel) -> None:
     compiled = GrammarCache(model.tokenizer, model.vocabulary, model.eos_token_ids, most_grammars=2)
     first = compiled.find(OBJECT)
     bad = Constraint("regex", "(")

@@ -47,7 +47,7 @@ def _logprobs(rows: int, vocabulary: int, dtype: mx.Dtype = mx.float32) -> mx.ar
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("vocabulary", [40, 64, 100])
-def test_what_a_mask_leaves(vocabulary: int, dtype: mx.Dtype) -> None:
+def test_masked_log_probabilities(vocabulary: int, dtype: mx.Dtype) -> None:
     """Also where logits are wider or narrower than the masks."""
     logprobs = _logprobs(3, vocabulary, dtype)
     before = np.array(logprobs.astype(mx.float32))
@@ -70,7 +70,7 @@ def test_only_sums_need_a_total() -> None:
     assert mx.exp(result[1]).sum().item() == pytest.approx(1.0, rel=1e-3)
 
 
-def test_what_other_settings_forbid_may_come_if_nothing_else_may() -> None:
+def test_forbidden_tokens_may_come_if_a_constraint_allows_no_other() -> None:
     logprobs = _logprobs(1, 64)
     logprobs[0, 5] = -mx.inf
     logprobs[0, 6] = -mx.inf
@@ -135,7 +135,7 @@ def test_reasoning_is_not_the_end_of_an_answer(model: LoadedModel) -> None:
     assert _steps(sampler, [{0: eos[0]}], 1)[0][0] not in eos
 
 
-def test_one_that_does_not_think_begins_at_once(model: LoadedModel) -> None:
+def test_a_model_without_reasoning_is_bound_at_once(model: LoadedModel) -> None:
     eos = tuple(model.eos_token_ids)
     sampler = ConstrainedSampler[str](lambda: ["row"])
     sampler.add(
@@ -200,7 +200,7 @@ def test_the_keys_of_an_object_are_forced(model: LoadedModel) -> None:
     assert max(len(forced) for _, forced in made) >= 3
 
 
-def test_what_is_forced_is_known_while_other_rows_begin(model: LoadedModel) -> None:
+def test_forced_tokens_are_known_while_other_rows_begin(model: LoadedModel) -> None:
     order = ["row"]
     sampler = ConstrainedSampler[str](lambda: order)
     for each in ("row", "other"):
@@ -254,7 +254,7 @@ def test_a_wrong_guess_is_counted_out(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
-def test_reasoning_may_be_guessed_to_its_end(model: LoadedModel, right: int) -> None:
+def test_reasoning_may_be_guessed_up_to_the_end_tag(model: LoadedModel, right: int) -> None:
     """However many guesses are right, the row goes on where it then stands."""
     begin, inner, end = 300, 305, 301
     eos = tuple(model.eos_token_ids)

@@ -164,7 +164,7 @@ def test_every_engine_writes_it_and_goes_on_after_every_token(
         assert reason == "stop"
 
 
-def test_reasoning_comes_first_and_is_told_apart(model: LoadedModel) -> None:
+def test_reasoning_comes_first_and_is_split_off(model: LoadedModel) -> None:
     """Only the token of its tag begins it; the text of a tag is a text."""
     tokenizer, format_ = model.tokenizer, model.answer_format
     assert format_.reasoning is not None

@@ -187,7 +187,7 @@ def test_a_call_must_be(model: Model) -> None:
     assert found
 
 
-def test_one_call_of_this_name_must_be(model: Model) -> None:
+def test_a_call_of_the_given_name_is_required(model: Model) -> None:
     tools = Tools(definitions=BOTH, choice="required", name="get-it_2", parallel=False)
     found = []
     for seed in range(3):
@@ -286,7 +286,7 @@ def test_a_call_or_an_answer_that_matches(
         ("llama 3", Constraint("json_object"), "without a tag"),
     ],
 )
-def test_what_can_not_be_had_beside_tools(
+def test_constraints_that_are_refused_beside_tools(
     name: str, constraint: Constraint, said: str, tmp_path: Path
 ) -> None:
     model = _model(_named(name), tmp_path)
@@ -301,7 +301,7 @@ def test_nothing_is_bound_without_strictness(tmp_path: Path) -> None:
         assert model.constraints.of(_generate(tools), [1], []) is None
 
 
-def test_what_is_left_out_is_named_without_strictness_too(tmp_path: Path) -> None:
+def test_unenforced_keywords_are_named_without_strictness_too(tmp_path: Path) -> None:
     model = _model(RECORDED[0], tmp_path)
     schema = {"type": "object", "properties": {"a": {"type": "string", "not": {"const": "z"}}}}
     definitions = json.dumps([_definition("weather", schema)])
@@ -324,7 +324,7 @@ def test_schemas_that_cannot_be_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_who_was_told_not_to_think_is_bound_at_once(tmp_path: Path, *, thinks: bool) -> None:
+def test_answers_without_reasoning_are_bound_at_once(tmp_path: Path, *, thinks: bool) -> None:
     model = _model(_named("qwen3"), tmp_path)
     generate = replace(
         _generate(Tools(definitions=BOTH)),

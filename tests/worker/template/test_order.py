@@ -162,7 +162,7 @@ def test_a_template_that_takes_them_gets_them_as_they_are(renderer: Any, roles: 
 
 
 @pytest.mark.parametrize("name", ["Mistral Nemo", "Devstral"])
-def test_whoever_said_nothing_gets_a_filler(renderer: Any, name: str) -> None:
+def test_a_missing_turn_gets_a_filler(renderer: Any, name: str) -> None:
     rendered = Rendered(renderer, STRICT[name])
     assert rendered(_said("user", "user")) == (
         "<user>said 0.<end><assistant>(no answer)<end><user>said 1.<end>"

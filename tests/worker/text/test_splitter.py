@@ -92,7 +92,7 @@ def _tagged(text: str) -> str:
         '{"name": "f", "arguments": {}}',
     ],
 )
-def test_what_is_no_call_is_text(text: str) -> None:
+def test_blocks_without_a_call_are_text(text: str) -> None:
     assert _parts(text) == [Text(text)]
     assert _parts(text, complete=False) == [Text(text)]
 
@@ -104,7 +104,7 @@ def test_a_call_after_what_was_none() -> None:
     assert _parts(f"<tool_call>\n{_tagged(ONE)}") == [Text("<tool_call>"), CALL]
 
 
-def test_what_follows_a_call_within_its_block() -> None:
+def test_text_after_a_call_within_its_block() -> None:
     assert _parts(_tagged(f"{ONE} junk")) == [CALL, Text("junk</tool_call>")]
     # Models close more than they opened.
     assert _parts(_tagged(f"{ONE}}}")) == [CALL]
@@ -177,7 +177,7 @@ def test_a_call_that_is_thought_of_counts_if_the_thought_never_ends(
     assert _parts(f"<think>{text}") == parts
 
 
-def test_reasoning_goes_on_being_told_after_a_tag_that_begins_no_call() -> None:
+def test_reasoning_goes_on_after_a_tag_that_begins_no_call() -> None:
     assembly = Assembly(())
     splitter = _splitter(QWEN, assembly)
     splitter.feed("<think>I could use <tool_call> for this. Then")

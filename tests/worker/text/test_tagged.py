@@ -272,7 +272,7 @@ def test_a_block_without_its_first_tag_and_one_with_it() -> None:
     assert _calls(_parts(BARE_FUNCTIONS, text, 1)) == calls
 
 
-def test_cdata_is_text_up_to_its_end() -> None:
+def test_cdata_is_text_up_to_the_end_tag() -> None:
     value = 'a </param></function> b\n<param name="path">\n' + "x = 1\n" * 4000
     text = (
         f'<function name="write_file"><param name="content"><![CDATA[{value}]]></param></function>'

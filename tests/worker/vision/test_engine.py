@@ -96,7 +96,7 @@ def test_tells_pictures_apart(serving: Serving) -> None:
 
 
 @pytest.mark.slow
-def test_one_after_the_other(model: LoadedModel, serving: Serving) -> None:
+def test_sequences_run_one_after_another(model: LoadedModel, serving: Serving) -> None:
     """Positions that the model keeps of one are not the next one's."""
     asked = [_generate("a b", png(RED)), _generate("a b"), _generate("a b", png(BLACK, 60, 120))]
     alone = [Serving(model).answer(each) for each in asked]

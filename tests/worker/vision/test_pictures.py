@@ -113,7 +113,9 @@ def test_each_picture_has_its_tokens() -> None:
 @pytest.mark.parametrize(
     ("token", "begin", "end"), [(9, 1, 5), (8, 0, 6), (None, 0, 6)], ids=["tiles", "other", "none"]
 )
-def test_pictures_whose_tokens_are_not_told_apart(token: int | None, begin: int, end: int) -> None:
+def test_pictures_whose_tokens_are_not_distinguished(
+    token: int | None, begin: int, end: int
+) -> None:
     """They count as one."""
     (found,) = find_pictures([1, 9, 2, 9, 9, 3], token, _pictures(png(RED)))
     assert (found.begin, found.end) == (begin, end)
